@@ -41,7 +41,7 @@ from sink_lens.edits.part import Part
 from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
 from sink_lens.patching.cells import cell_of_patch
-from sink_lens.patching.parts import cells
+from sink_lens.patching.parts import parts_to_patch
 from sink_lens.patching.results import grid_frame
 from sink_lens.patching.run_pair import RunPair, run_for_metric
 
@@ -109,7 +109,7 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
     run, source = from_tensor(corrupted), from_tensor(clean)
     metric = logit_difference(*ANSWERS)
     chosen: dict[str, Any] = {"positions" if case.site == "resid_pre" else "heads": case.places}
-    grid = cells(lens, case.site, by=case.by, n_positions=case.length, layers=case.layers, **chosen)
+    grid = parts_to_patch(lens, case.site, by=case.by, n_positions=case.length, layers=case.layers, **chosen)
     whole = lens.n_layers * (case.length if case.site == "resid_pre" else lens.n_heads)  # cells of all layers
     run_for_metric(lens, run, metric=metric)  # to warm up
     runs, once = timed(partial(RunPair.of, lens, run, source, site=case.site, metric=metric, grid=grid))

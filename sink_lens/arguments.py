@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from .errors import CallError, InputError
-from .modes import plainly
+from .modes import plain_mode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +45,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             call_of = signature.replace(parameters=plain, return_annotation=signature.empty)
             raise CallError(f"{_called_name(function)}: {error}; need {_called_name(function)}{call_of}") from None
         check_arguments(function, bound)
-        with plainly():
+        with plain_mode():
             return unchecked(*map(_plain_number, args), **{name: _plain_number(value) for name, value in named.items()})
 
     return call

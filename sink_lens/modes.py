@@ -2,7 +2,7 @@
 
 ``torch.autocast`` around a pass makes its products half-precision numbers, and tensors that are made in
 ``torch.inference_mode`` have no gradient, whoever asks for one. Both belong to the thread. ``lazy.lazy_exports`` puts
-``plainly`` around every public function, and ``models.running`` around every pass.
+``plain_mode`` around every public function, and ``models.running`` around every pass.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @contextlib.contextmanager
-def plainly() -> Iterator[None]:
+def plain_mode() -> Iterator[None]:
     """Within the block, this thread is in no autocast and in no inference mode; gradients stay off in the place of it.
 
     The default type of new tensors belongs to the whole process, and other threads may rely on it, so it is left alone:

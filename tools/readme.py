@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     printed = output(run.tables["links"])
     circuit = circuit_of(run)
     circuit.save(IMAGES / "circuit.png", style="talk")
-    drawn = sketches.of_chain(circuit)
+    drawn = sketches.sketch_chain(circuit)
     kept = {
         "started": run.started,
         "model": run.provenance["model"],

@@ -20,7 +20,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
 from ..models.delegation import attention_of, delegated, ending_after, has_own_hooks, hooked
 from ..models.foreign import kernel_of
-from ..models.interfaced import attention_as, seen_inside
+from ..models.interfaced import attention_as, show_attention_inputs
 from ..models.lens import LensModel
 from ..models.running import check_unchanged, running
 from ..models.sites import SITES, bridge_hook, read_site
@@ -176,7 +176,7 @@ def _reading_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBa
 
     with contextlib.ExitStack() as stack:
         if address.side == "inside":
-            stack.enter_context(seen_inside(module, inside))
+            stack.enter_context(show_attention_inputs(module, inside))
         elif address.side == "output":
             stack.callback(module.register_forward_hook(after).remove)
         else:

@@ -18,9 +18,9 @@ from torch import Tensor
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
 from ..models.foreign import kernel_of
-from ..models.lens import LensModel, check_having, from_end, why_skipped
+from ..models.lens import LensModel, check_having, count_from_start, why_skipped
 from ..models.load import ModelLike, as_lens
-from ..models.memory import bring_home, give_back
+from ..models.memory import copy_lists_to_cpu, give_back
 from ..models.sites import SITES, site_of
 from ..progress import tqdm
 from ..schema import KernelChoice
@@ -88,7 +88,7 @@ def stream(
             reading_pass = _ReadingPass(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
             forward(lens, part, plan=plan, put=reading_pass.put, keys=tuple(keys), rows=rows, kernel=chosen)
             reading_pass.check()
-            bring_home([parts for by_layer in found.values() for parts in by_layer.values()])
+            copy_lists_to_cpu([parts for by_layer in found.values() for parts in by_layer.values()])
             give_back()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
@@ -138,7 +138,7 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(_layers_with_sites(names, lens) if layers is None else from_end(layers, lens.n_layers)))
+    chosen = sorted(set(_layers_with_sites(names, lens) if layers is None else count_from_start(layers, lens.n_layers)))
     check_layers(chosen, lens)
     for name in names:
         check_having(lens, chosen, site=name)

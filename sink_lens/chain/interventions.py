@@ -21,7 +21,7 @@ from ..edits.hooks import layers_of
 from ..edits.outcome import Outcome
 from ..engine.plan import Plan
 from ..models.lens import LensModel
-from ..models.memory import collect
+from ..models.memory import collect_garbage
 from ..progress import tqdm
 from ..records import RunWriter
 from ..schema import columns_of
@@ -104,7 +104,7 @@ class Kept:
         """The table, made unless an earlier start has written it."""
         self._begin(name)
         self.frames[name] = self.writer.once(name, make)
-        collect()
+        collect_garbage()
         return self.frames[name]
 
     def means(self, means: CentringMeans) -> None:
@@ -165,7 +165,7 @@ def causal_tables(
             choosing = setting_of(lens, batch, config=config, chosen=chosen, **at)
             found = makers.find_makers(choosing, target=target, progress=progress)
             del choosing  # it holds activations of every layer
-            collect()
+            collect_garbage()
         return makers.maker_tables(found, place(), supers=studied.supers, progress=progress)
 
     if able:

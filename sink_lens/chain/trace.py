@@ -29,8 +29,8 @@ from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
-from ..models.memory import collect, free_bytes, set_aside, weight_bytes
-from ..models.running import holds_views, note_memory, turn
+from ..models.memory import collect_garbage, free_bytes, set_aside, weight_bytes
+from ..models.running import holds_views, note_memory, take_turn
 from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_folder, read_run
@@ -379,7 +379,7 @@ def _baseline_tables(asked: _Asked, located: summary.Located, kept: Kept) -> Non
             "random_init_links", lambda: link_values(gather_evidence(*measured(), config=config), links=asked.links)
         )
         measured.cache_clear()  # a second model, and its panel
-        collect()
+        collect_garbage()
 
 
 _STAGES = {
@@ -469,7 +469,7 @@ def _room_for_baseline(
 @contextlib.contextmanager
 def _aside(lens: LensModel, *, folder: Path) -> Iterator[None]:
     """Within the block the weights are in a file, and nobody else's pass runs."""
-    with turn(lens):
+    with take_turn(lens):
         try:
             with set_aside(lens.plain, folder=folder):
                 yield

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from sink_lens.circuits.picture import EdgeCircuit, curve_figure, drawable_circuit, place_of_node
 from sink_lens.circuits.sentences import circuit_sentences, edges_sentence, faithfulness_text, is_complete, is_gap_clear
 from sink_lens.records import Run
-from sink_lens.report.explorer import CURVE, MOST_EDGES, bytes_of, curve_rows, edge_graph
+from sink_lens.report.explorer import CURVE, MOST_EDGES, curve_rows, edge_graph, pattern_base64
 from sink_lens.report.page import (
     Drawn,
     Listed,
@@ -100,7 +100,7 @@ def _attention_json(run: Run) -> dict[str, Any]:
             why = [
                 {name: row[name] for name in ("side", "by", "value")} | {"part": part_name(row["part"])} for row in rows
             ]
-            by_head[str(head)] = where | {"pattern": bytes_of(patterns[str(head)]), "why": why}
+            by_head[str(head)] = where | {"pattern": pattern_base64(patterns[str(head)]), "why": why}
     return by_head
 
 

@@ -15,7 +15,7 @@ from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import Explorer
-from sink_lens.report.style import FONT, INK, PAPER, canvas, finished
+from sink_lens.report.style import FONT, INK, PAPER, canvas, without_formulas
 from sink_lens.text import part_name
 
 _PLAIN = "#6b6b6b"
@@ -62,7 +62,7 @@ class EdgeCircuit(Drawable):
             sizes = {name: self.about[name] for name in ("n_layers", "group")}
             return edge_figure(self.drawn, **sizes, title=self.about["title"], of=len(self.edges))
         named = {name: self.about[name] for name in ("group", "title", "unit", "outputs", "end")}
-        return diagram.draw(sketches.of_edges(self.edges, **named), style=style, width=width)
+        return diagram.draw(sketches.sketch_edges(self.edges, **named), style=style, width=width)
 
     def to_json(self) -> str:
         """The circuit as JSON; undefined numbers are null."""
@@ -163,7 +163,7 @@ def edge_figure(
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=3, frameon=False, fontsize=FONT * 0.85)
     if title:
         axes.set_title(title, fontsize=FONT, color=INK, loc="left")
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
@@ -233,7 +233,7 @@ def curve_figure(curve: pd.DataFrame) -> Figure:
         values = np.concatenate([values, ends])
         axes.set_ylim(min(-0.15, float(values.min()) - 0.1), max(1.15, float(values.max()) + 0.1))
     axes.legend(frameon=False, fontsize=FONT * 0.85, loc="upper left")
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def place_of_node(node: str) -> tuple[int, int, int]:

@@ -17,9 +17,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import InputError, SiteError
-from ..models.lens import from_end
+from ..models.lens import count_from_start
 from ..models.load import ModelLike, as_lens
-from ..models.memory import send
+from ..models.memory import copy_to_device
 from ..models.sites import SITES, no_site
 from ..models.weights import mlp_weights
 from .part import Indices, Part, Where, checked_index, indices_of
@@ -93,7 +93,7 @@ class Edit:
         """
         if all(layer >= 0 for layer in self.layers or ()):
             return self
-        layers = from_end(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
+        layers = count_from_start(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
         if len(set(layers)) < len(layers):
             raise InputError(
                 f"the edit {self.label!r} names layers twice: {list(self.layers or ())} of {n_layers}; need each once"
@@ -179,7 +179,7 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
                 f"the vector for {site!r} has the shape {tuple(added.shape)}, the chosen part {tuple(x.shape)}; need "
                 f"its last axes, such as ({x.shape[-1]},)"
             )
-        return x + send(added, x.device, x.dtype)
+        return x + copy_to_device(added, x.device, x.dtype)
 
     return edit(site, change, **where)
 
@@ -223,7 +223,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
     where.setdefault("label", f"freeze {site}")
 
     def change(x: Tensor, at: At) -> Tensor:
-        new = send(values[at.layer], x.device, x.dtype)
+        new = copy_to_device(values[at.layer], x.device, x.dtype)
         whole = (at.n_sequences, *x.shape[1:])
         if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):
             raise EditError(
@@ -278,7 +278,7 @@ def scalar(
         InputError: no neuron or dimension is given, one is given twice, or one does not exist.
     """
     lens = as_lens(lens)
-    layer = checked_index("layer", from_end([layer], lens.n_layers)[0], lens.n_layers)
+    layer = checked_index("layer", count_from_start([layer], lens.n_layers)[0], lens.n_layers)
     weights = mlp_weights(lens, layer=layer)
     for name, indices, size in (("neuron", neurons, lens.d_mlp), ("dimension", dimensions, lens.d_model)):
         if not indices or len(set(indices)) < len(indices):

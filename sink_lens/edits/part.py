@@ -192,8 +192,8 @@ def _index_tensor(indices: Sequence[int], *, device: "torch.device") -> "Tensor"
     """Make an index tensor; consecutive numbers are made on the device, to which a list would be copied."""
     import torch
 
-    from ..models.memory import send
+    from ..models.memory import copy_to_device
 
     if tuple(indices) == tuple(range(indices[0], indices[-1] + 1)):
         return torch.arange(indices[0], indices[-1] + 1, device=device)
-    return send(torch.tensor(indices), device)
+    return copy_to_device(torch.tensor(indices), device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from ..edits.constructors import Edit
 from ..edits.references import References
 from ..errors import InputError
-from ..models.lens import from_end
+from ..models.lens import count_from_start
 from ..models.sites import SITES
 
 Touches = tuple[tuple[str, tuple[int, ...] | None], ...]
@@ -33,7 +33,7 @@ class Cell:
         """The cell with layers counted from the first one; a negative number counts from the last."""
         if all(layer >= 0 for _, layers in self.touches for layer in layers or ()):
             return self
-        counted = tuple((site, None if own is None else from_end(own, n_layers)) for site, own in self.touches)
+        counted = tuple((site, None if own is None else count_from_start(own, n_layers)) for site, own in self.touches)
         return replace(self, touches=counted)
 
 

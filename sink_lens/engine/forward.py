@@ -24,9 +24,9 @@ from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
 from ..models.delegation import beginning_at
 from ..models.families import keys_from
-from ..models.lens import LensModel, from_end
+from ..models.lens import LensModel, count_from_start
 from ..models.load import ModelLike, as_lens
-from ..models.memory import bring_home, send
+from ..models.memory import copy_lists_to_cpu, copy_to_device
 from ..models.running import running
 from ..models.sites import SITES, bridge_hook, site_of
 from ..models.unembedding import losses_of, next_token_losses
@@ -299,7 +299,7 @@ class RunCollector:
             The positions whose logits are stored; None means all.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
-        self.bad.append((out.detach().amax(dim=-1).isnan() & send(real, out.device)).any())
+        self.bad.append((out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any())
         early = self.early if self.begin else None
         if loss:
             losses = next_token_losses(out, part.tokens[:, self.begin :]) if unembedded else self._losses(out, part)
@@ -327,8 +327,11 @@ class RunCollector:
     def _losses(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
         """Loss of every real token from the states that the unembedding reads; 0 at padding."""
         own = slice(self.begin + 1, None)
-        predicted, targets = part.valid[:, own].flatten().nonzero()[:, 0], send(part.tokens[:, own], states.device)
-        index = send(predicted, states.device)  # a mask on the GPU would be waited for
+        predicted, targets = (
+            part.valid[:, own].flatten().nonzero()[:, 0],
+            copy_to_device(part.tokens[:, own], states.device),
+        )
+        index = copy_to_device(predicted, states.device)  # a mask on the GPU would be waited for
         losses = torch.zeros(targets.shape, device=states.device, dtype=torch.float32)
         found = losses_of(self.lens, states[:, :-1].flatten(0, 1)[index], targets.flatten()[index])
         losses.view(-1)[index] = found
@@ -382,7 +385,7 @@ class RunCollector:
 def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
     """Copy the tensors that several runs have read to the CPU, all together."""
     lists = [parts for one in collectors for parts in (*one.mass.values(), *one.state.values())]
-    bring_home([*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))])
+    copy_lists_to_cpu([*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))])
 
 
 def _at_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
@@ -438,7 +441,9 @@ def bridge_pass(
 
 def _layers_to_read(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
     """The layers to read, sorted; refuses those that do not exist."""
-    chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(from_end(asked, lens.n_layers))))
+    chosen = (
+        tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(count_from_start(asked, lens.n_layers))))
+    )
     check_layers(chosen, lens)
     if not chosen:
         raise InputError("no layers were given; need at least one to read")

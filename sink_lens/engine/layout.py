@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 
 from ..models.attention import by_head, capped, weights_of, with_slopes
 from ..models.delegation import attention_of, inner_model
-from ..models.foreign import kernel_set
+from ..models.foreign import with_kernel
 from ..models.lens import LensModel
 
 _NAME = "sink_lens_cells"
@@ -170,7 +170,7 @@ def attending(how: Attending) -> Iterator[None]:
     config = inner_model(how.lens).config
     token = _ATTENDING.set(how)
     try:
-        with kernel_set(config, _NAME):
+        with with_kernel(config, _NAME):
             yield
     finally:
         _ATTENDING.reset(token)

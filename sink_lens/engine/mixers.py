@@ -14,7 +14,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from ..models.delegation import forward_of, instead
+from ..models.delegation import forward_of, replace_forward
 from ..models.lens import LensModel
 from .layout import Layout
 
@@ -40,7 +40,7 @@ def mixing(
     mix = partial(
         _run_mixer, forward=forward_of(component), layout=layout, held=held, keep=keep, place=("mixer", layer)
     )
-    return instead(component, mix)
+    return replace_forward(component, mix)
 
 
 def _run_mixer(

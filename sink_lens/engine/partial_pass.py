@@ -22,11 +22,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..edits.hooks import Act
-from ..models.delegation import attention_of, beginning_at, delegated, ending_after, hooked, instead
+from ..models.delegation import attention_of, beginning_at, delegated, ending_after, hooked, replace_forward
 from ..models.families import keys_from
 from ..models.family import Family
 from ..models.lens import LensModel
-from ..models.running import inside
+from ..models.running import inside_pass
 from ..models.sites import SITES, bridge_hook
 from .layout import Attending, Layout, attending
 from .mixers import Held, Kept, mixing
@@ -152,7 +152,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
     hooks += [(name, partial(_pass_on, take=take)) for name, take in asked.taps]
     kept = {"held": asked.held, "keep": asked.keep}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(inside(lens))
+        stack.enter_context(inside_pass(lens))
         model = stack.enter_context(delegated(lens, layers=range(first, last)))
         if asked.stream is not None:
             stack.enter_context(beginning_at(lens, first, asked.stream))
@@ -225,13 +225,13 @@ def _skip_parts(lens: LensModel, known: Known, *, skip: frozenset[str], stack: c
     block = lens.bridge.blocks[known.layer]
     attention = block._modules.get("attn")
     if "attention" in skip:
-        stack.enter_context(instead(attention, lambda *a, **k: (attention.hook_out(known.attention), None)))
+        stack.enter_context(replace_forward(attention, lambda *a, **k: (attention.hook_out(known.attention), None)))
     elif "pattern" in skip:
         output = attention.original_component.get_submodule(lens.family.o)
-        stack.enter_context(instead(attention, lambda *a, **k: (attention.hook_out(output(known.z)), None)))
+        stack.enter_context(replace_forward(attention, lambda *a, **k: (attention.hook_out(output(known.z)), None)))
     if "neurons" in skip:
         mlp = block.get_submodule(lens.family.bridge_mlp)
-        stack.enter_context(instead(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons))))
+        stack.enter_context(replace_forward(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons))))
 
 
 def _edit_tensor(x: Tensor, hook: object, *, visit: Visit, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:

@@ -13,7 +13,7 @@ from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, random_tokens
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import load, usable
+from ..models.load import find_device, load
 from ..records import RUN_FILE, read_run
 from ..records.checkpoints import checkpoints_of
 from .config import FEWEST, MOST, NOTHING
@@ -47,7 +47,7 @@ class ModelToMeasure:
         if dtype not in (None, "float32"):
             raise InputError(f"dtype is {dtype!r}; untrained models are float32: leave it out")
         assert self.seed is not None
-        return untrained(self.source, seed=self.seed, device=usable(device))
+        return untrained(self.source, seed=self.seed, device=find_device(device))
 
 
 def models_to_measure(

@@ -22,7 +22,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError, SinkLensError, UndrawnError
 from ..estimate import seconds_of, synchronised_time
 from ..models.lens import LensModel
-from ..models.load import usable
+from ..models.load import find_device
 from ..models.memory import held_bytes
 from ..progress import tqdm
 from ..records import Result, create_run, default_folder, display, read_run, versions
@@ -67,7 +67,7 @@ def survey(
         KINDS[config.kind],
         _random_sequences(config),
         _models_to_survey(config),
-        str(usable(config.device)),
+        str(find_device(config.device)),
     )
     asked = {"models": list(config.models), "untrained": [one.label for one in _untrained_models(config)]}
     asked |= {"seeds": list(config.seeds)} | asdict(draws)

@@ -27,8 +27,8 @@ from ..errors import InputError
 from ..models.checks import check_architecture
 from ..models.family import Family
 from ..models.lens import LensModel
-from ..models.load import usable
-from ..models.wrapping import assemble, random_state_kept
+from ..models.load import find_device
+from ..models.wrapping import assemble, keep_random_state
 
 Style = Literal["llama", "qwen", "gpt2"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -187,8 +187,8 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
         ModelError: TransformerLens computes something else than the model (checked on eight tokens).
     """
     check_seeds({"seed": seed})
-    place = usable(device)
-    with random_state_kept(), torch.device("cpu"), torch.no_grad():
+    place = find_device(device)
+    with keep_random_state(), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         model: Any = AutoModelForCausalLM.from_config(
             _base_configuration(config), dtype=torch.float32, attn_implementation="sdpa"

@@ -24,9 +24,9 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from transformers import PreTrainedModel
 
 from ..errors import InputError, ModelError
-from .interfaced import instead, seen_inside
+from .interfaced import replace_forward, show_attention_inputs
 from .lens import LensModel
-from .running import turn
+from .running import take_turn
 from .sites import Address, read_site
 
 _LIBRARIES = ("transformer_lens", "sink_lens")
@@ -75,7 +75,7 @@ def check_no_hooks(lens: LensModel) -> None:
     Raises:
         InputError: there is such a hook.
     """
-    with turn(lens):  # else another thread's pass has some of its own there
+    with take_turn(lens):  # else another thread's pass has some of its own there
         standing = [name for name, point in lens.bridge.hook_dict.items() if has_own_hooks(point)]
     if standing:
         raise InputError(
@@ -112,17 +112,17 @@ def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTr
             if component is None:  # a mixer in its place
                 continue
             wrapped = component.original_component
-            stack.enter_context(instead(component, partial(_attend_between_hooks, component)))
+            stack.enter_context(replace_forward(component, partial(_attend_between_hooks, component)))
             if family.kv_latent is not None:
-                stack.enter_context(seen_inside(wrapped, partial(_fire_factor, component)))
+                stack.enter_context(show_attention_inputs(wrapped, partial(_fire_factor, component)))
             if family.qkv_layout != "separate":
                 fused = wrapped.get_submodule(family.q)
                 split = partial(_fire_parts, forward_of(fused), component=component, lens=lens)
-                stack.enter_context(instead(fused, split))
+                stack.enter_context(replace_forward(fused, split))
             output = wrapped.get_submodule(family.o)
             if not isinstance(output, GeneralizedComponent):
                 stack.enter_context(
-                    instead(output, partial(_project_between_hooks, forward_of(output), component=component.o))
+                    replace_forward(output, partial(_project_between_hooks, forward_of(output), component=component.o))
                 )
         yield model
 
@@ -152,7 +152,7 @@ def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for block in list(blocks)[:layer]:
-            stack.enter_context(instead(block, pass_on))
+            stack.enter_context(replace_forward(block, pass_on))
         stack.callback(entry.register_forward_pre_hook(begin, with_kwargs=True).remove)
         yield
 

@@ -28,7 +28,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from .family import EXPERTS_HOOK as HOOK
 from .family import Family
-from .foreign import gated, rebound, register
+from .foreign import gate_neurons, rebind_forward, register_hook_point
 
 
 class _Shown:
@@ -69,7 +69,7 @@ def _expert_neurons(
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
         by = weights[rows, expert, None]
-        neurons = gated(experts, _gate_and_up(experts, x[rows], expert)) * by
+        neurons = gate_neurons(experts, _gate_and_up(experts, x[rows], expert)) * by
         if experts.has_bias:
             neurons = torch.cat([neurons, by], dim=-1)
         whole = whole.index_put((rows, torch.full_like(rows, expert)), neurons.to(x.dtype))
@@ -139,7 +139,7 @@ def show_experts(model: nn.Module, *, family: Family) -> None:
         if isinstance(experts, _Shown) or not _is_shown(experts):
             continue
         experts.__class__ = _showing_class(type(experts))
-        rebound(experts)
+        rebind_forward(experts)
         experts.add_module(HOOK, HookPoint())
         block.register_forward_pre_hook(_note_batch)
 
@@ -262,7 +262,7 @@ def _show_mixed(model: nn.Module, family: Family) -> None:
         block.__dict__["width"] = width
         if not isinstance(block, _Mixed):
             block.__class__ = _mixed_class(type(block))
-            rebound(block)
+            rebind_forward(block)
             block.add_module(HOOK, HookPoint())
 
 
@@ -273,4 +273,4 @@ def hook_experts(bridge: TransformerBridge) -> None:
         point = getattr(original if isinstance(original, _Mixed) else getattr(original, "experts", None), HOOK, None)
         if point is not None:
             point.name = f"blocks.{layer}.mlp.{HOOK}"
-            register(bridge, point)
+            register_hook_point(bridge, point)

@@ -62,7 +62,7 @@ LENIENT = "_raise_exceptions_for_missing_entries"
 """Argument of ``cached_file``; False lets a missing file be None."""
 
 
-def name_of(config: Any) -> str:
+def config_name_of(config: Any) -> str:
     """Return the name or folder that a configuration was read from."""
     return config._name_or_path
 
@@ -73,7 +73,7 @@ def kernel_of(config: Any) -> str:
 
 
 def choose_no_kernel(config: Any) -> None:
-    """Leave attention and experts to the library's default."""
+    """Let a configuration choose the library's default attention and experts."""
     config._attn_implementation = config._experts_implementation = None
 
 
@@ -86,7 +86,7 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
 
 
 @contextlib.contextmanager
-def kernel_set(config: Any, name: str) -> Iterator[None]:
+def with_kernel(config: Any, name: str) -> Iterator[None]:
     """Within the block, a configuration chooses this attention function."""
     before = config._attn_implementation
     try:
@@ -107,8 +107,8 @@ def forget_adapter(model: Any) -> None:
         model._hf_peft_config_loaded = False
 
 
-def gated(experts: Any, x: Tensor) -> Tensor:
-    """Neurons of experts from what their first matrix gives."""
+def gate_neurons(experts: Any, x: Tensor) -> Tensor:
+    """The neurons of experts, from the output of their first matrix."""
     return experts._apply_gate(x)
 
 
@@ -130,7 +130,7 @@ def device_of_hook(module: nn.Module) -> Any:
     return getattr(getattr(module, "_hf_hook", None), "execution_device", None)
 
 
-def rebound(module: Any) -> None:
+def rebind_forward(module: Any) -> None:
     """Let accelerate call the forward of the class that the module has now."""
     if hasattr(module, "_old_forward"):
         module._old_forward = MethodType(type(module).forward, module)
@@ -147,7 +147,7 @@ def is_processed(bridge: TransformerBridge) -> bool:
     return bool(bridge.compatibility_mode or bridge._weights_processed)
 
 
-def register(bridge: TransformerBridge, point: HookPoint) -> None:
+def register_hook_point(bridge: TransformerBridge, point: HookPoint) -> None:
     """Let a bridge find a hook point by its name."""
     assert point.name is not None  # it was named
     bridge._hook_registry[point.name] = point

@@ -32,7 +32,7 @@ class HeaderReader(GGUFReader):
         return end - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType(kind)]
 
 
-def entry(reader: GGUFReader, name: str) -> Any:
-    """A value of a file's metadata; None where it has none of this name."""
+def metadata_value(reader: GGUFReader, name: str) -> Any:
+    """A value of a file's metadata, by its name; None where the file has none of this name."""
     found = reader.get_field(name)
     return None if found is None else found.contents()

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from ..errors import ModelError
 from ..text import json_value
-from .gguf_header import HeaderReader, entry
+from .gguf_header import HeaderReader, metadata_value
 
 _LOW, _HIGH, _CONTEXT = 1.0, 4.0, 8192
 """Llama 3's scaling: factors of its low and high frequencies, and the context that it was trained on first."""
@@ -37,12 +37,12 @@ def add_settings(gguf: Path, *, folder: Path) -> None:
         ModelError: the file rotates a part of each head, and its architecture, as transformers has it, the whole.
     """
     reader = HeaderReader(gguf)
-    kind = entry(reader, "general.architecture")
+    kind = metadata_value(reader, "general.architecture")
     path = folder / "config.json"
     config = json_value(path.read_text("utf-8"))
 
     def entry_of(name: str) -> Any:
-        return entry(reader, f"{kind}.{name}")
+        return metadata_value(reader, f"{kind}.{name}")
 
     known = AutoConfig.from_pretrained(folder).to_dict()
     found = {field: entry_of(name) for name, field in _SETTINGS.items() if field in known}
@@ -85,9 +85,9 @@ def scale_positions(gguf: Path, *, folder: Path) -> None:
         ModelError: the file has another scaling.
     """
     reader = HeaderReader(gguf)
-    kind = entry(reader, "general.architecture")
+    kind = metadata_value(reader, "general.architecture")
     held = {str(tensor.name): tensor for tensor in reader.tensors}
-    scaling, factor = (entry(reader, f"{kind}.rope.scaling.{name}") for name in ("type", "factor"))
+    scaling, factor = (metadata_value(reader, f"{kind}.rope.scaling.{name}") for name in ("type", "factor"))
     path = folder / "config.json"
     config = json_value(path.read_text("utf-8"))
     rope = config.get("rope_parameters") or {}
@@ -101,8 +101,8 @@ def scale_positions(gguf: Path, *, folder: Path) -> None:
         )
     if _FREQUENCIES in held:
         factors = np.asarray(held[_FREQUENCIES].data, dtype=np.float64).flatten()
-        context = entry(reader, f"{kind}.rope.scaling.original_context_length") or _CONTEXT
-        of_all |= _llama3(factors, theta=float(of_all["rope_theta"]), context=context, name=gguf.name)
+        context = metadata_value(reader, f"{kind}.rope.scaling.original_context_length") or _CONTEXT
+        of_all |= _llama3_scaling(factors, theta=float(of_all["rope_theta"]), context=context, name=gguf.name)
     elif scaling == "linear" and factor not in (None, 1):
         of_all |= {"rope_type": "linear", "factor": float(factor)}
     else:
@@ -113,13 +113,13 @@ def scale_positions(gguf: Path, *, folder: Path) -> None:
 def begins_with_bos(gguf: Path, tokenizer: Any) -> Any:
     """Let the tokenizer of a Llama 3 put BOS first where the file does not say whether it does, as llama.cpp has it."""
     reader = HeaderReader(gguf)
-    said = entry(reader, "tokenizer.ggml.add_bos_token")
-    if said is None and entry(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
+    said = metadata_value(reader, "tokenizer.ggml.add_bos_token")
+    if said is None and metadata_value(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
         tokenizer.add_bos_token = True
     return tokenizer
 
 
-def _llama3(factors: np.ndarray, *, theta: float, context: int, name: str) -> dict[str, Any]:
+def _llama3_scaling(factors: np.ndarray, *, theta: float, context: int, name: str) -> dict[str, Any]:
     """The settings of Llama 3's scaling that give these factors of the wavelengths; none where all are 1."""
     if np.all(factors == 1):
         return {}

@@ -61,7 +61,7 @@ class GgufWeights:
         names = get_gguf_hf_weights_map(model, processor)
         tensors = {names[one.name]: one for one in held.tensors if one.name in names}
         sizes = {name: int(one.n_elements) for name, one in tensors.items()}
-        for name, shape in _shapes(model).items():
+        for name, shape in _saved_shapes(model).items():
             if sizes.get(name) != math.prod(shape):
                 held_of_it = f"{sizes[name]:,} numbers" if name in sizes else "nothing"
                 raise ModelError(
@@ -88,7 +88,7 @@ class GgufWeights:
         config.save_pretrained(folder)
         if self.model.can_generate() and self.model.generation_config is not None:
             self.model.generation_config.save_pretrained(folder)
-        shapes = dict(sorted(_shapes(self.model).items()))
+        shapes = dict(sorted(_saved_shapes(self.model).items()))
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name, shape in shapes.items():
@@ -116,7 +116,7 @@ class GgufWeights:
         return found
 
 
-def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """The tensors that are saved of a model; of those that are tied, one."""
     tied = model.all_tied_weights_keys
     return {name: tuple(one.shape) for name, one in model.state_dict().items() if name not in tied}

@@ -112,7 +112,7 @@ def sizes_of(model: Sized, axes: str, *, n_positions: int) -> tuple[int, ...]:
     return tuple(sizes[axis] for axis in axes.split()[1:])
 
 
-def differs(site: str, parts: str) -> str:
+def differing_text(site: str, parts: str) -> str:
     """Words of an error on a site whose layers have different numbers of heads or units."""
     return f"layers differ in the number of {parts} of {site!r}; need them named, and layers that have them"
 
@@ -207,16 +207,16 @@ def read_gguf(gguf: Path) -> Header:
     Raises:
         ModelError: the file is damaged, one part of a split file, or of an architecture that is not read from GGUF.
     """
-    from .gguf_header import HeaderReader, entry
+    from .gguf_header import HeaderReader, metadata_value
 
     try:
         reader = HeaderReader(gguf)
         sizes = {str(tensor.name): [int(one) for one in tensor.shape] for tensor in reader.tensors}
         elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        kind = entry(reader, "general.architecture") or ""
-        parts = entry(reader, "split.count") or 1
+        kind = metadata_value(reader, "general.architecture") or ""
+        parts = metadata_value(reader, "split.count") or 1
         n_layers, n_heads, n_kv_heads, d_head, d_mlp, n_context = (
-            entry(reader, f"{kind}.{name}")
+            metadata_value(reader, f"{kind}.{name}")
             for name in (
                 "block_count",
                 "attention.head_count",
@@ -226,7 +226,7 @@ def read_gguf(gguf: Path) -> Header:
                 "context_length",
             )
         )
-        n_experts = entry(reader, f"{kind}.expert_count") or 0
+        n_experts = metadata_value(reader, f"{kind}.expert_count") or 0
         has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
     except Exception as error:  # the reader does not check the file: damage shows as IndexError, ValueError and others
         raise ModelError(
@@ -292,7 +292,7 @@ def read_folder(folder: Path) -> Header | None:
         found: dict[str, Any] = {
             name: next((inner[key] for key in keys if key in inner), None) for name, keys in _NAMES.items()
         }
-        tensors = [found for file in sorted(folder.glob("*.safetensors")) for found in _shapes(file).items()]
+        tensors = [found for file in sorted(folder.glob("*.safetensors")) for found in _tensor_shapes(file).items()]
         (named,) = config["architectures"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError):
         return None
@@ -333,7 +333,7 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _shapes(file: Path) -> dict[str, list[int]]:
+def _tensor_shapes(file: Path) -> dict[str, list[int]]:
     """Tensor in a safetensors file -> its shape."""
     with safe_open(file, framework="numpy") as weights:
         return {name: weights.get_slice(name).get_shape() for name in weights.offset_keys()}

@@ -10,8 +10,8 @@ TransformerLens delegates the attention of some families to the module of transf
 and pattern when both were used. ``hook_inside`` makes these components an ``InterfacedAttentionBridge``, which puts
 the hooks inside the module, so that edits take effect.
 
-``seen_inside`` shows the queries, keys and values that a module gives to its attention function, whichever that is: in
-latent attention no module of its own makes them.
+``show_attention_inputs`` shows the queries, keys and values that a module gives to its attention function, whichever
+that is: in latent attention no module of its own makes them.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.nanochat.modeling_nanochat import NanoChatModel, NanoChatRMSNorm
 
-from .foreign import kernel_of, kernel_set, rebound, set_attention
+from .foreign import kernel_of, rebind_forward, set_attention, with_kernel
 from .neox import PartOfFused
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
@@ -51,8 +51,8 @@ _INSIDE = "sink_lens_hooked"
 _HOOKED: ContextVar[Attend | None] = ContextVar("sink_lens_hooked", default=None)
 
 
-def _attend_of(module: nn.Module) -> Attend | None:
-    """The function that the bridge or the configuration names; None where the class's own computation runs."""
+def _chosen_function(module: nn.Module) -> Attend | None:
+    """The attention function that the bridge or the configuration names; None where the class computes its own."""
     hooked = _HOOKED.get()
     if hooked is not None:
         return hooked
@@ -64,7 +64,7 @@ class InterfacedGptj(GPTJAttention):
     """GPT-J's attention; its products are in float32 whatever the type of the weights."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
-        attend = _attend_of(self)
+        attend = _chosen_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
         return _sum_values(attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn)
@@ -74,7 +74,7 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
     """GPT-Neo's attention, whose scores are not scaled; every other layer has a window."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
-        attend = _attend_of(self)
+        attend = _chosen_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
         length = query.shape[2]
@@ -97,7 +97,7 @@ class InterfacedFalcon(FalconAttention):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Project, rotate, attend, and project back."""
-        attend = _attend_of(self)
+        attend = _chosen_function(self)
         if attend is None:
             return super().forward(hidden_states, *args, **kwargs)
         parts = (one.transpose(1, 2) for one in self._split_heads(self.query_key_value(hidden_states)))
@@ -131,7 +131,7 @@ class InterfacedBloom(BloomAttention):
 
     def forward(self, hidden_states: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Project, attend, project back, and add the residual stream, as BLOOM does inside its attention."""
-        attend = _attend_of(self)
+        attend = _chosen_function(self)
         if attend is None:
             return super().forward(hidden_states, residual, *args, **kwargs)
         query, key, value = self._reshape(self.query_key_value(hidden_states))
@@ -202,7 +202,7 @@ def take_interface(model: PreTrainedModel) -> None:
             continue
         module: Any = each
         module.__class__ = own
-        rebound(module)
+        rebind_forward(module)
         if own is InterfacedGptNeo:
             module.layer_idx = module.layer_id  # the name that every other family has
         elif own is InterfacedBloom:
@@ -221,8 +221,8 @@ def attention_as(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, the module computes something else."""
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, the module runs another function as its forward."""
     before = module.__dict__.get("forward")
     object.__setattr__(module, "forward", forward)
     try:
@@ -241,27 +241,27 @@ _SEEN: ContextVar[tuple[tuple[See, str], ...]] = ContextVar("sink_lens_seen", de
 """Who sees what the running module gives, and the attention function behind; the last one first."""
 
 
-def seen_inside(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
-    """Within the block, what an attention module gives to its attention function is shown first.
+def show_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
+    """Within the block, ``see`` is called with what an attention module gives to its attention function.
 
     The module's configuration names another function for as long as the module runs, which calls the one that it named.
     """
-    AttentionInterface.register(_SEEN_INSIDE, _showing)
-    return instead(module, partial(_with_shown, module, module.forward, see))
+    AttentionInterface.register(_SEEN_INSIDE, _show_and_attend)
+    return replace_forward(module, partial(_run_showing_inputs, module, module.forward, see))
 
 
-def _with_shown(module: nn.Module, forward: Callable[..., Any], see: See, *args: Any, **kwargs: Any) -> Any:
-    """Run a module with what stands before its attention function."""
+def _run_showing_inputs(module: nn.Module, forward: Callable[..., Any], see: See, *args: Any, **kwargs: Any) -> Any:
+    """Run an attention module; ``see`` is called with the queries, keys and values before they are used."""
     config: Any = module.config
     token = _SEEN.set(((see, kernel_of(config)), *_SEEN.get()))
     try:
-        with kernel_set(config, _SEEN_INSIDE):
+        with with_kernel(config, _SEEN_INSIDE):
             return forward(*args, **kwargs)
     finally:
         _SEEN.reset(token)
 
 
-def _showing(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _show_and_attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Show queries, keys and values, and call the attention function that the configuration names."""
     (see, name), *others = _SEEN.get()
     eager: Any = sys.modules[type(module).__module__]
@@ -281,7 +281,7 @@ class InterfacedAttentionBridge(AttentionBridge):
         config: Any = self.original_component.config  # type: ignore[union-attr]  # every attention of transformers
         token = _HOOKED.set(self._attend)
         try:
-            with kernel_set(config, _INSIDE):
+            with with_kernel(config, _INSIDE):
                 return super().forward(*args, **kwargs)
         finally:
             _HOOKED.reset(token)
@@ -311,7 +311,7 @@ class InterfacedAttentionBridge(AttentionBridge):
         return torch.matmul(self.hook_pattern(pattern), value).transpose(1, 2).contiguous(), None
 
 
-def _hooked(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def _attend_with_hooks(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """The function of the component whose module runs, as an attention function of transformers."""
     attend = _HOOKED.get()
     assert attend is not None, "this attention function runs inside an InterfacedAttentionBridge only"
@@ -320,7 +320,7 @@ def _hooked(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
 
 def hook_inside(bridge: TransformerBridge) -> None:
     """Put the hooks of scores and pattern inside every attention that TransformerLens delegates to its module."""
-    AttentionInterface.register(_INSIDE, _hooked)
+    AttentionInterface.register(_INSIDE, _attend_with_hooks)
     for block in bridge.blocks:
         attention = block._modules.get("attn")
         if type(attention) is AttentionBridge:

@@ -317,8 +317,8 @@ def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> Non
         raise SiteError(f"{linear_layers(lens)}, so no {what}; need one of the layers {span(lens.attention_layers)}")
 
 
-def from_end(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
-    """Layers, of which a negative number counts from the last one."""
+def count_from_start(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
+    """Count layers from the first one; a negative number counts from the last one."""
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
 
 

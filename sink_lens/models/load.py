@@ -40,9 +40,9 @@ from .foreign import LENIENT, choose_no_kernel, set_attention
 from .header import read_folder
 from .lens import LensModel
 from .offload import parameters_of
-from .running import turn
+from .running import take_turn
 from .text_part import text_part
-from .wrapping import assemble, random_state_kept, wrap
+from .wrapping import assemble, keep_random_state, wrap
 
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
 
@@ -108,9 +108,9 @@ def load(
             f"found {type(name).__name__}; need a transformers PreTrainedModel, a TransformerBridge, or the name or "
             "path of a model"
         )
-    torch_dtype = _dtype(dtype)
-    placement = _placement(device, device_map, max_memory)
-    folder, notes = _folder(str(name), announce)
+    torch_dtype = _parse_dtype(dtype)
+    placement = _placement_arguments(device, device_map, max_memory)
+    folder, notes = _local_folder(str(name), announce)
     if revision is not None and folder is not None:
         raise InputError(
             f"revision {revision!r} was given with {name}, which is not a hub name; a revision goes with a hub "
@@ -122,19 +122,19 @@ def load(
         check_no_adapter(folder)
         checks.check_folder(folder)
         if placement.get("device") == torch.device("cpu"):
-            _check_room(folder, torch_dtype, name=str(name))
+            _check_memory(folder, torch_dtype, name=str(name))
     try:
-        config, _ = PreTrainedConfig.get_config_dict(source, **_revision(revision))
+        config, _ = PreTrainedConfig.get_config_dict(source, **_revision_argument(revision))
         note = checks.check_config(config, name=str(name))
         with torch.random.fork_rng(devices=[]), _without_conversion(), _without_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
-                config=_configuration(source, revision=revision),
+                config=_read_configuration(source, revision=revision),
                 dtype=torch_dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                **_revision(revision),
+                **_revision_argument(revision),
                 ignore_mismatched_sizes=True,  # check_keys refuses them, and says which
                 **({} if "device" in placement else placement | {"offload_folder": scratch}),
             )
@@ -156,7 +156,7 @@ def load(
     if "device" in placement:
         model.to(placement["device"])
     if tokenizer is None:
-        tokenizer = _tokenizer(source, revision=revision)
+        tokenizer = _load_tokenizer(source, revision=revision)
     if quantised := config.get("quantization_config"):
         notes += (_QUANTISED.format(quantised.get("quant_method", "a quantised type")),)
     notes += () if note is None else (note,)
@@ -176,7 +176,7 @@ def as_lens(model: ModelLike) -> LensModel:
 def weights_hash(lens: LensModel) -> str:
     """SHA-256 over the names, shapes, types and bytes of the plain model's parameters, in order of name."""
     digest = hashlib.sha256()
-    with turn(lens):
+    with take_turn(lens):
         for name, parameter in parameters_of(lens.plain):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
             digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
@@ -194,7 +194,7 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
             "the trace without it (random_init=False, --no-random-init)"
         )
     config = copy.deepcopy(lens.config)
-    with random_state_kept(), torch.device("cpu"):
+    with keep_random_state(), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the caller's GPUs too
         # Build it in the model's type from the start: a later cast would also cast the rotary tables.
         plain = AutoModelForCausalLM.from_config(config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype)
@@ -203,7 +203,7 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
     return assemble(plain, tokenizer=lens.tokenizer, family=lens.family, name=name)
 
 
-def _check_room(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
+def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
     """Refuse weights that main memory has no room for, before they are read.
 
     Raises:
@@ -227,7 +227,7 @@ def _check_room(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
 
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
-    """Within it transformers shows no bar."""
+    """Within the block, transformers shows no progress bar."""
     shown = of_transformers.is_progress_bar_enabled()
     of_transformers.disable_progress_bar()
     try:
@@ -252,7 +252,7 @@ def _without_conversion() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
+def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
     """The local folder of a name, and notes on how it came there; None for a hub name."""
     if name == DEFAULT_MODEL:
         gguf = bundled_gguf()
@@ -293,9 +293,9 @@ def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
     )
 
 
-def _configuration(source: str | Path, *, revision: str | None = None) -> PreTrainedConfig:
+def _read_configuration(source: str | Path, *, revision: str | None = None) -> PreTrainedConfig:
     """Read a model's configuration, which chooses no kernel: transformers would fetch some of them from the hub."""
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False, **_revision(revision))
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False, **_revision_argument(revision))
     choose_no_kernel(config)
     return config
 
@@ -303,29 +303,29 @@ def _configuration(source: str | Path, *, revision: str | None = None) -> PreTra
 def _wrong_config(folder: Path) -> str:
     """Reason why the configuration alone makes no model; empty if it does."""
     try:
-        config = _configuration(folder)
-        with random_state_kept(), torch.device("meta"):
+        config = _read_configuration(folder)
+        with keep_random_state(), torch.device("meta"):
             AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  # as above
         return _first_line(error)
     return ""
 
 
-def _revision(revision: str | None) -> dict[str, str]:
+def _revision_argument(revision: str | None) -> dict[str, str]:
     """The argument for a revision; empty without one."""
     return {} if revision is None else {"revision": revision}
 
 
-def _tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokenizerBase | None:
+def _load_tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer beside the weights; None if there is none. Text is then refused later, with the reason.
 
     For some families transformers would make up an empty tokenizer if no tokenizer file exists.
     """
-    options: dict[str, Any] = {LENIENT: False, **_revision(revision)}
+    options: dict[str, Any] = {LENIENT: False, **_revision_argument(revision)}
     try:
         if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
             return None
-        found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_revision(revision))
+        found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_revision_argument(revision))
         found("a")  # a setting of another type shows when it is first used
         for token, number in ((found.bos_token, found.bos_token_id), (found.eos_token, found.eos_token_id)):
             if token is not None and not (isinstance(token, str) and isinstance(number, int)):
@@ -338,8 +338,8 @@ def _tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokeniz
     return found
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
-    """The type of a name; refuses others."""
+def _parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+    """The type of a name; refuses a name of no type."""
     if dtype == "auto":
         return "auto"
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
@@ -349,7 +349,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
 
 
 def _memory_limits(max_memory: str | None) -> dict[str, Any]:
-    """Return the memory that each device may use; of GPUs the free part."""
+    """The memory that each device may use, as transformers takes it; of GPUs the free part."""
     if max_memory is None:
         return {}
     try:
@@ -360,7 +360,7 @@ def _memory_limits(max_memory: str | None) -> dict[str, Any]:
     return {"max_memory": {**gpus, "cpu": most}}
 
 
-def _placement(
+def _placement_arguments(
     device: str | torch.device | None,
     device_map: str | Mapping[str, Any] | None,
     max_memory: str | None,
@@ -376,10 +376,10 @@ def _placement(
         raise InputError(f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping")
     if device_map is not None:
         return {"device_map": device_map} | _memory_limits(max_memory)
-    return {"device": usable(device)}
+    return {"device": find_device(device)}
 
 
-def usable(device: torch.device | str | None) -> torch.device:
+def find_device(device: torch.device | str | None) -> torch.device:
     """The device of this name; the GPU, where there is one, if it is None.
 
     Raises:

@@ -58,12 +58,12 @@ def weight_bytes(model: "nn.Module") -> int:
 
 def give_back() -> None:
     """Give freed memory back to the system; nothing happens where the C library has no such call."""
-    trim = _trim()
+    trim = _malloc_trim()
     if trim is not None:
         trim(0)
 
 
-def collect() -> None:
+def collect_garbage() -> None:
     """Free what refers to itself, as models with a bridge and runs with a cache do, and give it back to the system."""
     gc.collect()
     give_back()
@@ -96,12 +96,12 @@ def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
 
 
 @functools.cache
-def _trim() -> Callable[[int], int] | None:
+def _malloc_trim() -> Callable[[int], int] | None:
     """The C library's function that gives memory back; None where there is none."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
-def send(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
+def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
     """Copy a tensor to a device (none where it lies there), to a CUDA GPU without waiting for what it is doing.
 
     CUDA has read the tensor when the call returns, so that it may be changed. Other devices are waited for.
@@ -109,7 +109,7 @@ def send(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" =
     return tensor.to(device, dtype, non_blocking=device.type == "cuda")
 
 
-def bring_home(lists: "Sequence[list[Tensor]]") -> None:
+def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
     """Replace the tensors of lists by copies on the CPU, many of them in one copy; those that lie there stay.
 
     A copy for each tensor would wait for the GPU each time.
@@ -122,12 +122,12 @@ def bring_home(lists: "Sequence[list[Tensor]]") -> None:
                 own.append((parts, at))
                 held += parts[at].nbytes
             if held > _COPIED:
-                _copy_home(own)
+                _copy_group_to_cpu(own)
                 own, held = [], 0
-        _copy_home(own)
+        _copy_group_to_cpu(own)
 
 
-def _copy_home(own: "Sequence[tuple[list[Tensor], int]]") -> None:
+def _copy_group_to_cpu(own: "Sequence[tuple[list[Tensor], int]]") -> None:
     """Replace tensors of one type and device by copies on the CPU."""
     import torch
 

@@ -69,7 +69,7 @@ class NoBridge:
         return self
 
 
-def reason_of(model: nn.Module, *, name: str) -> str:
+def why_offloaded(model: nn.Module, *, name: str) -> str:
     """Reason why nothing can be changed in this model."""
     whole = sum(one.numel() * one.element_size() for _, one in _parameters_once(model))
     return (

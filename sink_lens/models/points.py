@@ -16,7 +16,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from .families import head_sizes
 from .family import Family
-from .foreign import register
+from .foreign import register_hook_point
 from .sites import SITES, Address, read_site
 
 
@@ -37,8 +37,8 @@ def add_points(bridge: TransformerBridge, *, family: Family) -> None:
             point, own = HookPoint(), f"hook_own_{name}"
             point.name = f"blocks.{layer}.{own}"
             block.add_module(own, point)
-            register(bridge, point)
-            module.register_forward_hook(partial(_fire, point=point, address=address, family=family, sizes=sizes))
+            register_hook_point(bridge, point)
+            module.register_forward_hook(partial(_fire_point, point=point, address=address, family=family, sizes=sizes))
 
 
 class _ByPosition(BaseTensorConversion):
@@ -79,7 +79,7 @@ def shape_heads(bridge: TransformerBridge, *, family: Family) -> None:
                 point.hook_conversion, point.pos_dim = _ByPosition(), 1
 
 
-def _fire(
+def _fire_point(
     module: nn.Module,
     args: object,
     output: Any,
@@ -89,7 +89,7 @@ def _fire(
     family: Family,
     sizes: dict[str, int],
 ) -> Any:
-    """Show the site's tensor to the hooks; None where they change nothing."""
+    """Call a hook point with a site's tensor; return the module's output with changes, None where nothing changed."""
     if not point.has_hooks():
         return None
     whole: Tensor = output[0] if isinstance(output, tuple) else output

@@ -1,4 +1,4 @@
-"""``running`` and ``turn``: every pass over a model's modules, one at a time, on the model that was wrapped.
+"""``running`` and ``take_turn``: every pass over a model's modules, one at a time, on the model that was wrapped.
 
 A pass puts hooks on modules, and for its time gives them another attention function and eval mode, so two passes at
 once would read each other's edits. A model therefore has one lock, which all lenses on it share, and a pass holds it.
@@ -20,10 +20,10 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
-from ..modes import plainly
+from ..modes import plain_mode
 from .foreign import COMPILED
 from .lens import LensModel
-from .turns import Turns, turns_of
+from .turns import Turns, lock_of
 
 _HELD: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_held", default=())
 _INSIDE: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_inside", default=())
@@ -41,36 +41,36 @@ def note_memory(lens: LensModel) -> None:
 
 
 @contextlib.contextmanager
-def turn(lens: LensModel) -> Iterator[None]:
-    """Within the block the model is this caller's alone, and it is the model that was wrapped.
+def take_turn(lens: LensModel) -> Iterator[None]:
+    """Within the block the model is this caller's alone, and is checked to be unchanged since it was wrapped.
 
     Raises:
         ModelError: the model was changed.
         InputError: the caller is called by a pass of the same model.
     """
-    with _held(lens.state.turns, name=lens.name) as begins:
+    with _hold_lock(lens.state.turns, name=lens.name) as begins:
         if begins:
             lens.state.unchanged.check()
         yield
 
 
 @contextlib.contextmanager
-def turn_to_wrap(*modules: nn.Module, name: str) -> Iterator[None]:
+def take_turn_to_wrap(*modules: nn.Module, name: str) -> Iterator[None]:
     """Within the block a model is this caller's alone, although there may be no lens on it yet."""
-    with _held(turns_of(*modules), name=name):
+    with _hold_lock(lock_of(*modules), name=name):
         yield
 
 
 @contextlib.contextmanager
-def _held(turns: Turns, *, name: str) -> Iterator[bool]:
-    """Within the block the lock is this caller's; gives True where it was not before."""
+def _hold_lock(turns: Turns, *, name: str) -> Iterator[bool]:
+    """Within the block the lock is this caller's; gives True if the caller did not hold it before."""
     if turns in _INSIDE.get():
         raise InputError(
             f"a pass of {name} was asked for inside another one, by an edit, a reading or a hook; need what it "
             "computes before the run. Run the model first, and let the function use the result"
         )
     held = _HELD.get()
-    with plainly(), contextlib.nullcontext() if turns in held else turns.lock:
+    with plain_mode(), contextlib.nullcontext() if turns in held else turns.lock:
         token = _HELD.set((*held, turns))
         try:
             yield turns not in held
@@ -93,8 +93,8 @@ def check_unchanged(lens: LensModel) -> None:
 
 
 @contextlib.contextmanager
-def inside(lens: LensModel) -> Iterator[None]:
-    """Within the block, which the caller's turn is around, a forward runs: whom it calls may run no other."""
+def inside_pass(lens: LensModel) -> Iterator[None]:
+    """Within the block, inside the caller's turn, a forward runs: code that it calls may run no other pass."""
     state = lens.state
     with state.alone:
         token = _INSIDE.set((*_INSIDE.get(), state.turns))
@@ -129,12 +129,12 @@ def running(lens: LensModel) -> Iterator[None]:
         ModelError: the model was changed.
         InputError: the caller is called by a pass of the same model.
     """
-    with turn(lens), inside(lens), evaluated(lens):
+    with take_turn(lens), inside_pass(lens), evaluated(lens):
         yield
 
 
 @contextlib.contextmanager
 def block_of_passes(lens: LensModel) -> Iterator[None]:
-    """Within the block, several forwards of the model run, each ``inside``, in eval mode."""
-    with turn(lens), evaluated(lens):
+    """Within the block, several forwards of the model run, each ``inside_pass``, in eval mode."""
+    with take_turn(lens), evaluated(lens):
         yield

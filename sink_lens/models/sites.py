@@ -33,7 +33,7 @@ class Address:
     module: str
     """Path of the submodule from the layer ("" is the layer), or from the model if ``Site.per_layer`` is false."""
     side: Literal["input", "output", "inside"]
-    """Inside, it is what the module gives to its attention function (``interfaced.seen_inside``)."""
+    """Inside, it is what the module gives to its attention function (``interfaced.show_attention_inputs``)."""
     part: Literal["whole", "q", "k", "v", "gate", "up", "heads"] = "whole"
     """Which part of a fused projection to take, or that the tensor is viewed by heads."""
     scale: float = 1.0

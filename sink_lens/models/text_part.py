@@ -7,7 +7,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from .families import TEXT_PART
-from .foreign import NAME_OF_CONFIG, name_of
+from .foreign import NAME_OF_CONFIG, config_name_of
 
 
 def text_part(model: PreTrainedModel) -> PreTrainedModel:
@@ -24,5 +24,5 @@ def text_part(model: PreTrainedModel) -> PreTrainedModel:
         text: Any = getattr(transformers, TEXT_PART[whole])(config.text_config)
     text.model, text.lm_head = inner.language_model, model.lm_head
     text.generation_config = model.generation_config
-    setattr(text.config, NAME_OF_CONFIG, name_of(config))
+    setattr(text.config, NAME_OF_CONFIG, config_name_of(config))
     return text.train(model.training)

@@ -33,14 +33,14 @@ _NEW = Lock()
 
 
 def state_of(unchanged: Unchanged, *modules: nn.Module) -> State:
-    """The state of a lens on the model that these are parts of: its decoder, its bridge, the user's own around it."""
-    turns = turns_of(*modules)
+    """The state shared by all lenses on one model, found by any of its modules: decoder, bridge, wrapper."""
+    turns = lock_of(*modules)
     turns.noted.add(unchanged)
     return State(turns=turns, unchanged=unchanged)
 
 
-def turns_of(*modules: nn.Module) -> Turns:
-    """The lock of the model that these are parts of."""
+def lock_of(*modules: nn.Module) -> Turns:
+    """The lock shared by all lenses on one model, found by any of its modules."""
     with _NEW:
         found = next((_TURNS[one] for one in modules if one in _TURNS), None) or Turns()
         for one in modules:

@@ -129,14 +129,14 @@ class Unchanged:
         if any(map(contains, self._own_forward, repeat("forward"))):
             for own, name in zip(self._own_forward, self._forward_names, strict=True):
                 if "forward" in own:
-                    raise _changed(f"{name or 'the model'} has another forward")
+                    raise _changed_error(f"{name or 'the model'} has another forward")
         if any(self._bare):
             for hooks in self._bare:
-                if users := _of_user(hooks):
+                if users := _user_hooks(hooks):
                     self._refuse_hook(users[0], hooks)
         if list(map(tuple, self._hooked)) != self._hook_ids:
             for hooks, before in zip(self._hooked, self._users, strict=True):
-                now = _of_user(hooks)
+                now = _user_hooks(hooks)
                 if len(now) != len(before) or not all(map(is_, now, before)):
                     self._refuse_hook(next((one for one in now if one not in before), None), hooks)
             self._hook_ids = list(map(tuple, self._hooked))
@@ -149,20 +149,20 @@ class Unchanged:
         """
         if not all(map(is_, map(dict.get, self._containers, self._keys), self._objects)):
             for at, (container, key, name) in enumerate(zip(self._containers, self._keys, self._names, strict=True)):
-                _compare(container.get(key), self._objects[at], name=name)
+                _refuse_change(container.get(key), self._objects[at], name=name)
                 self._objects[at] = container.get(key)  # equal numbers may be two objects
         if list(map(Tensor.data_ptr, self._tensors)) != self._pointers:
             for tensor, pointer, name in zip(self._tensors, self._pointers, self._tensor_names, strict=True):
                 if tensor.data_ptr() != pointer:
-                    raise _changed(f"{name} has other memory, with the shape {tuple(tensor.shape)}")
+                    raise _changed_error(f"{name} has other memory, with the shape {tuple(tensor.shape)}")
         if list(map(len, self._full)) != self._sizes:
             for container, size, name in zip(self._full, self._sizes, self._full_names, strict=True):
                 if len(container) != size:
-                    raise _changed(f"{name or 'the model'} has {len(container)} modules in the place of {size}")
+                    raise _changed_error(f"{name or 'the model'} has {len(container)} modules in the place of {size}")
         if changed := self._copied.changed():
-            raise _changed(f"{changed[0]} has other values, and what is measured is a copy that was made of it")
+            raise _changed_error(f"{changed[0]} has other values, and what is measured is a copy that was made of it")
         if self._states is not None and self._states() != self._state:
-            raise _changed("other adapters are active, or with other scales")
+            raise _changed_error("other adapters are active, or with other scales")
 
     def values(self) -> "Values":
         """The values of all parameters and buffers now, for a result that asks for more passes later."""
@@ -185,7 +185,7 @@ class Unchanged:
             if module is None or id(module) in seen or isinstance(module, HookPoint):
                 continue
             seen.add(id(module))
-            self._note_module(module, name=where + _readable(path), settings=not where)
+            self._note_module(module, name=where + _readable_path(path), settings=not where)
             yield module
             waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
 
@@ -222,7 +222,7 @@ class Unchanged:
             self._hook_names[id(hooks)] = name
             if hooks:
                 self._hooked.append(hooks)
-                self._users.append(_of_user(hooks))
+                self._users.append(_user_hooks(hooks))
             else:
                 self._bare.append(hooks)
 
@@ -244,8 +244,8 @@ class Unchanged:
         """Refuse a forward hook that came or went."""
         name = self._hook_names[id(hooks)] or "the model"
         if hook is None:
-            raise _changed(f"a forward hook of {name} was removed")
-        raise _changed(
+            raise _changed_error(f"a forward hook of {name} was removed")
+        raise _changed_error(
             f"{name} has a forward hook more ({getattr(hook, '__qualname__', type(hook).__name__)})",
             also=". Or remove the hook, and give its function as an edit (sink_lens.edits.from_hook), or put it on a "
             "hook point of lens.bridge",
@@ -282,16 +282,16 @@ class Values:
 
     def _now(self) -> list[tuple[int, int]]:
         """Version and hash of the bits of each tensor."""
-        return [(0 if one.is_inference() else one._version, _bits(one)) for _, one in self._named]
+        return [(0 if one.is_inference() else one._version, _sum_of_bits(one)) for _, one in self._named]
 
 
-def _changed(found: str, *, also: str = "") -> ModelError:
+def _changed_error(found: str, *, also: str = "") -> ModelError:
     return ModelError(
         f"the model was changed after it was wrapped: {found}; need the model as it was. Wrap it again{also}"
     )
 
 
-def _compare(now: object, before: object, *, name: str) -> None:
+def _refuse_change(now: object, before: object, *, name: str) -> None:
     """Refuse what is under a name now if it is not what was there.
 
     Raises:
@@ -308,23 +308,23 @@ def _compare(now: object, before: object, *, name: str) -> None:
         )
     if isinstance(before, nn.Module) or isinstance(now, nn.Module):
         kind = "gone" if now is None else f"another module, a {type(now).__module__}.{type(now).__qualname__}"
-        raise _changed(f"{name} is {kind}")
+        raise _changed_error(f"{name} is {kind}")
     if isinstance(before, Tensor) or isinstance(now, Tensor):
         kind = "buffer" if isinstance(before, Tensor) and not isinstance(before, nn.Parameter) else "parameter"
-        raise _changed(f"{name} is {'gone' if now is None else f'another {kind}'}")
+        raise _changed_error(f"{name} is {'gone' if now is None else f'another {kind}'}")
     if name.startswith("the forward of "):
-        raise _changed(f"{name.removeprefix('the forward of ')} has another forward")
+        raise _changed_error(f"{name.removeprefix('the forward of ')} has another forward")
     if now != before:
-        raise _changed(f"{name} is {now!r:.60} and was {before!r:.60}")
+        raise _changed_error(f"{name} is {now!r:.60} and was {before!r:.60}")
 
 
-def _of_user(hooks: dict[int, Any]) -> list[Any]:
+def _user_hooks(hooks: dict[int, Any]) -> list[Any]:
     """The hooks of a module that are the user's."""
     return [hook for hook in hooks.values() if _package(hook) not in _LIBRARIES]
 
 
 def _package(hook: Any) -> str:
-    """The package that a hook function comes from."""
+    """Name of the package that a hook function comes from."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     return str(getattr(hook, "__module__", "")).partition(".")[0]
@@ -339,12 +339,12 @@ def _has_pointer(tensor: Tensor) -> bool:
     return True
 
 
-def _readable(path: str) -> str:
+def _readable_path(path: str) -> str:
     """A path without what TransformerLens puts in between."""
     return path.replace("._original_component", "").replace("_original_component.", "")
 
 
-def _bits(tensor: Tensor) -> int:
+def _sum_of_bits(tensor: Tensor) -> int:
     """Hash of the sums of a tensor's bits over rows and over columns, so that entries that change places are seen too.
 
     It is the same for the same values on any number of threads.

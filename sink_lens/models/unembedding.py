@@ -11,7 +11,7 @@ from .offload import in_memory
 
 def logits_of(lens: LensModel, states: Tensor) -> Tensor:
     """Logits in float32 of states after the last norm, shape (..., d_model) to (..., vocab); Gemma 2 caps them."""
-    return capped(lens, uncapped_logits(lens, states))
+    return apply_cap(lens, uncapped_logits(lens, states))
 
 
 def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ def unembedding_of(
     return vectors, constants
 
 
-def capped(lens: LensModel, logits: Tensor) -> Tensor:
-    """Logits as the model gives them, of those before its cap."""
+def apply_cap(lens: LensModel, logits: Tensor) -> Tensor:
+    """Apply the model's cap to logits; without a cap they are unchanged."""
     cap = getattr(lens.config, "final_logit_softcapping", None)
     return logits if cap is None else (logits / cap).tanh() * cap
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import SiteError
 from .experts import columns_of, parts_of, rows_of
 from .families import FROM_LATENT, keys_from
-from .interfaced import seen_inside
+from .interfaced import show_attention_inputs
 from .lens import LensModel, check_attention
 from .offload import in_memory
 from .packed import check_stored, weight_of
@@ -118,7 +118,7 @@ class Norm:
         return (x.square().mean(-1) + self.eps).sqrt()
 
 
-def _linear(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
+def _linear_weights(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
     """Weight (out, in) and bias of a linear layer."""
     weight = weight_of(module, dtype=lens.dtype)
     with in_memory(module):
@@ -132,7 +132,7 @@ def output_weights(lens: LensModel, *, layer: int) -> Float[Tensor, "head d_valu
     check_unchanged(lens)
     check_attention(lens, [layer], what="weights of an attention")
     module = lens.layer(layer).get_submodule(lens.family.attention)
-    weight, _ = _linear(module.get_submodule(lens.family.o), lens)
+    weight, _ = _linear_weights(module.get_submodule(lens.family.o), lens)
     return rearrange(weight, "d_model (head value) -> head value d_model", head=lens.head_sizes(layer)["n_heads"])
 
 
@@ -147,7 +147,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
 
     def projection(name: str) -> tuple[Tensor, Tensor]:
-        return _linear(module.get_submodule(name), lens)
+        return _linear_weights(module.get_submodule(name), lens)
 
     if family.kv_latent is not None:
         return _latent_weights(lens, module)
@@ -199,7 +199,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
 
     def weight(name: str) -> Tensor:
         """Weight of one of the attention's projections, in float32."""
-        return _linear(module.get_submodule(name), lens)[0].float()
+        return _linear_weights(module.get_submodule(name), lens)[0].float()
 
     def unrotated(rows: Float[Tensor, "*batch d_head d_model"]) -> Float[Tensor, "*batch d_head d_model"]:
         """Rows of the rotary part in the order, and at the size, in which they enter the product at position 0."""
@@ -208,17 +208,17 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
         rotary: Any = lens.plain.base_model.get_submodule("rotary_emb")
         return rows * rotary.attention_scaling
 
-    norm = _norm(module.get_submodule(family.kv_latent), lens)
+    norm = _read_norm(module.get_submodule(family.kv_latent), lens)
     w_down, w_rotary = weight(family.k).split([module.kv_lora_rank, rotated])
     up = weight(FROM_LATENT["kv_latent"]).unflatten(0, (lens.n_heads, -1)) * norm.gain
     w_k, w_v = (up @ w_down).split([of_latent, d_value], dim=1)
     w_k = torch.cat([w_k, unrotated(w_rotary).expand(lens.n_heads, -1, -1)], dim=1)
     w_q = weight(family.q)
     if family.q_latent is not None:
-        gain = _norm(module.get_submodule(family.q_latent), lens).gain
+        gain = _read_norm(module.get_submodule(family.q_latent), lens).gain
         w_q = (weight(FROM_LATENT["q_latent"]) * gain) @ w_q
     passed, turned = w_q.unflatten(0, (lens.n_heads, -1)).split([of_latent, rotated], dim=1)
-    w_o, b_o = _linear(module.get_submodule(family.o), lens)
+    w_o, b_o = _linear_weights(module.get_submodule(family.o), lens)
     return AttentionWeights(
         w_q=torch.cat([passed, unrotated(turned)], dim=1),
         w_k=w_k,
@@ -250,7 +250,7 @@ def keys_of(
 
     rotary: Any = lens.plain.base_model.get_submodule("rotary_emb")
     x = x.to(lens.device, lens.dtype)[:, None]
-    with seen_inside(module, see), torch.no_grad():
+    with show_attention_inputs(module, see), torch.no_grad():
         turned = rotary(x, torch.tensor([[position]], device=x.device))
         module(hidden_states=x, position_embeddings=turned, attention_mask=None)
     return seen["k"][:, :, 0]
@@ -262,7 +262,7 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     family = lens.family
     module = lens.layer(layer).get_submodule(family.mlp or "")
     if family.dense:
-        return _mixed_weights(module, width=lens.d_mlp)
+        return _mixture_weights(module, width=lens.d_mlp)
     if family.experts is not None:
         experts: Any = module.get_submodule(family.experts)
         with in_memory(experts):
@@ -274,18 +274,18 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
         return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=w_down.new_zeros(len(w_down)))
     assert family.up is not None
     assert family.down is not None
-    w_up, _ = _linear(module.get_submodule(family.up), lens)
-    w_down, b_down = _linear(module.get_submodule(family.down), lens)
+    w_up, _ = _linear_weights(module.get_submodule(family.up), lens)
+    w_down, b_down = _linear_weights(module.get_submodule(family.down), lens)
     if family.gate_up_fused:
         w_gate, w_up = w_up.chunk(2)
     elif family.gate is not None:
-        w_gate, _ = _linear(module.get_submodule(family.gate), lens)
+        w_gate, _ = _linear_weights(module.get_submodule(family.gate), lens)
     else:
         w_gate = None
     return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=b_down)
 
 
-def _mixed_weights(block: Any, *, width: int) -> MlpWeights:
+def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
     """Projections of routed experts, a shared one or a dense MLP, on one axis; those of its other units are 0."""
     parts = parts_of(block)
     gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
@@ -323,7 +323,7 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
     width = None if which in ("q_norm", "k_norm") else lens.d_model
     if path is None:
         return None
-    norm = _norm(lens.layer(layer).get_submodule(path), lens, width=width)
+    norm = _read_norm(lens.layer(layer).get_submodule(path), lens, width=width)
     if which == "attn_norm" and family.attn_in_multiplier != 1:
         by = family.attn_in_multiplier
         return replace(norm, gain=norm.gain * by, bias=norm.bias * by)
@@ -366,10 +366,10 @@ def attention_constants(lens: LensModel, *, layer: int) -> Constants:
 
 def final_norm(lens: LensModel) -> Norm:
     """The norm before the unembedding."""
-    return _norm(lens.plain.get_submodule(lens.family.final_norm), lens, width=lens.d_model)
+    return _read_norm(lens.plain.get_submodule(lens.family.final_norm), lens, width=lens.d_model)
 
 
-def _norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
+def _read_norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
     """Gain, bias and eps of a norm."""
     check_unchanged(lens)
     with in_memory(module):

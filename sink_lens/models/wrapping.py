@@ -17,13 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError
 from . import adapters, checks, experts, interfaced, neox, points
 from .family import Family
-from .foreign import build_bridge_from_module, device_of_hook, name_of, set_attention
+from .foreign import build_bridge_from_module, config_name_of, device_of_hook, set_attention
 from .headnorm import adapter as headnorm
 from .lens import LensModel, linear_layers
 from .memory import give_back
-from .offload import NoBridge, bytes_on_disk, reason_of
+from .offload import NoBridge, bytes_on_disk, why_offloaded
 from .packed import is_packed
-from .running import turn_to_wrap
+from .running import take_turn_to_wrap
 from .text_part import text_part
 from .turns import State, state_of
 from .unchanged import Unchanged
@@ -67,15 +67,15 @@ def wrap(
             logits than its weights do, or was not built from a Hugging Face model.
     """
     if isinstance(model, TransformerBridge):
-        with turn_to_wrap(model, name=name or model.cfg.model_name):
+        with take_turn_to_wrap(model, name=name or model.cfg.model_name):
             return _wrap_bridge(model, tokenizer=tokenizer, name=name)
     model = adapters.base_of(model)
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
     model = text_part(model)
     family = checks.check_architecture(model)
-    name = name or name_of(model.config) or family.architecture
-    with turn_to_wrap(model.base_model, name=name):
+    name = name or config_name_of(model.config) or family.architecture
+    with take_turn_to_wrap(model.base_model, name=name):
         return assemble(model, tokenizer=tokenizer, family=family, name=name)
 
 
@@ -136,40 +136,40 @@ def assemble(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
         )
     if bytes_on_disk(plain):
-        reason = reason_of(plain, name=name)
-        lens = _measured_only(
+        reason = why_offloaded(plain, name=name)
+        lens = _wrap_without_bridge(
             plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
         )
         for layer in range(lens.n_layers):
             lens.layer(layer).register_forward_hook(lambda *_: give_back())
         return lens
     if reason := _cannot_split(plain, family=family, name=name):
-        return _measured_only(
+        return _wrap_without_bridge(
             plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
         )
-    with random_state_kept():
-        bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
+    with keep_random_state():
+        bridge = _build_bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
     lens = LensModel(
         bridge=bridge,
         plain=plain,
-        state=_state(plain, bridge=bridge, merged=merged),
+        state=_note_state(plain, bridge=bridge, merged=merged),
         tokenizer=tokenizer,
         family=family,
         name=name,
         notes=notes,
         uneditable=checks.uneditable_sites(bridge, plain=plain),
     )
-    return dataclasses.replace(lens, notes=(*notes, *_of_hybrid(lens)))
+    return dataclasses.replace(lens, notes=(*notes, *_hybrid_notes(lens)))
 
 
-def _of_hybrid(lens: LensModel) -> tuple[str, ...]:
-    """Return the note on layers without attention."""
+def _hybrid_notes(lens: LensModel) -> tuple[str, ...]:
+    """The notes on a hybrid's layers without attention; none for other models."""
     skipped = linear_layers(lens)
     return (f"{skipped}: they are skipped where attention is read",) if skipped else ()
 
 
-def _state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.Merged | None) -> State:
+def _note_state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.Merged | None) -> State:
     """Note what a model is now, and on which other lenses it has to wait."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
     if merged is None:
@@ -193,7 +193,7 @@ def _cannot_split(plain: PreTrainedModel, *, family: Family, name: str) -> str |
     )
 
 
-def _measured_only(
+def _wrap_without_bridge(
     plain: PreTrainedModel,
     *,
     reason: str,
@@ -205,15 +205,15 @@ def _measured_only(
 ) -> LensModel:
     """A model without a bridge, for the reason given; its notes say so."""
     bridge = cast("TransformerBridge", NoBridge(reason))
-    state = _state(plain.eval(), bridge=None, merged=merged)
+    state = _note_state(plain.eval(), bridge=None, merged=merged)
     lens = LensModel(
         bridge=bridge, plain=plain, tokenizer=tokenizer, family=family, state=state, name=name, notes=notes
     )
     said = reason.partition(", and interventions")[0]
-    return dataclasses.replace(lens, notes=(*notes, *_of_hybrid(lens), said))
+    return dataclasses.replace(lens, notes=(*notes, *_hybrid_notes(lens), said))
 
 
-def _bridge(
+def _build_bridge(
     model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> TransformerBridge:
     """TransformerLens's bridge of the model, with our adapters registered."""
@@ -222,7 +222,7 @@ def _bridge(
     headnorm.register()
     set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
-    with _reloadable(tokenizer) as own, torch.random.fork_rng(devices=[]):
+    with _reloadable_tokenizer(tokenizer) as own, torch.random.fork_rng(devices=[]):
         bridge = build_bridge_from_module(
             model,
             family.bridge_architecture or family.architecture,
@@ -246,7 +246,7 @@ def _bridge(
 
 
 @contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
+def keep_random_state() -> Iterator[None]:
     """Restore the caller's random states: TransformerLens seeds Python, numpy and torch when it builds a bridge."""
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that is changed
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -265,7 +265,7 @@ def _round_after_rotation(bridge: TransformerBridge, *, dtype: torch.dtype) -> N
 
 
 @contextlib.contextmanager
-def _reloadable(
+def _reloadable_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Iterator[PreTrainedTokenizerBase | None]:
     """A copy of the tokenizer for the bridge, which changes it and reopens it by its name, on the hub or nowhere."""
@@ -304,9 +304,9 @@ def _unwrap(bridge: TransformerBridge) -> PreTrainedModel:
     for key in wanted:
         if key not in held:
             raise ModelError(f"the bridge has no parameter {key}; need a bridge with its weights as they were loaded")
-        _assign(plain, key, held[key])
+        _set_tensor(plain, key, held[key])
     for key, _ in list(plain.named_buffers(remove_duplicate=False)):
-        _assign(plain, key, buffers[key].clone())
+        _set_tensor(plain, key, buffers[key].clone())
     return plain.eval()
 
 
@@ -315,7 +315,7 @@ def _plain_name(key: str) -> str:
     return key.replace("._original_component", "").replace("_original_component.", "")
 
 
-def _assign(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
+def _set_tensor(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
     """Put a tensor at a path of the model."""
     path, _, leaf = key.rpartition(".")
     setattr(model.get_submodule(path), leaf, tensor)

@@ -10,17 +10,19 @@ from ..edits.constructors import At, Edit, edit
 from ..edits.part import Part
 from ..engine.cells import Cell, cone
 from ..errors import InputError
-from ..models.memory import send
+from ..models.memory import copy_to_device
 from ..models.sites import SITES
-from .parts import open_whole_axes, place
+from .parts import open_whole_axes, site_key
 
 MakesEdit = Callable[..., Edit]
 """Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
 
 
-def differs(part: Part, *, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]) -> bool:
+def patch_differs(
+    part: Part, *, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
+) -> bool:
     """Check whether the source values of a part differ from the run's own; otherwise the patch changes nothing."""
-    keys = {place(part.site, layer) for layer in part.layers or ()}
+    keys = {site_key(part.site, layer) for layer in part.layers or ()}
     return any(not torch.equal(part.of(run[key]), part.of(source[key])) for key in keys)
 
 
@@ -33,7 +35,7 @@ def cell_of_patch(
 ) -> Cell:
     """The patch of a part as a cell: it begins at the first of its positions at which the two runs differ."""
     site, begin = part.site, 0
-    keys = [place(site, layer) for layer in part.layers or ()]
+    keys = [site_key(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
         differing = torch.stack(
             [(part.of(run[key]) != part.of(source[key])).transpose(0, 1).flatten(1).any(1) for key in keys]
@@ -45,7 +47,7 @@ def cell_of_patch(
     own = open_whole_axes(part, sizes=run[keys[0]].shape[1:])
 
     def change(values: Tensor, at: At) -> Tensor:
-        return send(own.of(source[site, at.layer][at.sequences]), values.device, values.dtype)
+        return copy_to_device(own.of(source[site, at.layer][at.sequences]), values.device, values.dtype)
 
     patch = edit(site, change, **{**own.where, "label": f"patch {site}"})
     touched, first = cone(edits)

@@ -34,18 +34,18 @@ _MOST_DIFFERENCES = 20
 def run(
     config: PatchConfig, *, out: str | Path | None, shard: str | None, overwrite: bool, progress: bool
 ) -> PatchResult | AttributionResult:
-    """The patches that a configuration asks for, or their approximation, in a run folder."""
+    """Run the patches that a configuration asks for, or their approximation, in a run folder."""
     if shard is not None and config.approximate:
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
     check_before(config)
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
     folder = default_folder(config.model) if out is None else Path(out)
     if config.approximate:
-        return _approximated(lens, config=config, folder=folder, overwrite=overwrite, progress=progress)
+        return _approximate(lens, config=config, folder=folder, overwrite=overwrite, progress=progress)
     return patch(lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=progress)
 
 
-def _approximated(
+def _approximate(
     lens: LensModel, *, config: PatchConfig, folder: Path, overwrite: bool, progress: bool
 ) -> AttributionResult:
     """The approximation, with its check against a sample of real patches."""
@@ -74,17 +74,18 @@ def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[R
     lines = [
         (str(sequence), str(position), token(a), token(b)) for sequence, position, a, b in few.itertuples(index=False)
     ]
-    yield _table(("sequence", "position", "clean", "corrupted"), lines)
+    yield _text_table(("sequence", "position", "clean", "corrupted"), lines)
     yield (
         f"the strongest of {len(found.frame)} patches of {found.site}, {found.direction}: {found.metric} "
         f"{found.baseline:.4g} in the baseline run, {found.source:.4g} in the run that the values come from"
     )
-    yield _strongest(found, top=view.top)
+    yield _strongest_table(found, top=view.top)
     if isinstance(found, AttributionResult):
         yield found.checked
 
 
-def _strongest(found: PatchResult | AttributionResult, *, top: int) -> "PageTable":
+def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "PageTable":
+    """The table of the strongest patches."""
     heads = {"value": found.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
     heads |= {"normalised_effect": "of the way", "approximation": "approx."}
     frame = found.strongest(top)
@@ -98,16 +99,17 @@ def _strongest(found: PatchResult | AttributionResult, *, top: int) -> "PageTabl
         where = [row[name] if name == "site" else str(int(row[name])) for name in found.by]
         cells = (row[name] if isinstance(row[name], str) else number(float(row[name])) for name in names)
         lines.append((*where, token(text) if text else "", *cells))
-    return _table((*found.by, "token", *(heads[name] for name in names)), lines)
+    return _text_table((*found.by, "token", *(heads[name] for name in names)), lines)
 
 
-def _table(heads: tuple[str, ...], lines: list[Any]) -> "PageTable":
+def _text_table(heads: tuple[str, ...], lines: list[Any]) -> "PageTable":
+    """Make a table from heads and lines of cells."""
     from ..report.page import PageTable
 
     return PageTable(heads=heads, numeric=tuple(False for _ in heads), rows=lines)
 
 
 def answer(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:
-    """Answer of ``--json``."""
+    """The fields of ``--json``."""
     tables = {"differences": found.differences, "strongest": found.strongest(view.top)}
     return {"metric": found.metric, **tables}

@@ -129,7 +129,7 @@ class PatchConfig:
 
     @property
     def at(self) -> dict[str, Any]:
-        """The chosen indices of each axis, as ``parts.cells`` takes them."""
+        """The chosen indices of each axis, as ``parts.parts_to_patch`` takes them."""
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
     def spec(self, **how: Any) -> MetricSpec:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..edits.part import Part
 from ..engine.forward import run_with
 from ..engine.gradients import metric_gradients
-from .parts import place
+from .parts import site_key
 from .run_pair import RunPair
 
 
@@ -26,7 +26,7 @@ def first_order(runs: RunPair, grid: Sequence[Part], *, steps: int = 1) -> Float
         products[key] = difference * gradient.float()
     effects = torch.zeros(len(grid), runs.run.n_sequences, dtype=torch.float32)
     for number, part in enumerate(grid):
-        for key in {place(runs.site, layer) for layer in part.layers or ()}:
+        for key in {site_key(runs.site, layer) for layer in part.layers or ()}:
             effects[number] += part.of(products[key]).flatten(1).sum(1)
         effects[number] = runs.defined(part, effects[number])
     return effects

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
-from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
+from sink_lens.report.style import FONT, INK, canvas, colour_scale, map_panel, without_formulas
 from sink_lens.text import capital, listed, number, percent, site_words, token, visible, words
 
 _FAR = 2.0
@@ -63,7 +63,7 @@ def patch_map(
     colour_scale(figure, drawn[0][1], [axes for axes, _ in drawn], label=value_label(value, unit=unit))
     if title:
         drawn[0][0].set_title(title, fontsize=FONT, color=INK, loc="left")
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def patch_pairs(frame: pd.DataFrame, *, by: Sequence[str], value: str) -> list[tuple[str, str | None]]:
@@ -86,16 +86,16 @@ def value_label(value: str, *, unit: str) -> str:
     return value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
 
 
-def _texts(run: Run) -> dict[int, str]:
-    """Position -> what the two prompts have there; of several pairs, where the first that differ do."""
+def _position_labels(run: Run) -> dict[int, str]:
+    """Position -> label: the tokens of the two prompts there; of several pairs, of the first that differ there."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
     same = {int(row["position"]): token(row["text"]) for row in rows}
-    return same | _changed(run)
+    return same | _changed_labels(run)
 
 
-def _changed(run: Run) -> dict[int, str]:
-    """Position -> what the two prompts have there, where they differ."""
+def _changed_labels(run: Run) -> dict[int, str]:
+    """Position -> label, for the positions at which the two prompts differ."""
     table = run.optional("differences", columns=["position", "clean", "corrupted"])
     if table is None:
         return {}
@@ -104,6 +104,7 @@ def _changed(run: Run) -> dict[int, str]:
 
 
 def _title(run: Run) -> str:
+    """The page's title: the strongest patch and its effect."""
     title = (
         f"Patching the {site_words(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
     )
@@ -111,12 +112,12 @@ def _title(run: Run) -> str:
     if table is None or not len(table):
         return title
     if moved := _decision_sentence(table, run):
-        return capital(f"{_metric(run)} {moved}")
+        return capital(f"{_metric_text(run)} {moved}")
     table = _strongest_first(table)
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
     also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
-    return f"{title}: {_metric(run)} is moved most at {_most(table)}{also}"
+    return f"{title}: {_metric_text(run)} is moved most at {_strongest_text(table)}{also}"
 
 
 def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
@@ -131,7 +132,7 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
     if not plateaus or len({one["position"] for one in plateaus}) != len(plateaus):
         return ""
     first, *others = plateaus
-    texts = _texts(run)
+    texts = _position_labels(run)
     names = [f"position {one['position']} {texts.get(int(one['position']), '')}".rstrip() for one in plateaus]
     sentence = f"is carried at {names[0]} up to layer {first['layers'][1]} ({percent(first['value'])})"
     for name, one in zip(names[1:], others, strict=True):
@@ -160,10 +161,12 @@ def _alike(one: float, other: float) -> bool:
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
+    """Sort patches by the magnitude of their effects."""
     return table.sort_values("effect", key=abs, ascending=False, kind="stable")
 
 
-def _metric(run: Run) -> str:
+def _metric_text(run: Run) -> str:
+    """The metric in words, with the tokens that it compares."""
     name = _metric_name(run)
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
     return f"{name} ({token(correct)} − {token(incorrect)})" if name == "logit difference" and correct else name
@@ -174,13 +177,13 @@ def _metric_name(run: Run) -> str:
     return visible(run.config.get("metric_name") or words(str(run.config.get("metric", "the metric"))))
 
 
-def _most(table: pd.DataFrame) -> str:
+def _strongest_text(table: pd.DataFrame) -> str:
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
-    return f"{where}: {number(float(best['effect']))}{_way(float(best.get('normalised_effect', np.nan)))}"
+    return f"{where}: {number(float(best['effect']))}{_share_text(float(best.get('normalised_effect', np.nan)))}"
 
 
-def _way(share: float) -> str:
+def _share_text(share: float) -> str:
     """Say how much of the difference between the two prompts a patch makes up."""
     if not np.isfinite(share):
         return ""
@@ -189,7 +192,7 @@ def _way(share: float) -> str:
     return f", {number(share)} times the whole difference between the prompts"
 
 
-def _prompts(run: Run) -> list[str]:
+def _prompt_sentences(run: Run) -> list[str]:
     """The two prompts and what differs, as far as the run says them."""
     sentences = []
     for name in ("clean", "corrupted"):
@@ -197,16 +200,17 @@ def _prompts(run: Run) -> list[str]:
         if texts:
             more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
             sentences.append(f"{name}: “{visible(texts[0], limit=90)}”{more}")
-    changed = [f"{place} {pair}" for place, pair in _changed(run).items()]
+    changed = [f"{place} {pair}" for place, pair in _changed_labels(run).items()]
     return [*sentences, *([f"changed (clean/corrupted): {listed(changed, most=4)}"] if changed else [])]
 
 
 def _headline(run: Run) -> list[str]:
+    """The findings in sentences."""
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
-    prompts = "; ".join(_prompts(run))
+    prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capital(prompts)}."] if prompts else []
     if len(table):
-        sentences.append(f"Largest effect at {_most(table)}.")
+        sentences.append(f"Largest effect at {_strongest_text(table)}.")
     same = len(table.loc[~table["changed"].eq(True)])
     alike = f"; {same} patches changed nothing, since the two prompts are the same there" if same else ""
     site = site_words(run.config.get("site", "a site"))
@@ -221,7 +225,8 @@ def _put_words(run: Run) -> str:
     return "given what it holds in the other prompt" if put == "source" else f"edited ({visible(put)})"
 
 
-def _map(run: Run) -> tuple[str, Figure]:
+def _map_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the heat map of the effects."""
     table = run.need("patches", columns=["effect"])
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
@@ -233,12 +238,15 @@ def _map(run: Run) -> tuple[str, Figure]:
         "prompt, blue away from it. 1 restores that value completely." if value == "normalised_effect" else
         f"Each cell is a place that was {_put_words(run)}; red raises the metric, blue lowers it."
     )  # fmt: skip
-    texts = _texts(run)
-    title = "\n".join([_metric(run), *([] if texts and "position" in by else _prompts(run))])  # else axes name them
+    texts = _position_labels(run)
+    title = "\n".join(
+        [_metric_text(run), *([] if texts and "position" in by else _prompt_sentences(run))]
+    )  # else axes name them
     return see, patch_map(table, by=by, value=value, labels=texts, title=title)
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the patches, the strongest first."""
     table = run.need("patches", columns=["effect"]).sort_values("effect", key=abs, ascending=False, kind="stable")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
@@ -252,6 +260,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
+    """The table of the positions at which the prompts differ."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     shown = table.assign(
         clean=[token(text) for text in table["clean"]], corrupted=[token(text) for text in table["corrupted"]]
@@ -263,7 +272,7 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
 PATCH = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="map", title="Where it is decided", make=_map, data=whole("patches")),),
+    figures=(Drawn(key="map", title="Where it is decided", make=_map_figure, data=whole("patches")),),
     tables=(
         Listed(key="patch-table", title="Strongest patches", make=_patch_table),
         Listed(key="difference-table", title="The prompts", make=_difference_table),

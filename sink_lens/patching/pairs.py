@@ -62,11 +62,11 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     names = {"text_clean": "clean", "text_corrupted": "corrupted"}
     shown = differing.rename(columns=names).reindex(columns=["sequence", "position", *names.values()])
     shown = shown.reset_index(drop=True)
-    labels = _labels(tables[0], shown, n_positions=first.n_positions)
+    labels = _position_labels(tables[0], shown, n_positions=first.n_positions)
     return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
 
 
-def _labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positions: int) -> dict[int, str]:
+def _position_labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positions: int) -> dict[int, str]:
     """Labels of the positions; * marks those that differ."""
     differing = set(differences["position"].tolist())
     texts = dict.fromkeys(range(n_positions), "")

@@ -15,13 +15,13 @@ from typing import Any, Unpack
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Indices, Part, Where, random_sets
 from ..errors import InputError
-from ..models.header import Sized, differs, sizes_of
+from ..models.header import Sized, differing_text, sizes_of
 from ..models.sites import SITES, site_of
 from ..text import span
 from .config import PatchConfig
 
 
-def cells(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]) -> list[Part]:
+def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]) -> list[Part]:
     """Make every part that a sweep patches, with all its indices; the last axis in ``by`` varies fastest.
 
     Raises:
@@ -40,7 +40,7 @@ def cells(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at:
 def indices_of(
     model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
 ) -> dict[str, Indices]:
-    """The chosen indices of each axis of a site, and the layers; arguments and errors are those of ``cells``.
+    """The chosen indices of each axis of a site, and the layers; arguments and errors are those of ``parts_to_patch``.
 
     None is all, where layers differ in how many those are.
     """
@@ -63,11 +63,11 @@ def indices_of(
     for name, axis, size in zip(names, known.axes.split()[1:], sizes, strict=True):
         whole = given[name] is None and model.differing(f"batch {axis}")
         if whole and name in by:
-            raise InputError(differs(site, f"{name}s"))
-        chosen[name] = None if whole else _indices(f"{name}s", given[name], size=size)
+            raise InputError(differing_text(site, f"{name}s"))
+        chosen[name] = None if whole else _checked_indices(f"{name}s", given[name], size=size)
     having = model.having(site)
     layers = at.get("layers")
-    asked = having if layers is None else _indices("layers", layers, size=model.n_layers)
+    asked = having if layers is None else _checked_indices("layers", layers, size=model.n_layers)
     if not {*asked} <= {*having}:
         raise InputError(f"not all of the layers {span(asked)} have {site!r}; need some of {span(having)}")
     return chosen | {"layer": asked if SITES[site].per_layer else (model.n_layers - 1,)}
@@ -88,12 +88,12 @@ def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:
     return replace(part, **whole, **({} if SITES[part.site].per_layer else {"layers": None}))
 
 
-def place(site: str, layer: int) -> tuple[str, int]:
+def site_key(site: str, layer: int) -> tuple[str, int]:
     """The key of a site's tensor in the result of ``run_with``."""
     return (site, layer if SITES[site].per_layer else 0)
 
 
-def drawn_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
+def random_parts_like(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
     """Random parts of the same size in the same layers: other units, else other heads, positions or keys.
 
     None if the part is everything that its layers have.
@@ -121,7 +121,7 @@ def drawn_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, 
     return [replace(part, **{f"{axis}s": indices}) for indices in fit]
 
 
-def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
+def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
     """The chosen indices of an axis; refuses those that do not exist."""
     if given is None:
         return tuple(range(size))

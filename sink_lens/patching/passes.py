@@ -10,7 +10,7 @@ from ..models.header import sizes_of
 from ..models.prompt_tokens import most_tokens
 from ..models.sites import SITES
 from .config import PatchConfig, check_differ, check_lengths
-from .parts import cells, check_put, drawn_parts, identity_of, indices_of
+from .parts import check_put, identity_of, indices_of, parts_to_patch, random_parts_like
 
 _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
@@ -35,7 +35,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     read = config.spec().last(header)
     last = header.n_layers if read is None else read + 1
     for name in config.sites:
-        grid = cells(header, name, by=config.by, n_positions=n_positions, **config.at)
+        grid = parts_to_patch(header, name, by=config.by, n_positions=n_positions, **config.at)
         site = SITES[name]
         made += _BESIDE
         if config.approximate or config.screen:
@@ -43,7 +43,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
             grid = grid[: config.check if config.approximate else config.screen]
         axes = sizes_of(header, site.axes, n_positions=n_positions)
         draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
-        drawn = [drawn_parts(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
+        drawn = [random_parts_like(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
         every = {identity_of(part): part for parts in (grid, *drawn) for part in parts}
         if config.put == "source" and site.by_token:
             every = {own: part for own, part in every.items() if max(part.positions or (0,)) >= first}

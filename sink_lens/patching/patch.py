@@ -34,8 +34,8 @@ from ..records.shards import check_shard, run_in
 from .config import ADDED, EVERY, PatchConfig
 from .first_order import first_order
 from .pairs import PromptPair, Sequences
-from .parts import check_put, drawn_parts, identity_of
-from .results import PatchResult, grid_frame, joined, shared_facts, write_result
+from .parts import check_put, identity_of, random_parts_like
+from .results import PatchResult, grid_frame, join_sites, shared_facts, write_result
 from .run_folder import Kept, Measured, open_run
 from .run_pair import RunPair, patch_config, prepare_runs
 
@@ -94,16 +94,16 @@ def patch(
     if asked.site == EVERY:
         found = {}
         for site in ADDED:
-            request = _request(lens, clean, corrupted, config=replace(asked, site=site))
-            found[site] = _patched(request, None if out is None else Path(out) / site, reopen=True, **how)
-        return joined(found)
-    return _patched(_request(lens, clean, corrupted, config=asked), out, reopen=shard is not None, **how)
+            request = _make_request(lens, clean, corrupted, config=replace(asked, site=site))
+            found[site] = _patch_site(request, None if out is None else Path(out) / site, reopen=True, **how)
+        return join_sites(found)
+    return _patch_site(_make_request(lens, clean, corrupted, config=asked), out, reopen=shard is not None, **how)
 
 
-def _patched(
+def _patch_site(
     request: "_Request", out: str | Path | None, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
 ) -> PatchResult:
-    """The patches of one site; ``reopen`` takes a finished run as it is."""
+    """Patch one site, and return its result; ``reopen`` takes a finished run as it is."""
     if out is None:
         return request.result(None, progress=progress)
     code = request.code()
@@ -202,7 +202,9 @@ class _Request:
         return replace(result, folder=writer.folder)
 
 
-def _request(lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig) -> _Request:
+def _make_request(
+    lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
+) -> _Request:
     """Collect everything that determines the numbers; both runs are made, and effects are screened."""
     if config.approximate:
         raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
@@ -219,7 +221,7 @@ def _request(lens: LensModel, clean: Sequences | None, corrupted: Sequences | No
         grid, approximations = _screen_cells(runs, grid, most=config.screen, steps=config.steps)
     at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
     at |= {"draws": config.controls, "seed": config.seed}
-    controls = [drawn_parts(part, **at) for part in grid]
+    controls = [random_parts_like(part, **at) for part in grid]
     return _Request(runs=runs, grid=grid, pair=pair, config=config, controls=controls, approximations=approximations)
 
 

@@ -43,14 +43,14 @@ from ..engine.needs import Needs
 from ..engine.plan import even_plan_of
 from ..engine.trust import check_plan
 from ..errors import InputError
-from ..models.lens import LensModel, from_end
+from ..models.lens import LensModel, count_from_start
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..progress import tqdm
 from ..records import display
 from .config import check_differ
 from .pairs import Direction, Sequences, pair_prompts
-from .parts import cells, place
+from .parts import parts_to_patch, site_key
 from .run_pair import run_for_metric
 
 Frozen = Literal["all", "attention"]
@@ -148,37 +148,38 @@ def path_patch(
     metric = on_tokens(asked.metric, pair.clean, pair.corrupted)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
     given_senders = asked.sender if isinstance(asked.sender, list) else [asked.sender]
-    senders = [_part(lens, given, n_positions=run.n_positions) for given in given_senders]
+    senders = [_read_part(lens, given, n_positions=run.n_positions) for given in given_senders]
     if not senders:
         raise InputError("no sender was given; need at least one, such as ('z', 3, 0)")
-    end = _part(lens, asked.receiver, n_positions=run.n_positions)
+    end = _read_part(lens, asked.receiver, n_positions=run.n_positions)
     for start in senders:
-        if _moment(start, lens) >= _moment(end, lens):
+        if _order_of(start, lens) >= _order_of(end, lens):
             raise InputError(
-                f"the sender {_words(start)} is not computed before the receiver {_words(end)}; need an earlier sender"
+                f"the sender {_part_text(start)} is not computed before the receiver {_part_text(end)}; "
+                "need an earlier sender"
             )
     sites = {*(name for name in _SUBLAYER if lens.having(name)), end.site, *(start.site for start in senders)}
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     every = [*senders, end]
-    edits_in(lens, [_put(part, own[_place(part)]) for part in every], n_positions=run.n_positions)
+    edits_in(lens, [_replace_part(part, own[_site_key(part)]) for part in every], n_positions=run.n_positions)
     edits = [
         [
-            _put(start, other[_place(start)]),
+            _replace_part(start, other[_site_key(start)]),
             *frozen_edits(lens, sender=start, receiver=end, baseline=own, which=asked.freeze),
         ]
         for start in senders
     ]
-    ending, receiving = _grounds(lens, run, receiver=end, edits=edits, metric=measured)
+    ending, receiving = _baseline_runs(lens, run, receiver=end, edits=edits, metric=measured)
     baseline = evaluate(measured, ending.read(ending.needs)).double()
     wanted = evaluate(measured, run_for_metric(lens, source, metric=measured)).double()
-    key = _place(end)
+    key = _site_key(end)
     batches = len(ending.prompt_batches)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
         received = outcomes(receiving, edits, needs=receiving.needs, advance=bar.update)
         before = end.of(receiving.read(receiving.needs).tensors[key])
         values = [outcome.tensors[key] for outcome, _ in received]
-        puts = [[] if torch.equal(end.of(value), before) else [_put(end, value)] for value in values]
+        puts = [[] if torch.equal(end.of(value), before) else [_replace_part(end, value)] for value in values]
         ended = outcomes(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
@@ -190,7 +191,7 @@ def path_patch(
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
         head = start.heads[0] if start.heads is not None and len(start.heads) == 1 else None
         normalised = effect / span if span != 0 else math.nan
-        rows.append((start.site, _layer(start), head, float(values.nanmean()), effect, normalised, n))
+        rows.append((start.site, _layer_of(start), head, float(values.nanmean()), effect, normalised, n))
     columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
         frame=pd.DataFrame(rows, columns=columns).astype({"head": "Int64"}),
@@ -214,8 +215,8 @@ def frozen_edits(
         layers = []
         for layer in lens.having(name):
             begins, ends = (layer, ORDER[first]), (layer, ORDER[last])
-            carries = begins <= _moment(sender, lens) <= ends
-            if not carries and _moment(sender, lens) < ends and ends < _moment(receiver, lens):
+            carries = begins <= _order_of(sender, lens) <= ends
+            if not carries and _order_of(sender, lens) < ends and ends < _order_of(receiver, lens):
                 layers.append(layer)
         if layers:
             values = {layer: baseline[name, layer] for layer in layers}
@@ -223,12 +224,12 @@ def frozen_edits(
     return found
 
 
-def _grounds(
+def _baseline_runs(
     lens: LensModel, run: TokenBatch, *, receiver: Part, edits: Sequence[Sequence[Edit]], metric: Metric
 ) -> tuple[BaselineRun, BaselineRun]:
     """The baseline run as the metric reads it, and with the receiver's tensor, by a plan that was compared."""
     needs, last = Needs.of([metric], lens=lens), not SITES[receiver.site].per_layer
-    at = {"keys": needs.keys or (0,), "layers": (_layer(receiver),), "sites": (receiver.site,), "positions": None}
+    at = {"keys": needs.keys or (0,), "layers": (_layer_of(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of(some) for some in edits]
     plan, _ = check_plan(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
@@ -236,7 +237,7 @@ def _grounds(
     return baseline_run, baseline_run.under((), needs=of_receiver)
 
 
-def _part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
+def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
     """The part that a sender or receiver names.
 
     Raises:
@@ -248,30 +249,35 @@ def _part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
         given = Part(site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],))
     if given.layers is None or len(given.layers) != 1:
         raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
-    given = replace(given, layers=from_end(given.layers, lens.n_layers))
-    cells(lens, given.site, by=(), n_positions=n_positions, **given.where)  # refuses a part that does not exist
+    given = replace(given, layers=count_from_start(given.layers, lens.n_layers))
+    parts_to_patch(
+        lens, given.site, by=(), n_positions=n_positions, **given.where
+    )  # refuses a part that does not exist
     return given
 
 
-def _layer(part: Part) -> int:
-    assert part.layers is not None  # ``_part`` refuses it
+def _layer_of(part: Part) -> int:
+    """The single layer of a part."""
+    assert part.layers is not None  # ``_read_part`` refuses it
     return part.layers[0]
 
 
-def _place(part: Part) -> tuple[str, int]:
-    return place(part.site, _layer(part))
+def _site_key(part: Part) -> tuple[str, int]:
+    """The key of a part's tensor in an outcome: its site and layer."""
+    return site_key(part.site, _layer_of(part))
 
 
-def _put(part: Part, value: Tensor) -> Edit:
-    _, layer = _place(part)
+def _replace_part(part: Part, value: Tensor) -> Edit:
+    _, layer = _site_key(part)
     where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
     return freeze(part.site, {layer: part.of(value)}, **where)
 
 
-def _moment(part: Part, lens: LensModel) -> tuple[int, int]:
-    """The place of a part in the order of computation, for comparisons."""
-    return (_layer(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])
+def _order_of(part: Part, lens: LensModel) -> tuple[int, int]:
+    """The place of a part in the order of computation, as numbers to compare."""
+    return (_layer_of(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])
 
 
-def _words(part: Part) -> str:
-    return f"{part.site} of layer {_layer(part)}"
+def _part_text(part: Part) -> str:
+    """The part in words, for an error."""
+    return f"{part.site} of layer {_layer_of(part)}"

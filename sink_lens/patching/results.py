@@ -241,7 +241,7 @@ class AttributionResult(Swept):
         parts = {identity_of(self.grid[number]): self.grid[number] for number in numbers}
         found = self.runs.measure(parts, progress=progress)
         values = torch.stack([found[name].values for name in parts])
-        frame = _in_folder(self.frame).iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
+        frame = _folder_columns(self.frame).iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
         frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]
         both = frame.dropna()
@@ -258,7 +258,7 @@ class AttributionResult(Swept):
         )
 
 
-def joined(results: Mapping[str, PatchResult]) -> PatchResult:
+def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
     """The patches of several sites, which differ in nothing else, as one result with the last axis ``site``."""
     first, names = next(iter(results.values())), list(results)
     order = np.arange(len(first.frame) * len(names)).reshape(len(names), -1).T.flatten()  # the sites vary fastest
@@ -275,22 +275,23 @@ def joined(results: Mapping[str, PatchResult]) -> PatchResult:
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> pd.DataFrame:
     """Write the tables and the heat map; the strongest patches, which are the summary."""
     for name, frame in result.tables.items():
-        writer.write_table(name, _in_folder(frame))
+        writer.write_table(name, _folder_columns(frame))
     if result.by:
         writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
     about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
-    strongest = _in_folder(result.strongest(SHOWN)).assign(**about)
+    strongest = _folder_columns(result.strongest(SHOWN)).assign(**about)
     writer.write_csv("summary", strongest)
     return strongest
 
 
-def _in_folder(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as a run folder has it, where an approximation has a column of its own beside real effects."""
+def _folder_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rename the columns of a table as a run folder has them: an approximation stands beside real effects."""
     if "method" not in frame:
         return frame
     return frame.drop(columns="method").rename(columns={"effect": "approximation"})
 
 
 def _spearman(both: pd.DataFrame) -> float:
+    """Spearman's correlation of approximate and real effects."""
     found: Any = spearmanr(both["approximation"], both["effect"])
     return float(found.statistic)

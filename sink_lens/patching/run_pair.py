@@ -26,10 +26,10 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES
 from ..progress import tqdm
-from .cells import MakesEdit, cell_of_edit, cell_of_patch, differs
+from .cells import MakesEdit, cell_of_edit, cell_of_patch, patch_differs
 from .config import PatchConfig, check_differ
 from .pairs import PromptPair, Sequences, pair_prompts
-from .parts import cells, identity_of, open_whole_axes, put_spec
+from .parts import identity_of, open_whole_axes, parts_to_patch, put_spec
 from .run_folder import Kept, Measured, Row
 
 
@@ -110,7 +110,7 @@ class RunPair:
 
     def differs(self, part: Part) -> bool:
         """Check whether the two runs have different values in a part."""
-        return differs(part, run=self.held, source=self.given)
+        return patch_differs(part, run=self.held, source=self.given)
 
     def defined(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
         """A copy of numbers by sequence, nan where a sequence is too short to have the part."""
@@ -267,6 +267,6 @@ def prepare_runs(
     read = _named(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
     read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
-    grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **config.at)
+    grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.at)
     at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}
     return RunPair.of(lens, run, source, **at, is_source=is_source), grid, pair

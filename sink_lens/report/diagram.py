@@ -23,7 +23,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, canvas, finished
+from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, canvas, without_formulas
 
 Style = Literal["page", "talk", "paper"]
 MOST_WORDS = 8
@@ -147,7 +147,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figur
     for one, size in tries:
         for room, heavy in ((1.5, form.heavy), (1.1, form.heavy), (1.1, False)):  # arrows as long as so many numbers
             tried = replace(one, heavy=heavy)
-            placed = _placed(diagram, levels, form=tried, size=size, wrapped=wrapped and not one.down, room_for=room)
+            placed = _place_all(diagram, levels, form=tried, size=size, wrapped=wrapped and not one.down, room_for=room)
             if placed is not None:
                 return _draw_placed(diagram, placed, form=tried, size=size)
     said = f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points"
@@ -212,42 +212,44 @@ class _Placed:
     """Where the words below the boxes end."""
 
 
-def _placed(
+def _place_all(
     diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, wrapped: bool, room_for: float
 ) -> _Placed | None:
-    """Everything at a size of type; None where it does not fit."""
+    """Place all boxes and arrows at a size of type; None where they do not fit."""
     em, edge = size / 72, 0.25 * form.width / 13.33 + 0.04
     pad, line = 0.45 * em, 1.22 * em
-    small = _small(form, size)
+    small = _small_size(form, size)
     room = form.width - 2 * edge
-    title = _wrapped(diagram.title, room, form=form, size=size, bold=True) if diagram.title else []
-    foot = _filled(diagram.says.split(), room, form=form, size=small, bold=False)
+    title = _wrap_text(diagram.title, room, form=form, size=size, bold=True) if diagram.title else []
+    foot = _fill_lines(diagram.says.split(), room, form=form, size=small, bold=False)
     if title is None or foot is None or len(title) > 2 or len(foot) > 4:
         return None
-    label = max((_wide(arrow.label, form=form, size=size, bold=True) for arrow in diagram.arrows), default=0.0)
+    label = max((_text_width(arrow.label, form=form, size=size, bold=True) for arrow in diagram.arrows), default=0.0)
     above = len(title) * line + (0.5 * em if title else 0) + edge
-    below = (len(foot) + len(_key(diagram, room, form=form, small=small))) * 1.35 * small / 72 + 0.4 * em + edge
-    rows, tallest = _rows(levels)
+    below = (
+        (len(foot) + len(_legend_entries(diagram, room, form=form, small=small))) * 1.35 * small / 72 + 0.4 * em + edge
+    )
+    rows, tallest = _row_places(levels)
     per = math.ceil(len(levels) / 2) if wrapped else len(levels)
-    longest = max(_wide(box.text, form=form, size=size, bold=form.heavy) for box in diagram.boxes)
+    longest = max(_text_width(box.text, form=form, size=size, bold=form.heavy) for box in diagram.boxes)
     natural = longest / _FULL + 2 * pad
     beside = 0.0
     if form.down:
         across = room / tallest - (0.35 * em if tallest > 1 else 0)
-        beside = _arcs(diagram, levels) * (label + 1.9 * em)
+        beside = _count_arcs(diagram, levels) * (label + 1.9 * em)
         wide = min(natural, across - beside * (1 if tallest > 1 else 2))
     else:
         gap = max(room_for * label + 0.2 * em, 1.8 * em, 0.25 * room if per == 2 else 0.0)
         wide = min(natural, (room - gap * (per - 1)) / per)
     lines: dict[str, list[str]] = {}
     for box in diagram.boxes:
-        of = _wrapped(box.text, wide - 2 * pad, form=form, size=size, bold=form.heavy)
+        of = _wrap_text(box.text, wide - 2 * pad, form=form, size=size, bold=form.heavy)
         if of is None or len(of) > 4:
             return None
         lines[box.id] = of
     tall = {name: len(of) * line + 2 * pad * 0.8 for name, of in lines.items()}
     if not form.down:
-        tall = {name: max(own, _side(name, diagram, em=em)) for name, own in tall.items()}
+        tall = {name: max(own, _side_length(name, diagram, em=em)) for name, own in tall.items()}
     most = max(tall.values())
     bands = 2 if wrapped else 1
     if form.down:
@@ -255,12 +257,16 @@ def _placed(
         height += (len(levels) - 1) * 2.4 * em
     elif form.height is None:
         height = (
-            above + below + (tallest + 0.001) * most + (tallest - 1) * 1.6 * em + _arcs(diagram, levels) * _OVER * em
+            above
+            + below
+            + (tallest + 0.001) * most
+            + (tallest - 1) * 1.6 * em
+            + _count_arcs(diagram, levels) * _OVER * em
         )
     else:
         height = form.height
-        free = (height - above - below - _arcs(diagram, levels) * _OVER * em - (bands - 1) * 1.3 * em) / bands
-        if not _stands(levels, rows, tall=tall, height=free, pitch=(free + 1.3 * em) / tallest, gap=1.3 * em):
+        free = (height - above - below - _count_arcs(diagram, levels) * _OVER * em - (bands - 1) * 1.3 * em) / bands
+        if not _has_room(levels, rows, tall=tall, height=free, pitch=(free + 1.3 * em) / tallest, gap=1.3 * em):
             return None
     boxes, at = {}, {}
     body = height - above - below
@@ -279,7 +285,7 @@ def _placed(
         pitch = (room - wide) / max(per - 1, 1)
         x = edge + wide / 2 + column * pitch if per > 1 else form.width / 2
         for box in level:
-            over = 0.0 if wrapped else _arcs(diagram, levels) * _OVER * em
+            over = 0.0 if wrapped else _count_arcs(diagram, levels) * _OVER * em
             across = (body - over + (1.3 * em if tallest > 1 else 0)) / (bands * tallest)
             if form.height is None:
                 across = most + 1.6 * em
@@ -289,7 +295,7 @@ def _placed(
     return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot, foot_top=below - 0.4 * em)
 
 
-def _stands(
+def _has_room(
     levels: Sequence[Sequence[Box]],
     rows: Mapping[str, float],
     *,
@@ -307,13 +313,13 @@ def _stands(
     return inside and apart
 
 
-def _side(name: str, diagram: Diagram, *, em: float) -> float:
+def _side_length(name: str, diagram: Diagram, *, em: float) -> float:
     """Compute the length of the side of a box that its arrows need, beside each other."""
     sides = ([one for one in diagram.arrows if getattr(one, end) == name] for end in ("source", "target"))
     return max(sum(0.45 * em + _width(one, em=em) / 72 for one in some) for some in sides)
 
 
-def _rows(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
+def _row_places(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
     """Return the place of each box across the flow (0 in the middle), and the number of rows."""
     rows = sorted({box.row for level in levels for box in level if box.row is not None})
     if rows:
@@ -324,58 +330,59 @@ def _rows(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
     return place, max(len(level) for level in levels)
 
 
-def _arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
+def _count_arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
     """Lines that the arrows need which lead past levels: one over the boxes, if there is any."""
     level = {box.id: at for at, some in enumerate(levels) for box in some}
     return int(any(level[arrow.target] - level[arrow.source] > 1 for arrow in diagram.arrows))
 
 
-def _small(form: _Form, size: int) -> float:
+def _small_size(form: _Form, size: int) -> float:
     """Font size of the numbers and small words beside text of this size."""
     return max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
 
 
 @functools.lru_cache(maxsize=4096)
-def _wide(text: str, *, form: _Form, size: float, bold: bool = False) -> float:
+def _text_width(text: str, *, form: _Form, size: float, bold: bool = False) -> float:
+    """The width of a text in points."""
     font = FontProperties(family=[form.family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
-def _wrapped(text: str, width: float, *, form: _Form, size: float, bold: bool = False) -> list[str] | None:
+def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool = False) -> list[str] | None:
     """The text in lines of at most a width; None where a word is wider. Lines are about as long as each other."""
     words = text.split()
-    lines = _filled(words, width, form=form, size=size, bold=bold)
+    lines = _fill_lines(words, width, form=form, size=size, bold=bold)
     if lines is None or len(lines) < 2:
         return lines
     for share in (0.6, 0.7, 0.8, 0.9):  # the narrowest that needs no more lines
-        narrower = _filled(words, width * share, form=form, size=size, bold=bold)
+        narrower = _fill_lines(words, width * share, form=form, size=size, bold=bold)
         if narrower is not None and len(narrower) == len(lines):
             return narrower
     return lines
 
 
-def _filled(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
+def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
     """Words in lines, each as full as it gets; None where a word is wider than a line."""
     lines: list[str] = []
     width *= _FULL
     for word in words:
         longer = f"{lines[-1]} {word}" if lines else word
-        if lines and _wide(longer, form=form, size=size, bold=bold) <= width:
+        if lines and _text_width(longer, form=form, size=size, bold=bold) <= width:
             lines[-1] = longer
-        elif _wide(word, form=form, size=size, bold=bold) <= width:
+        elif _text_width(word, form=form, size=size, bold=bold) <= width:
             lines.append(word)
         else:
             return None
     return lines
 
 
-def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
-    """Explain the lines: kind, meaning, and where it begins."""
+def _legend_entries(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
+    """Lines of the legend: (kind, meaning, where it begins) of each kind of arrow."""
     lines: list[list[tuple[str, str, float]]] = []
     x = 0.0
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
         if kind in diagram.key:
-            wide = 2.5 * small / 72 + _wide(diagram.key[kind], form=form, size=small)
+            wide = 2.5 * small / 72 + _text_width(diagram.key[kind], form=form, size=small)
             if not lines or x + wide > room:
                 lines, x = [*lines, []], 0.0
             lines[-1].append((kind, diagram.key[kind], x))
@@ -384,6 +391,7 @@ def _key(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[li
 
 
 def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
+    """Draw a diagram whose boxes are placed."""
     figure = canvas(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
@@ -402,7 +410,7 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
             _write(axes, (box.x0 + box.x1) / 2, y, line, form=form, size=size, bold=form.heavy)
     _draw_labels(axes, diagram, curves, placed, form=form, size=size)
     _draw_words(axes, diagram, placed, form=form, size=size)
-    finished(figure)
+    without_formulas(figure)
     for text in axes.texts:
         text.set_parse_math(_is_formula(text.get_text()))
     return figure
@@ -437,7 +445,7 @@ def _curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
     parts = _route(arrow, placed, diagram, form=form, em=em)
     tip, before = np.array(parts[-1][3]), np.array(parts[-1][2])
     along = (tip - before) / (np.hypot(*(tip - before)) or 1.0)
-    long = min(_head(arrow, em=em)[0], 0.6 * float(np.hypot(*(tip - np.array(parts[-1][0])))))
+    long = min(_head_size(arrow, em=em)[0], 0.6 * float(np.hypot(*(tip - np.array(parts[-1][0])))))
     parts[-1] = (*parts[-1][:3], tuple(tip - along * long))
     t = np.linspace(0, 1, 60)[:, None]
     weights = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
@@ -462,7 +470,7 @@ def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
         start, end = ((source.x1, y), (target.x0, y)) if source.x0 < target.x0 else ((source.x0, y), (target.x1, y))
         return [_straight(start, end)]
     if form.down or from_band != to_band:
-        ports = [_port(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
+        ports = [_arrow_place(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
         if far:  # past the turn of a wrapped chain, slantwise
             ports = [source.x0 + 0.25 * source.width, target.x1 - 0.3 * target.width]
         start, end = (ports[0], source.y0), (ports[1], target.y1)
@@ -480,11 +488,11 @@ def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
         start, end = (source.x0 + one * source.width, source.y1), (target.x0 + other * target.width, target.y1)
         high = top + (top - max(start[1], end[1])) / 3
         return [(start, (start[0], high), (end[0], high), end)]
-    ends = [_port(arrow, diagram, placed, out=out) for out in (True, False)]
+    ends = [_arrow_place(arrow, diagram, placed, out=out) for out in (True, False)]
     points = [(source.x1 if forwards else source.x0, ends[0])]
     for at, some in enumerate(between, start=1):
         y = ends[0] + (ends[1] - ends[0]) * at / (len(between) + 1)
-        free = _free(some, y, em=em)
+        free = _free_height(some, y, em=em)
         sides = (min(box.x0 for box in some), max(box.x1 for box in some))
         points += [(x, free) for x in (sides if forwards else sides[::-1])]
     points.append((target.x0 if forwards else target.x1, ends[1]))
@@ -500,7 +508,7 @@ def _straight(start: _Point, end: _Point) -> _Piece:
     return start, thirds[0], thirds[1], end
 
 
-def _free(boxes: Sequence[Bbox], y: float, *, em: float) -> float:
+def _free_height(boxes: Sequence[Bbox], y: float, *, em: float) -> float:
     """Return the free height nearest to y at which an arrow may pass a level."""
     ordered = sorted(boxes, key=lambda box: box.y0)
     places = [ordered[0].y0 - em, ordered[-1].y1 + em]
@@ -508,8 +516,8 @@ def _free(boxes: Sequence[Bbox], y: float, *, em: float) -> float:
     return min(places, key=lambda one: abs(one - y))
 
 
-def _port(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
-    """Return where on its side of a box an arrow begins or ends: arrows stand apart, in the order of their ends."""
+def _arrow_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
+    """The place on a box's side at which an arrow begins or ends, in the order of the arrows' other ends."""
     own = placed.boxes[arrow.source if out else arrow.target]
     beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
     # those that lead past a level, or within one, leave and enter elsewhere
@@ -529,7 +537,7 @@ def _width(arrow: Arrow, *, em: float) -> float:
     return 72 * em * (0.09 + 0.6 * share)
 
 
-def _head(arrow: Arrow, *, em: float) -> tuple[float, float]:
+def _head_size(arrow: Arrow, *, em: float) -> tuple[float, float]:
     """Compute the length of the head of an arrow, and half of its width."""
     width = _width(arrow, em=em)
     return 0.35 * em + width / 90, 0.2 * em + width / 95
@@ -548,7 +556,7 @@ def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> No
     axes.plot(*curve[:-1].T, color=colour, linewidth=width, linestyle=dashes[line], **style)
     base, tip = curve[-2], curve[-1]
     along = (tip - base) / (np.hypot(*(tip - base)) or 1.0)
-    across = np.array([-along[1], along[0]]) * _head(arrow, em=em)[1]
+    across = np.array([-along[1], along[0]]) * _head_size(arrow, em=em)[1]
     axes.add_patch(Polygon([tip, base + across, base - across], facecolor=colour, linewidth=0, zorder=1))
 
 
@@ -566,12 +574,12 @@ def _draw_labels(
     for number, (arrow, curve) in enumerate(zip(diagram.arrows, curves, strict=True)):
         if not arrow.label:
             continue
-        wide, tall = _wide(arrow.label, form=form, size=size, bold=True) + 0.2 * em, 1.05 * em
+        wide, tall = _text_width(arrow.label, form=form, size=size, bold=True) + 0.2 * em, 1.05 * em
         best: tuple[float, float, float, Bbox] | None = None
         out, into = (sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS)
         middle = 0.5 if out == into else 0.34 if into > out else 0.66  # away from where the arrows meet
-        line = 2 * _head(arrow, em=em)[1]
-        for cost, (x, y) in _places(curve, wide, tall, line=line, middle=middle):
+        line = 2 * _head_size(arrow, em=em)[1]
+        for cost, (x, y) in _label_places(curve, wide, tall, line=line, middle=middle):
             box = Bbox.from_bounds(x - wide / 2, y - tall / 2, wide, tall)
             cost += 100 * sum(box.overlaps(other) for other in taken)
             inside = (
@@ -589,7 +597,7 @@ def _draw_labels(
         taken.append(best[3])
 
 
-def _places(
+def _label_places(
     curve: np.ndarray, wide: float, tall: float, *, line: float, middle: float
 ) -> Iterator[tuple[float, _Point]]:
     """Yield places for the number of an arrow, each with its cost: beside the middle, beside other points, on it."""
@@ -606,13 +614,13 @@ def _places(
 
 
 def _draw_words(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> None:
-    """Title, what the numbers are, and what the lines mean."""
-    em, small, edge = size / 72, _small(form, size), 0.25 * form.width / 13.33 + 0.04
+    """Draw the title, the explanation of the numbers, and the legend of the lines."""
+    em, small, edge = size / 72, _small_size(form, size), 0.25 * form.width / 13.33 + 0.04
     step = 1.35 * small / 72
     for at, line in enumerate(placed.title):
         y = placed.height - edge - (at + 0.5) * 1.22 * em
         _write(axes, edge, y, line, form=form, size=size, bold=True, ha="left")
-    keys = _key(diagram, form.width - 2 * edge, form=form, small=small)
+    keys = _legend_entries(diagram, form.width - 2 * edge, form=form, small=small)
     for at, line in enumerate(placed.foot):
         y = edge + (len(placed.foot) - 1 - at + 0.5 + len(keys)) * step
         _write(axes, edge, y, line, form=form, size=small, ha="left", color=FAINT)

@@ -6,7 +6,7 @@ from typing import Any, cast
 from sink_lens.errors import InputError
 from sink_lens.records import check_not_of_run
 from sink_lens.report.diagram import Style
-from sink_lens.report.style import file_of, save_figure
+from sink_lens.report.style import figure_bytes, save_figure
 
 
 class Drawable:
@@ -39,4 +39,4 @@ class Drawable:
         return save_figure(own.draw(**({} if style is None else {"style": style}), width=width), path)
 
     def _repr_png_(self) -> bytes:
-        return file_of(cast("Any", self).draw(), "png")
+        return figure_bytes(cast("Any", self).draw(), "png")

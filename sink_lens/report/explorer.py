@@ -63,15 +63,15 @@ class Explorer:
         return views.save_page(self.html, path)
 
     def _repr_html_(self) -> str:
-        return views.framed(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
+        return views.frame_html(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
 
 
 def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
     """A curve as a graph holds it."""
-    return [{name: _plain(row[name]) for name in CURVE} for row in curve.to_dict("records")]
+    return [{name: _json_cell(row[name]) for name in CURVE} for row in curve.to_dict("records")]
 
 
-def bytes_of(pattern: np.ndarray) -> str:
+def pattern_base64(pattern: np.ndarray) -> str:
     """The lower triangle of a pattern as a graph holds it: row by row, a byte for each (255 is all), in base64."""
     past = pattern[np.tril_indices(len(pattern))].astype(float)
     return base64.b64encode((255 * past).round().clip(0, 255).astype(np.uint8).tobytes()).decode()
@@ -105,29 +105,29 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
         ends = [(str(row["writer"]), span), (reader, span)]
         for end in ends:
             sizes[end] = sizes.get(end, 0.0) + abs(score)
-        source, target = (_id(*end) for end in ends)
-        link = {"source": source, "target": target, "weight": _plain(score), "via": via.rstrip(">")}
-        links.append(link | {name: _plain(row[name]) for name in further})
+        source, target = (_node_id(*end) for end in ends)
+        link = {"source": source, "target": target, "weight": _json_cell(score), "via": via.rstrip(">")}
+        links.append(link | {name: _json_cell(row[name]) for name in further})
     total = sum(sizes.values()) or 1.0
     nodes = []
     for (name, span), size in sizes.items():
-        layer, kind = _place(name, n_layers=int(about["n_layers"]))
+        layer, kind = _layer_and_type(name, n_layers=int(about["n_layers"]))
         at = spans.index(span) if len(spans) > 1 else last
         nodes.append(
             {
-                "node_id": _id(name, span),
+                "node_id": _node_id(name, span),
                 "feature": None,
                 "layer": layer,
                 "ctx_idx": at,
                 "feature_type": kind,
-                "jsNodeId": f"{_id(name, span)}-{at}",
-                "clerp": edge_name(_id(name, span)),
+                "jsNodeId": f"{_node_id(name, span)}-{at}",
+                "clerp": edge_name(_node_id(name, span)),
                 "influence": size / total,
                 "activation": None,
             }
         )
     named = {"spans": spans} if len(spans) > 1 else {}
-    return _graph(nodes, links, model=model, tokens=tokens, **named, **about)
+    return _neuronpedia_json(nodes, links, model=model, tokens=tokens, **named, **about)
 
 
 def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: int = 8, **about: Any) -> dict[str, Any]:
@@ -140,9 +140,9 @@ def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: i
     for row in paths.to_dict("records"):
         if row["quantity"] == "intervention_share" and (row["source"], row["target"]) in joined:
             continue
-        named = {name: _plain(row[name]) for name in ("quantity", "verdict", "control")}
-        interval = {"low": _plain(row["ci_low"]), "high": _plain(row["ci_high"])}
-        ends = {"source": row["source"], "target": row["target"], "weight": _plain(row["value"])}
+        named = {name: _json_cell(row[name]) for name in ("quantity", "verdict", "control")}
+        interval = {"low": _json_cell(row["ci_low"]), "high": _json_cell(row["ci_high"])}
+        ends = {"source": row["source"], "target": row["target"], "weight": _json_cell(row["value"])}
         links.append(ends | interval | named | {"via": ""})
     shown = nodes.loc[nodes["id"].isin(kept)]
     rows = _depths(shown["id"].tolist(), links)
@@ -166,12 +166,12 @@ def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: i
                 "jsNodeId": f"{row['id']}-{position}",
                 "clerp": f"{label}, {row['layers']}" if several else label,
                 "influence": None,
-                "activation": _plain(row["value"]),
+                "activation": _json_cell(row["value"]),
                 "detail": detail,
                 "row": rows[row["id"]],
             }
         )
-    return _graph(drawn, links, model=model, **about)
+    return _neuronpedia_json(drawn, links, model=model, **about)
 
 
 def _depths(nodes: Sequence[str], links: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -186,7 +186,7 @@ def _depths(nodes: Sequence[str], links: Sequence[Mapping[str, Any]]) -> dict[st
     return depth
 
 
-def _graph(
+def _neuronpedia_json(
     nodes: list[dict[str, Any]], links: list[dict[str, Any]], *, model: str, tokens: Sequence[str] = (), **about: Any
 ) -> dict[str, Any]:
     """Nodes and links as Neuronpedia's JSON, with the data that its pages show."""
@@ -209,11 +209,11 @@ def _graph(
     }
 
 
-def _id(name: str, span: str) -> str:
+def _node_id(name: str, span: str) -> str:
     return f"{name}@{span}" if span else name
 
 
-def _place(name: str, *, n_layers: int) -> tuple[str, str]:
+def _layer_and_type(name: str, *, n_layers: int) -> tuple[str, str]:
     """Layer and type of a node, as Neuronpedia names them."""
     if name == "input":
         return "E", "embedding"
@@ -223,7 +223,7 @@ def _place(name: str, *, n_layers: int) -> tuple[str, str]:
     return match["layer"], _TYPES[match["part"]] if match["part"] else "mlp"
 
 
-def _plain(value: Any) -> Any:
+def _json_cell(value: Any) -> Any:
     """A cell as JSON has it: numbers to six digits, undefined ones null."""
     if isinstance(value, bool) or (hasattr(value, "dtype") and value.dtype == bool):
         return bool(value)
@@ -239,7 +239,9 @@ def script(graphs: Sequence[Mapping[str, Any]]) -> str:
         base64.b64encode(gzip.compress(json.dumps(strict(graph), separators=(",", ":")).encode(), 6, mtime=0)).decode()
         for graph in graphs
     ]
-    return views.unpacking(bundle(), name="exploreCircuits", then=f"await exploreCircuits({json.dumps(packed)});")
+    return views.unpacking_script(
+        bundle(), name="exploreCircuits", then=f"await exploreCircuits({json.dumps(packed)});"
+    )
 
 
 @cache

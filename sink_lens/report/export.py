@@ -11,7 +11,7 @@ from sink_lens.errors import InputError, RunError, check_home
 from sink_lens.records import Run, check_not_of_run, read_run
 from sink_lens.report.page import Drawn, attempt, csv
 from sink_lens.report.pages import belongs, page_of
-from sink_lens.report.style import FORMATS, file_of, placed
+from sink_lens.report.style import FORMATS, figure_bytes, fix_layout
 
 _DPI = 300
 
@@ -48,7 +48,7 @@ def save_figures(
         for drawn in every:
             if only and drawn.key not in only:
                 continue
-            made, why = attempt(run, functools.partial(_figure, run, drawn))
+            made, why = attempt(run, functools.partial(_drawn_figure, run, drawn))
             if made is None:
                 missing.append(f"{prefix}{drawn.key}: {why}")
                 continue
@@ -56,10 +56,10 @@ def save_figures(
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 for form in formats:
-                    files.append(_file(folder, f"{prefix}{drawn.key}.{form}"))
-                    files[-1].write_bytes(file_of(made, form, salt=drawn.key, dpi=_DPI))
+                    files.append(_file_path(folder, f"{prefix}{drawn.key}.{form}"))
+                    files[-1].write_bytes(figure_bytes(made, form, salt=drawn.key, dpi=_DPI))
                 if data is not None:
-                    files.append(_file(folder, f"{prefix}{drawn.key}.csv"))
+                    files.append(_file_path(folder, f"{prefix}{drawn.key}.csv"))
                     files[-1].write_text(csv(data), encoding="utf-8")
             except OSError as error:
                 raise RunError(
@@ -68,9 +68,10 @@ def save_figures(
     return files, missing
 
 
-def _figure(run: Run, drawn: Drawn) -> Figure:
+def _drawn_figure(run: Run, drawn: Drawn) -> Figure:
+    """Draw a figure of a run's page."""
     figure = drawn.make(run)[1]
-    placed(figure)
+    fix_layout(figure)
     return figure
 
 
@@ -86,7 +87,7 @@ def _check_only(only: Sequence[str], keys: Sequence[str]) -> None:
         raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(dict.fromkeys(keys))}")
 
 
-def _file(folder: Path, name: str) -> Path:
+def _file_path(folder: Path, name: str) -> Path:
     path = folder / name
     check_not_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
     return path

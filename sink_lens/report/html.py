@@ -22,9 +22,9 @@ from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import explorer, views
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv
 from sink_lens.report.pages import belongs, page_of
-from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embedded
+from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embed_patterns
 from sink_lens.report.side_by_side import Beside, check_comparable, set_beside
-from sink_lens.report.style import UNWRITABLE, svg, thinned
+from sink_lens.report.style import UNWRITABLE, svg, thin_lines
 from sink_lens.schema import meanings
 from sink_lens.text import capital, listed, visible
 
@@ -42,7 +42,7 @@ def content(run: Run, *, prefix: str = "") -> Content:
     incomplete = _incomplete(run)  # reads every table
     first = page.first_screen(run) if page.first_screen else None
     own = run.provenance.get("notes") or []
-    notes = (*_shortened(run), *(own if isinstance(own, list) else [own]), *(first.notes if first else ()))
+    notes = (*_shortened_notes(run), *(own if isinstance(own, list) else [own]), *(first.notes if first else ()))
     name = run_name(run)
     return Content(
         run=run,
@@ -63,7 +63,7 @@ def _for_page(run: Run) -> Run:
     return dataclasses.replace(run, tables=run.tables.kept(most=MOST_READ))
 
 
-def _shortened(run: Run) -> list[str]:
+def _shortened_notes(run: Run) -> list[str]:
     """Say which tables are too long for a page, and what it is made from."""
     said = []
     for name, one in run.tables.shortened.items():
@@ -93,10 +93,10 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
     runs = [_for_page(run) for run in runs]
     check_comparable(runs, by=by)
     parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
-    return parts, _together(runs, set_beside(runs, parts))
+    return parts, _with_common_figure(runs, set_beside(runs, parts))
 
 
-def _together(runs: Sequence[Run], beside: Beside) -> Beside:
+def _with_common_figure(runs: Sequence[Run], beside: Beside) -> Beside:
     """The comparison with the figure of all runs, if their kind has one and each run has what it needs."""
     make = page_of(runs[0]).together
     if make is None:
@@ -105,7 +105,7 @@ def _together(runs: Sequence[Run], beside: Beside) -> Beside:
     if made is None:
         return dataclasses.replace(beside, together=Shown(key="together", title="All runs", missing=missing))
     said, see, figure = made
-    shown = Shown(key="together", title="All runs", see=see + thinned(figure), svg=svg(figure, name="together"))
+    shown = Shown(key="together", title="All runs", see=see + thin_lines(figure), svg=svg(figure, name="together"))
     return dataclasses.replace(beside, said=said, together=shown)
 
 
@@ -123,7 +123,7 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
 
     def make() -> Shown:
         see, figure = of.make(run)
-        see += thinned(figure)
+        see += thin_lines(figure)
         wide = bool(figure.get_figwidth() > 6)
         data, _ = attempt(run, lambda: of.data(run))
         return Shown(
@@ -168,20 +168,21 @@ def _incomplete(run: Run) -> str:
 
 
 def _provenance(run: Run) -> dict[str, str]:
+    """Name -> text, for each fact of the run's provenance."""
     run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
-    rows = [*_flat(run_itself), *_flat(run.provenance), *_flat(run.config, "config.")]
+    rows = [*_dotted_names(run_itself), *_dotted_names(run.provenance), *_dotted_names(run.config, "config.")]
     shown = {visible(name): value for name, value in rows[:_MOST_PROVENANCE]}
     if len(rows) > _MOST_PROVENANCE:
         shown[""] = f"{len(rows) - _MOST_PROVENANCE} more in run.json"
     return shown
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _dotted_names(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested values as dotted names, texts cut."""
     rows = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{name}.")
+            rows += _dotted_names(value, f"{prefix}{name}.")
         else:
             listed = ", ".join(visible(one) for one in value) if isinstance(value, list) else value
             rows.append((f"{prefix}{name}", "–" if listed in (None, "") else visible(listed, limit=400)))
@@ -205,7 +206,7 @@ def render(
             written.
         InputError: Too many runs, or the page would be written over a file that belongs to a run.
     """
-    path = _page(Path(out)) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
+    path = _page_path(Path(out)) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
     check_name(path, what="the name of the page")
     check_not_of_run(path, replaceable=(".html", ".htm"))
     text = page_text(folder, *others, by=by)
@@ -220,18 +221,20 @@ def render(
     except OSError as error:
         raise RunError(
             f"{path} cannot be written ({error.strerror}); need a folder with room. The numbers are safe: make room, "
-            f"then draw the page with {_again(folder, *others, out=out)}"
+            f"then draw the page with {_render_command(folder, *others, out=out)}"
         ) from error
     return path
 
 
-def _page(out: Path) -> Path:
+def _page_path(out: Path) -> Path:
+    """The path of a page to write, which must end with .html and belong to no run."""
     if out.is_dir():
         return out / PAGE_FILE
     return out if out.suffix.lower() in (".html", ".htm") else out.with_name(f"{out.name}.html")
 
 
-def _again(*folders: str | os.PathLike[str], out: Path | None) -> str:
+def _render_command(*folders: str | os.PathLike[str], out: Path | None) -> str:
+    """The command that renders a page again."""
     to = [] if out is None else ["--out", str(out)]
     return shlex.join(["sink-lens", "report", *map(str, folders), *to])
 
@@ -245,12 +248,12 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     """
     runs = [read_run(folder) for folder in folders]
     parts, beside = ([content(runs[0])], None) if len(runs) == 1 else side_by_side(runs, by=by)
-    patterns = [_patterns(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
+    patterns = [_pattern_data(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     first = parts[0].first if beside is None else None
-    shown = _views(parts[0]) if first else {}
+    shown = _circuitsvis_views(parts[0]) if first else {}
     vis = views.script({key: view for key, (_, view) in shown.items()}) if shown else ""
-    graphs, unexplored = _explored(parts)
+    graphs, unexplored = _explorer_graphs(parts)
     exploring = explorer.script(graphs) if graphs else ""
     template = explorer.templates().get_template("page.html")
     text = template.render(
@@ -259,8 +262,8 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
         leads=first.leads if first else (),
         tokens=[drawn_tokens(part.run) for part in parts],
         embedded=patterns,
-        data=_json({"csv": _numbers(parts, beside), "colours": _colours()}),
-        patterns=_json([one["data"] for one in patterns]),
+        data=_script_json({"csv": _copied_numbers(parts, beside), "colours": _viridis()}),
+        patterns=_script_json([one["data"] for one in patterns]),
         views={key: title for key, (title, _) in shown.items()},
         views_script=vis,
         script=script,
@@ -273,15 +276,15 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     return UNWRITABLE.sub("\ufffd", text)
 
 
-def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
+def _pattern_data(part: Content, *, most_bytes: int) -> dict[str, Any]:
     """Patterns for the script, and which; where the run has none, why. Other kinds of run have neither."""
     if part.first is None:
         return {"data": None, "said": ""}
-    found, why = attempt(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
+    found, why = attempt(part.run, lambda: embed_patterns(part.run, most_bytes=most_bytes))
     return {"data": None, "said": why} if found is None else found
 
 
-def _explored(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:
+def _explorer_graphs(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:
     """The circuits of up to two runs for the explorer, and why there are none; other kinds of run have neither."""
     explore = page_of(parts[0].run).explore
     if explore is None:
@@ -290,8 +293,8 @@ def _explored(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:
     return [graph for graph, _ in made if graph], " ".join(why for _, why in made if why)
 
 
-def _views(part: Content) -> dict[str, tuple[str, views.View]]:
-    """Collect the CircuitsVis views of a run: id of its element -> title and view."""
+def _circuitsvis_views(part: Content) -> dict[str, tuple[str, views.View]]:
+    """Element id -> title and CircuitsVis view, for the views that a run's page shows."""
     asked = {
         "view-heads": ("Attention heads, the strongest", views.attention_heads),
         "view-tokens": ("Tokens, coloured by the attention they receive", views.colored_tokens),
@@ -303,19 +306,20 @@ def _views(part: Content) -> dict[str, tuple[str, views.View]]:
     return {key: (title, view) for key, (title, view) in made.items() if view is not None}
 
 
-def _numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:
+def _copied_numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:
+    """Id of an element -> the CSV that its copy button gives."""
     shown = [one for part in parts for one in (*part.figures, *part.tables)]
     return {one.key: one.csv for one in (*shown, *(beside.tables if beside else ())) if one.csv}
 
 
-def _json(value: Any) -> str:
+def _script_json(value: Any) -> str:
     """JSON that can stand in a script element, whatever it holds."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @functools.cache
-def _colours() -> str:
+def _viridis() -> str:
     """Viridis, 256 colours of six digits."""
     rows = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype(int)
     return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in rows.tolist())

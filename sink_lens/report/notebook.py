@@ -35,10 +35,11 @@ def result(
         report = folder / PAGE_FILE
         small.append(f"In <code>{text_html(report if report.exists() else folder)}</code>")
     tail = "".join(f"<p style='margin: .2em 0; color: {QUIET}'>{line}</p>" for line in small)
-    return f"<div>{paragraphs}{''.join(map(_part, parts))}{tail}</div>"
+    return f"<div>{paragraphs}{''.join(map(_part_html, parts))}{tail}</div>"
 
 
-def _part(part: object) -> str:
+def _part_html(part: object) -> str:
+    """A part of a result as HTML."""
     if isinstance(part, str):
         return part
     if isinstance(part, pd.DataFrame):

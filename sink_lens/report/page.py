@@ -86,7 +86,7 @@ def shown_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> 
     rows = []
     for row in frame[columns].head(most).itertuples(index=False):
         cells = zip(row, numeric, strict=True)
-        rows.append(tuple(_cell(value, is_number=is_number) for value, is_number in cells))
+        rows.append(tuple(_cell_text(value, is_number=is_number) for value, is_number in cells))
     return PageTable(
         heads=tuple(heads[name] for name in columns),
         numeric=tuple(numeric),
@@ -96,7 +96,7 @@ def shown_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> 
     )
 
 
-def _cell(value: Any, *, is_number: bool) -> str:
+def _cell_text(value: Any, *, is_number: bool) -> str:
     """A value as text; undefined for a missing number."""
     if pd.isna(value):
         return "undefined" if is_number else ""
@@ -148,16 +148,17 @@ MAKES = {
 
 
 def about(run: Run) -> str:
-    """A run in an error: its folder and its kind."""
+    """Name a run in an error: its folder and its kind."""
     return f"{run.folder} is a run of {visible(run.kind)}"
 
 
 def _always(_: Run) -> bool:
+    """True for every run."""
     return True
 
 
 def whole(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataFrame]:
-    """Return the code that reads a table of a run, or some of its columns: the numbers behind a figure."""
+    """Return a function that reads a table of a run, or some columns of it: the numbers behind a figure."""
 
     def read(run: Run) -> pd.DataFrame:
         table = run.need(name, columns=())
@@ -208,14 +209,14 @@ class Listed:
 
 
 def has_table(name: str) -> Callable[[Run], bool]:
-    """Return the check of whether a run has a table."""
+    """Return a function that checks whether a run has a table."""
     return lambda run: name in run.tables
 
 
 def listed_table(
     name: str, see: str, heads: Heads, *, need: Sequence[str] = ()
 ) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return the code that makes a page's table of one of the run's tables, as it is.
+    """Return a function that makes a page's table of one of the run's tables, as it is.
 
     Args:
         name: of the run's table.
@@ -329,7 +330,7 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, A
 
 
 def attempt(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
-    """Return what is made, or why it cannot be: a damaged table must not take the rest of the page with it."""
+    """Call ``make``; return its result and "", or None and the reason why a damaged table prevents it."""
     try:
         return make(), ""
     except SinkLensError as error:

@@ -21,7 +21,7 @@ def page_of(run: Run) -> Page:
     """The page of the run's kind; all its tables, as they are, where the kind has none."""
     if found := page_for(run.kind):
         return found
-    listed = tuple(Listed(key=f"{name}-table", title=name, make=_plain(name)) for name in run.tables)
+    listed = tuple(Listed(key=f"{name}-table", title=name, make=_all_columns(name)) for name in run.tables)
     return Page(title=lambda run: f"A run of {visible(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
 
 
@@ -30,7 +30,9 @@ def belongs(run: Run, of: Drawn | Listed) -> bool:
     return attempt(run, lambda: of.when(run))[0] is not False
 
 
-def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
+def _all_columns(name: str) -> Callable[[Run], tuple[str, PageTable]]:
+    """Return a function that makes a page's table of all columns of a run's table."""
+
     def make(run: Run) -> tuple[str, PageTable]:
         frame = run.tables[name]
         return f"{plural(len(frame), 'row')}.", shown_table(frame, {str(column): str(column) for column in frame})

@@ -97,7 +97,7 @@ def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.nd
     return grid
 
 
-def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """The patterns of a run's first sequence, strongest heads first, up to a number of bytes.
 
     They are ``data`` for the page's script; ``said`` says in a sentence which heads are there.

@@ -109,7 +109,7 @@ class Beside:
         for row in apart:
             if (texts := tuple(cell.text for cell in row.cells)) == self.names:
                 continue  # the names of the runs say it
-            values = [f"{_set_to(text)} in {name}" for text, name in zip(texts, self.names, strict=True)]
+            values = [f"{_setting_text(text)} in {name}" for text, name in zip(texts, self.names, strict=True)]
             settings.append(f"{words(row.name.removeprefix('config.'))} {', '.join(values)}")
         settings = list(dict.fromkeys(settings))  # a model is in the configuration and in the provenance
         more = [f"{len(settings) - _MOST_MADE} more"] * (len(settings) > _MOST_MADE)
@@ -126,7 +126,7 @@ class Beside:
         return tuple(Shown(key=key, title="", csv=csv(frame)) for key, frame in frames.items())
 
 
-def _set_to(text: str) -> str:
+def _setting_text(text: str) -> str:
     return "not set" if text == "–" else visible(text, limit=40)
 
 
@@ -134,15 +134,15 @@ def set_beside(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     """The comparison of several runs, made from the content of their pages."""
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}
-    summaries = [attempt(run, lambda run=run: _summary(run))[0] or {} for run in runs]
+    summaries = [attempt(run, lambda run=run: _summary_values(run))[0] or {} for run in runs]
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
-    rows = [_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
+    rows = [_make_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
     return Beside(
-        names=_names(runs, parts),
-        verdicts=tuple(_verdicts(key, parts, name=name) for key, name in judged.items()),
+        names=_run_names(runs, parts),
+        verdicts=tuple(_verdict_row(key, parts, name=name) for key, name in judged.items()),
         of=firsts[0].of if firsts else ("", ""),
-        summary=tuple(_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
+        summary=tuple(_make_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
         provenance=tuple(sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)),
     )
 
@@ -161,7 +161,7 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
         raise InputError(f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other. Leave some out.")
     kinds = [run.kind for run in runs]
     if len(set(kinds)) > 1:
-        raise _refused(runs, {"kind": kinds})
+        raise _incomparable_error(runs, {"kind": kinds})
     allowed = {name for one in by for name in COMPARED_BY[one]}
     differing: dict[str, list[Any]] = {}
     for name, where in _SAME:
@@ -175,10 +175,10 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     if "tokens_sha256" not in allowed and len(set(map(str, models))) == 1 and len(set(map(str, tokens))) > 1:
         differing["tokens_sha256"] = tokens
     if differing:
-        raise _refused(runs, differing)
+        raise _incomparable_error(runs, differing)
 
 
-def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:
+def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:
     """The error that names what makes runs incomparable."""
     parts = []
     for name, values in differing.items():
@@ -190,7 +190,7 @@ def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> Run
     )
 
 
-def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
+def _run_names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
     """Name each run: by its model, or by its folder if models are the same."""
     models = [part.name for part in parts]
     if len(set(models)) == len(models):
@@ -198,11 +198,11 @@ def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
     return tuple(visible(run.folder.resolve().name) for run in runs)
 
 
-def _row(name: str, texts: Sequence[str]) -> Row:
+def _make_row(name: str, texts: Sequence[str]) -> Row:
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 
-def _verdicts(key: str, parts: Sequence[Content], *, name: str) -> Row:
+def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
     """A verdict in each run, with what it rests on; runs differ where their verdicts do."""
     cells = []
     for part in parts:
@@ -218,7 +218,7 @@ def _verdicts(key: str, parts: Sequence[Content], *, name: str) -> Row:
     )
 
 
-def _summary(run: Run) -> dict[str, str]:
+def _summary_values(run: Run) -> dict[str, str]:
     table = run.need("summary", columns=["quantity", "value"])
     shown = {}
     for row in table.to_dict("records"):

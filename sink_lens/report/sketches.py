@@ -27,7 +27,7 @@ _VERDICTS = {"holds": "holds", "fails": "fails", "undecided": "undecided"}
 _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
 
 
-def of_chain(circuit: Any) -> Diagram:
+def sketch_chain(circuit: Any) -> Diagram:
     """A trace's circuit: its nodes and their arrows, a number each; growth steps are one where no number parts them."""
     nodes = circuit.nodes.loc[circuit.nodes["group"].eq("") & ~circuit.nodes["kind"].isin(["early", "mlps"])]
     steps = sorted(set(nodes["step"].dropna()))
@@ -102,25 +102,25 @@ def of_chain(circuit: Any) -> Diagram:
 def _node_words(nodes: pd.DataFrame) -> str:
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
-    layers = _layers(nodes["layers"].tolist())
+    layers = _layers_text(nodes["layers"].tolist())
     supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
     names = {
         "z": "averaged values z",
         "attn_out": "attention output after W_O",
         "neurons": f"{supers}{layers}",
-        "dimension": _all(nodes["label"].tolist()),
-        "heads": f"sink in {_heads(nodes)}",
+        "dimension": _join_labels(nodes["label"].tolist()),
+        "heads": f"sink in {_heads_text(nodes)}",
     }.get(str(first["kind"]), visible(first["label"].replace("\n", " "), limit=60, counted=False))
     return " ".join(names.split()[:MOST_WORDS])
 
 
-def _heads(nodes: pd.DataFrame) -> str:
+def _heads_text(nodes: pd.DataFrame) -> str:
     """Count the heads above the threshold, if that was measured; not out of how many, since the title is of all."""
     counts = [re.match(r"(\d+) of ", detail) for detail in nodes["detail"]]
     return plural(sum(int(one[1]) for one in counts if one), "head") if all(counts) else "heads"
 
 
-def _all(labels: Sequence[str]) -> str:
+def _join_labels(labels: Sequence[str]) -> str:
     """Labels such as ``dimension 507`` in one: the word, and every number once."""
     numbers = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
     if not numbers:
@@ -129,7 +129,7 @@ def _all(labels: Sequence[str]) -> str:
     return f"dimension{'s' * (len(numbers) > 1)} {', '.join(numbers[:3])}{more}"
 
 
-def _layers(said: Sequence[str]) -> str:
+def _layers_text(said: Sequence[str]) -> str:
     spans = [one.partition(" ")[2] for one in said if one.startswith("layer")]
     if not spans or len(spans) > 3:
         return ""
@@ -137,7 +137,7 @@ def _layers(said: Sequence[str]) -> str:
     return f", layer{'s' * many} {', '.join(spans)}"
 
 
-def of_edges(
+def sketch_edges(
     edges: pd.DataFrame,
     *,
     group: int = 1,
@@ -167,7 +167,9 @@ def of_edges(
         raise RunError("the circuit has no edge, so there is nothing to draw. Ask for more with --edges")
     shown, chosen = [_END], []
     while len(shown) < most:
-        into = {one: sum(shares) for one, shares in _sums(rows, shown, group=group, outputs=outputs).items()}
+        into = {
+            one: sum(shares) for one, shares in _edges_into_shown(rows, shown, group=group, outputs=outputs).items()
+        }
         more = max((one for one in into if one[0] not in shown), key=lambda one: abs(into[one]), default=None)
         if more is None:
             break
@@ -177,7 +179,7 @@ def of_edges(
         raise RunError(
             "no edge of the circuit leads to the metric, so there is nothing to draw. Ask for more with --edges"
         )
-    parts = _sums(rows, shown, group=group, outputs=outputs)
+    parts = _edges_into_shown(rows, shown, group=group, outputs=outputs)
     sums = {one: sum(scores) for one, scores in parts.items()}
     by_size = sorted(sums, key=lambda one: -abs(sums[one]))
     largest = max(abs(sums[one]) for one in chosen)
@@ -209,7 +211,7 @@ def of_edges(
     )
 
 
-def _sums(
+def _edges_into_shown(
     rows: Sequence[tuple[str, str, float]], shown: Sequence[str], *, group: int, outputs: Collection[str]
 ) -> dict[tuple[str, str], list[float]]:
     """Writer and node that is shown -> the edges from one into the other.

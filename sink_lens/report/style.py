@@ -96,7 +96,7 @@ class Picture(Figure):
         return save_figure(self, path)
 
     def _repr_png_(self) -> bytes:
-        return file_of(self, "png")
+        return figure_bytes(self, "png")
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
@@ -111,11 +111,11 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
         raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .png, .svg or .pdf for a figure")
     check_not_of_run(path, replaceable=[f".{one}" for one in FORMATS])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(file_of(figure, form))
+    path.write_bytes(figure_bytes(figure, form))
     return path
 
 
-def file_of(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
+def figure_bytes(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
     """The content of a figure's file, the same at each drawing."""
     buffer = io.BytesIO()
     settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
@@ -294,12 +294,12 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
     subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.6 else tuple(map(float, range(1, 10)))
     numbers = 5 if axis == "x" and decades > 5 else None  # more would run together
     scale.set_major_locator(LogLocator(subs=subs, numticks=numbers))
-    scale.set_major_formatter(FuncFormatter(_plain))
+    scale.set_major_formatter(FuncFormatter(_tick_text))
     scale.set_minor_formatter(NullFormatter())
     scale.set_minor_locator(NullLocator())
 
 
-def _plain(value: float, _: int | None = None) -> str:
+def _tick_text(value: float, _: int | None = None) -> str:
     """A number as an axis shows it, as 10^n only if it is very small or large."""
     return f"{value:g}" if 1e-3 <= value < 1e6 else f"{value:.0e}"
 
@@ -323,15 +323,15 @@ def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
         over.legend(handles, labels, loc="outside upper left", **style | {"handlelength": 3.0})
 
 
-def finished(figure: Figure) -> Figure:
-    """No text of the figure is read as a formula: a dollar sign in a token is a dollar sign."""
+def without_formulas(figure: Figure) -> Figure:
+    """Let no text of a figure be read as a formula, since a token may hold a dollar sign; return the figure."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
     return figure
 
 
-def placed(figure: Figure) -> None:
+def fix_layout(figure: Figure) -> None:
     """Lay a figure out once and for all, so that drawing it does not do so again for every format."""
     engine = figure.get_layout_engine()
     if engine is not None:
@@ -346,10 +346,10 @@ def placed(figure: Figure) -> None:
 
 def picture(figure: Figure) -> str:
     """The figure as an image in HTML, which holds it itself."""
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(file_of(figure, "png")).decode()}">'
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(figure_bytes(figure, "png")).decode()}">'
 
 
-def thinned(figure: Figure) -> str:
+def thin_lines(figure: Figure) -> str:
     """Keep of lines of very many points the extremes of each stretch, and draw very many marks as pixels.
 
     Returns:
@@ -389,7 +389,7 @@ def svg(figure: Figure, *, name: str) -> str:
     Text stays text. Its ids begin with `name`, so figures of one page do not mix; nothing points outside.
     """
     buffer = io.StringIO()
-    placed(figure)
+    fix_layout(figure)
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with mpl.rc_context(settings), warnings.catch_warnings():

@@ -87,7 +87,7 @@ class View:
         return save_page(self.html, path)
 
     def _repr_html_(self) -> str:
-        return framed(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
+        return frame_html(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
     def __str__(self) -> str:
         """The page, as CircuitsVis's own objects give it; with no address of a network in it."""
@@ -124,8 +124,8 @@ def attention_heads(
     patterns, found = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
     props = {
         "attention": patterns,
-        "tokens": _texts(attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer),
-        "attentionHeadNames": _names(found if names is None else names, len(patterns)),
+        "tokens": _position_texts(attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer),
+        "attentionHeadNames": _head_names(found if names is None else names, len(patterns)),
         "maskUpperTri": True,
         "minValue": 0,
         "maxValue": 1,
@@ -195,10 +195,10 @@ def colored_tokens(
         title = f"Attention that each token receives from later ones, mean over {plural(len(patterns), 'head')}"
         title += f"; the last {few} are not coloured: fewer than {_FEWEST} come after them"
     else:
-        values, title = _array(source), "One number per token"
+        values, title = _to_array(source), "One number per token"
     if values.ndim != 1 or not len(values):
         raise InputError(f"colours need one number per token; found an array of {values.shape}. Choose one row of it")
-    texts = _texts(source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
+    texts = _position_texts(source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
     most = float(np.nanmax(np.abs(values), initial=1e-9))
     props = {"tokens": texts, "values": values, "minValue": -most, "maxValue": most}
     title += f"; colours from −{number(most)} (red) to {number(most)} (blue)"
@@ -246,7 +246,7 @@ def neuron_activations(
     props = {"tokens": texts, "activations": np.concatenate([values, scale], axis=1)}
     first = [*first, f"scale:±{number(most)}"]
     for name, title, labels in zip(("first", "second"), titles, (first, second), strict=True):
-        props |= {f"{name}DimensionName": title, f"{name}DimensionLabels": [_harmless(one) for one in labels]}
+        props |= {f"{name}DimensionName": title, f"{name}DimensionLabels": [_harmless_text(one) for one in labels]}
     height = 230 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
     what = "Pre-activations of super neurons" if isinstance(source, Run) else "Activations of neurons"
     title = f"{what}; colours from −{number(most)} (red) to {number(most)} (blue), the same for all"
@@ -264,7 +264,7 @@ def page(views: Mapping[str, View], *, title: str = "CircuitsVis") -> str:
         InputError: a name that can be no id, or the circuitsvis package is not there.
     """
     body = "\n".join(
-        (f"<h1>{html.escape(view.title)}</h1>\n" if view.title else "") + f'<div id="{_id(name)}"></div>'
+        (f"<h1>{html.escape(view.title)}</h1>\n" if view.title else "") + f'<div id="{_element_id(name)}"></div>'
         for name, view in views.items()
     )
     return closed_page(body, code=script(views), bundle=bundle(), title=title)
@@ -276,10 +276,11 @@ def script(views: Mapping[str, View]) -> str:
     A content policy allows it by ``hashes(script(views), bundle())``.
     """
     drawn = [
-        [_id(name), view.kind, {key: _plain(one) for key, one in view.props.items()}] for name, view in views.items()
+        [_element_id(name), view.kind, {key: _rounded_list(one) for key, one in view.props.items()}]
+        for name, view in views.items()
     ]
     data = json.dumps(strict(drawn), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return unpacking(bundle(), name="CircuitsVis", then=_DRAW % data)
+    return unpacking_script(bundle(), name="CircuitsVis", then=_DRAW % data)
 
 
 @cache
@@ -296,13 +297,13 @@ def bundle() -> str:
     raise InputError("the bundle of circuitsvis was not found; need it for views. pip install 'circuitsvis>=1.43'")
 
 
-def unpacking(bundle: str, *, name: str, then: str) -> str:
+def unpacking_script(bundle: str, *, name: str, then: str) -> str:
     """A script that unpacks a component unless the page already has it, and then runs some statements."""
-    return _LOADER % (name, _packed(bundle), then)
+    return _LOADER % (name, _packed_bundle(bundle), then)
 
 
 @cache
-def _packed(bundle: str) -> str:
+def _packed_bundle(bundle: str) -> str:
     return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
 
 
@@ -342,7 +343,7 @@ def save_page(text: str, path: str | Path) -> Path:
     return path
 
 
-def framed(text: str, *, height: int, title: str, also: str = "") -> str:
+def frame_html(text: str, *, height: int, title: str, also: str = "") -> str:
     """A page in a frame that may run its scripts and nothing else, as a notebook shows it; its height in pixels.
 
     Args:
@@ -362,7 +363,7 @@ MOST_NUMBERS = 600_000
 """Most numbers in one view; a larger view makes a browser slow."""
 
 
-def _array(source: Any) -> np.ndarray:
+def _to_array(source: Any) -> np.ndarray:
     """The numbers of an array, a list, or a tensor of any type and device."""
     try:
         return np.asarray(source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float)
@@ -370,7 +371,7 @@ def _array(source: Any) -> np.ndarray:
         raise InputError(f"the source is {value_text(source)}, without numbers; need an array of them") from error
 
 
-def _harmless(text: object, *, limit: int = 24) -> str:
+def _harmless_text(text: object, *, limit: int = 24) -> str:
     """A token as it is shown, which no parser takes for markup."""
     return re.sub("[<&]", lambda found: found[0] + _JOINER, token(text, limit=limit, counted=False))
 
@@ -393,7 +394,7 @@ def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = N
         raise InputError(f"tokens is a {type(tokens).__name__}; need texts, one for each position, or a token batch")
     if len(tokens) != length:
         raise InputError(f"there are {len(tokens)} tokens for {length} positions; need one each")
-    return [_harmless(text) for text in tokens]
+    return [_harmless_text(text) for text in tokens]
 
 
 def _patterns_of(
@@ -406,19 +407,19 @@ def _patterns_of(
         RunError: the run has no patterns.
     """
     if isinstance(source, Run):
-        patterns, names = _of_run(source, heads)
+        patterns, names = _patterns_of_run(source, heads)
     elif hasattr(source, "tensors"):
-        there, captured = _captured(source, "pattern", sequence=sequence, layers=layers)
-        chosen = _existing(heads, len(captured[0]), what="head")
+        there, captured = _captured_layers(source, "pattern", sequence=sequence, layers=layers)
+        chosen = _chosen_indices(heads, len(captured[0]), what="head")
         patterns = np.stack([one[head] for one in captured for head in chosen])
         names = [head_name(layer, head) for layer in there for head in chosen]
     else:
-        patterns = _array(source)
+        patterns = _to_array(source)
         patterns = patterns[None] if patterns.ndim == 2 else patterns
         names = [f"head {head}" for head in range(patterns.shape[0] if patterns.ndim else 0)]
     if patterns.ndim != 3 or patterns.shape[1] != patterns.shape[2] or not patterns.size:
         raise InputError(f"patterns are (head, query, key), with as many queries as keys; found {patterns.shape}")
-    return _bounded(patterns), names
+    return _check_size(patterns), names
 
 
 def _neurons_of(
@@ -432,7 +433,7 @@ def _neurons_of(
         InputError: the shapes do not fit, what is asked for is not there, or there is too much.
     """
     if not hasattr(source, "tensors"):
-        activations = _array(source)
+        activations = _to_array(source)
         if activations.ndim != 3:
             raise InputError(
                 f"activations are (position, layer, neuron); found {activations.shape}. Add the missing axes"
@@ -443,13 +444,13 @@ def _neurons_of(
             raise InputError(
                 f"{len(layers)} layers and {len(neurons)} neurons are named; found {activations.shape[1:]}"
             )
-        return _bounded(activations), layers, neurons
-    there, captured = _captured(source, "neurons", sequence=sequence, layers=layers)
+        return _check_size(activations), layers, neurons
+    there, captured = _captured_layers(source, "neurons", sequence=sequence, layers=layers)
     activations = np.stack(captured, axis=1)
     if neurons is None:
         neurons = np.argsort(-np.abs(activations).max(axis=(0, 1)), kind="stable")[:_MOST_NEURONS].tolist()
-    chosen = _existing(neurons, activations.shape[2], what="neuron")
-    return _bounded(activations[:, :, chosen]), there, chosen
+    chosen = _chosen_indices(neurons, activations.shape[2], what="neuron")
+    return _check_size(activations[:, :, chosen]), there, chosen
 
 
 def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
@@ -473,7 +474,7 @@ def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
     return np.stack(grids, axis=2), neurons, quantities
 
 
-def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
+def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
     """The patterns that a run keeps, and their names: of the strongest heads and the weakest if none is named."""
     if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
         raise RunError(f"{about(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
@@ -492,7 +493,7 @@ def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarr
     return np.stack([kept[layer, head] / 255 for layer, head in heads]), names
 
 
-def _captured(
+def _captured_layers(
     source: Any, site: str, *, sequence: int, layers: Sequence[int] | None
 ) -> tuple[list[int], list[np.ndarray]]:
     """The layers of a site that were captured and are wanted, and what they hold of one sequence."""
@@ -505,10 +506,10 @@ def _captured(
     n = len(source.tensors[site, chosen[0]])
     if not 0 <= sequence < n:
         raise InputError(f"sequence {sequence} was not captured; need 0 to {n - 1}")
-    return chosen, [_array(source.tensors[site, layer][sequence]) for layer in chosen]
+    return chosen, [_to_array(source.tensors[site, layer][sequence]) for layer in chosen]
 
 
-def _existing(chosen: Sequence[int] | None, n: int, *, what: str) -> list[int]:
+def _chosen_indices(chosen: Sequence[int] | None, n: int, *, what: str) -> list[int]:
     """The heads or neurons that are wanted, all by default."""
     wanted = list(range(n) if chosen is None else chosen)
     if outside := [one for one in wanted if not 0 <= one < n]:
@@ -516,7 +517,7 @@ def _existing(chosen: Sequence[int] | None, n: int, *, what: str) -> list[int]:
     return wanted
 
 
-def _bounded(found: np.ndarray) -> np.ndarray:
+def _check_size(found: np.ndarray) -> np.ndarray:
     """The array, if a browser can take so many numbers."""
     if found.size > MOST_NUMBERS:
         raise InputError(
@@ -526,26 +527,26 @@ def _bounded(found: np.ndarray) -> np.ndarray:
     return found
 
 
-def _texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
+def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
     """Return the tokens of the positions, by default those of a run."""
     if tokens is None and isinstance(source, Run):
         tokens = list(first_tokens(source, most=length).values()) or None
     return _texts_of(tokens, length=length, sequence=sequence, tokenizer=tokenizer)
 
 
-def _names(names: Sequence[str], n: int) -> list[str]:
+def _head_names(names: Sequence[str], n: int) -> list[str]:
     if len(names) != n:
         raise InputError(f"there are {len(names)} names for {n} heads; need one each")
-    return [_harmless(name, limit=16) for name in names]
+    return [_harmless_text(name, limit=16) for name in names]
 
 
-def _id(name: str) -> str:
+def _element_id(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
         raise InputError(f"{name!r} can be no id of an element; need a letter, then letters, digits, - and _")
     return name
 
 
-def _plain(value: Any) -> Any:
+def _rounded_list(value: Any) -> Any:
     """Convert an array to lists of numbers with four digits, undefined ones as 0, since JSON has no others."""
     if isinstance(value, np.ndarray):
         return np.round(np.nan_to_num(value, posinf=0, neginf=0), 4).tolist()

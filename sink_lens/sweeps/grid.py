@@ -15,7 +15,7 @@ from ..edits.index_notation import axis_values
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, file_hash, kind_of
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
-from ..models.header import Sized, differs, sizes_of
+from ..models.header import Sized, differing_text, sizes_of
 from ..models.sites import site_of
 from ..text import visible
 
@@ -92,7 +92,7 @@ class EditGrid(OptionLists):
         for name in AXES:
             given = getattr(self, f"{name}s")
             if given == "each" and name in words and lens.differing(f"batch {words[name]}"):
-                raise InputError(differs(site.name, f"{name}s"))
+                raise InputError(differing_text(site.name, f"{name}s"))
             if name not in sizes:
                 if name != "layer" and given != "all":
                     raise InputError(f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out")

@@ -20,11 +20,11 @@ from sink_lens.report.style import (
     QUIET,
     canvas,
     colour_scale,
-    finished,
     legend,
     map_panel,
     panel,
     style_axes,
+    without_formulas,
 )
 from sink_lens.schema import FEW
 from sink_lens.sweeps import words
@@ -80,7 +80,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
         on.set_title(above, fontsize=FONT, color=INK, loc="left")
     if images:
         colour_scale(figure, images[0][1], [on for on, _ in images], label=value.replace("_", " "))
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataFrame, list[str]]]:
@@ -211,7 +211,7 @@ def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
         else:
             axes.set_yticks([])
             axes.set_ylabel(f"all {len(part)} cells", fontsize=FONT, color=INK)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _effects(which: int) -> tuple[Drawn, Drawn]:

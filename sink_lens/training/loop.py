@@ -31,7 +31,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from ..errors import CheckpointError, RunError, SinkLensError
 from ..models.foreign import SHARDED, UNCOMPILED, save_checkpoint
 from ..models.headnorm import undecayed
-from ..models.wrapping import random_state_kept
+from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RunWriter
 from . import checkpoint_files
@@ -289,7 +289,7 @@ class Loop(Trainer):
         self._written = time.perf_counter()
 
     def _evaluated(self) -> float:
-        with random_state_kept():
+        with keep_random_state():
             found = self.evaluation_loop(self.get_eval_dataloader(), description="eval", prediction_loss_only=True)
         assert found.metrics is not None
         return float(found.metrics["eval_loss"])
@@ -343,7 +343,7 @@ class Loop(Trainer):
         self.accelerator.wait_for_everyone()
         if first and prefix == checkpoint_files.KEPT and self._watch is not None:
             begun = time.perf_counter()
-            with random_state_kept():
+            with keep_random_state():
                 self._watch()
             self._begun += time.perf_counter() - begun  # the seconds of the log are those of training
         self.accelerator.wait_for_everyone()

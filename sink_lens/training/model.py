@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import InputError
 from ..models.headnorm import HeadNormConfig, HeadNormForCausalLM
-from ..models.wrapping import random_state_kept
+from ..models.wrapping import keep_random_state
 from .config import TrainConfig
 
 
@@ -30,7 +30,7 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
         for name, parameter in model.named_parameters():
             if name in alike:
                 parameter.copy_(alike[name])
-    with random_state_kept():
+    with keep_random_state():
         torch.default_generator.manual_seed(config.seed)
         model.begin_gains()  # of the other weights
     return model
@@ -71,7 +71,7 @@ def _draw_weights(
         "eos_token_id": None if tokenizer is None else tokenizer.eos_token_id,
         "pad_token_id": None,
     }
-    with random_state_kept(), torch.device("cpu"):
+    with keep_random_state(), torch.device("cpu"):
         torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would reseed the GPUs of the caller too
         model = HeadNormForCausalLM(HeadNormConfig(**asked))
     model.set_attn_implementation("sdpa")

@@ -79,12 +79,12 @@ def timed_step(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FL
     import torch
 
     from ..models.headnorm import undecayed
-    from ..models.wrapping import random_state_kept
+    from ..models.wrapping import keep_random_state
     from .model import model_of
     from .train import check_device
 
     device = check_device(config)
-    with random_state_kept():
+    with keep_random_state():
         model: Any = model_of(config)
         apart = undecayed(model, unshared_gain=not config.decay_unshared_gain)
         model.to(device).train()

@@ -36,7 +36,7 @@ from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import head_sizes
 from ..models.family import Family
-from ..models.foreign import name_of
+from ..models.foreign import config_name_of
 from ..models.interfaced import take_interface
 from ..models.sites import SITES, bridge_hook, read_site
 from ..text import json_value
@@ -311,7 +311,7 @@ class PrefixModel(nn.Module):
         about = {
             "peft_type": _TYPE,
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": name_of(config),
+            "base_model_name_or_path": config_name_of(config),
             "base_model_class": type(self.base_model).__name__,
         }
         text = json.dumps(about | asdict(self.prefix_config), indent=2)

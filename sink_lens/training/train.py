@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
 from ..models.foreign import take_one_gpu
-from ..models.wrapping import random_state_kept
+from ..models.wrapping import keep_random_state
 from ..records import RunWriter, create_run, display, versions
 from . import checkpoint_files
 from .batches import Rows, TrainingRows, corpus_of, given_corpus, tokenizer_hash
@@ -124,7 +124,7 @@ def train(
     config = config_of_call(config, fields)
     device = check_device(config)
     folder = Path(out)
-    with random_state_kept(), quiet():
+    with keep_random_state(), quiet():
         args = arguments(config, folder, device=device)
         check_processes(config, args.world_size)
         with args.main_process_first(local=False, desc="packing"):

@@ -23,7 +23,7 @@ from ..errors import InputError, ModelError, RunError, SinkLensError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
-from ..models.wrapping import random_state_kept
+from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display, read_run, versions
 from ..records.checkpoints import checkpoints_of
@@ -80,7 +80,7 @@ def measure_checkpoint(
     Raises:
         ModelError, InputError: what was found and what is needed.
     """
-    with random_state_kept():
+    with keep_random_state():
         if isinstance(model, PreTrainedModel):
             with evaluating(model):
                 frame = chain_measures(load(model, tokenizer=tokenizer), tokens, threshold=threshold)

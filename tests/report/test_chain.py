@@ -79,7 +79,7 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
     pd.testing.assert_frame_equal(
         circuit.edges[circuit.edges["link"] != "sink_output"].reset_index(drop=True), six.edges
     )
-    drawn = sketches.of_chain(circuit)
+    drawn = sketches.sketch_chain(circuit)
     assert "a small output" in [box.text for box in drawn.boxes]
 
 

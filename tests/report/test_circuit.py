@@ -172,7 +172,7 @@ def test_without_interventions_nothing_holds_and_no_arrow_is_a_cause(tmp_path):
     folder = traced(tmp_path / "run", frames=measured_alone())
     circuit = circuit_of(folder)
     assert set(circuit.edges["verdict"]) == {"present, not tested", "absent", "undecided", "part"}
-    drawn = sketches.of_chain(circuit)
+    drawn = sketches.sketch_chain(circuit)
     assert drawn.title == "What was measured at position 0, the attention sink of toy"
     assert {arrow.kind for arrow in drawn.arrows} == {"present, not tested", "absent", "undecided"}
     faces = {patch.get_facecolor() for patch in circuit.draw().axes[0].patches}
@@ -187,7 +187,7 @@ def test_without_interventions_nothing_holds_and_no_arrow_is_a_cause(tmp_path):
 
 def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
     folder = traced(tmp_path / "run", frames=measured_alone(rate=0.0))
-    drawn = sketches.of_chain(circuit_of(folder))
+    drawn = sketches.sketch_chain(circuit_of(folder))
     assert drawn.title == "What was measured at position 0 of toy, which has no attention sink"
     assert drawn.says == "No position is an attention sink, so no link was intervened on."
     text = page_text(folder)

@@ -46,10 +46,10 @@ def by_step(circuit):
 
 def diagrams(tmp_path):
     whole = chain(tmp_path)
-    yield sketches.of_chain(whole)
-    yield sketches.of_chain(by_step(whole))
-    yield sketches.of_chain(circuit_of(traced(tmp_path / "with paths")))
-    yield sketches.of_edges(edges(), group=3, title="Indirect objects", unit="of the logit difference")
+    yield sketches.sketch_chain(whole)
+    yield sketches.sketch_chain(by_step(whole))
+    yield sketches.sketch_chain(circuit_of(traced(tmp_path / "with paths")))
+    yield sketches.sketch_edges(edges(), group=3, title="Indirect objects", unit="of the logit difference")
 
 
 def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(tmp_path):
@@ -88,7 +88,7 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
 
 def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
     circuit = chain(tmp_path)
-    pooled, parted = sketches.of_chain(circuit), sketches.of_chain(by_step(circuit))
+    pooled, parted = sketches.sketch_chain(circuit), sketches.sketch_chain(by_step(circuit))
     texts = [box.text for box in pooled.boxes]
     assert texts == [
         "position 0", "averaged values z", "attention output after W_O",
@@ -99,7 +99,7 @@ def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
 
 
 def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_path):
-    drawn = sketches.of_chain(circuit_of(traced(tmp_path / "run")))
+    drawn = sketches.sketch_chain(circuit_of(traced(tmp_path / "run")))
     arrows = {(one.source, one.target): (one.label, one.kind) for one in drawn.arrows}
     assert arrows["neurons:0", "neurons:1"] == ("35%", "raises")
     assert arrows["dimension:1", "key:1"] == ("−30%", "lowers")
@@ -108,14 +108,16 @@ def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_
 
 
 def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
-    drawn = sketches.of_edges(edges(), group=3, most=4)
+    drawn = sketches.sketch_edges(edges(), group=3, most=4)
     assert {(one.source, one.target): one.label for one in drawn.arrows} == {
         ("a23.h3", "metric"): "31%",
         ("a20.h0", "a23.h3"): "18%",
         ("a24.h4", "metric"): "−16%",
     }  # fmt: skip
     assert {box.text for box in drawn.boxes} == {"L23.H3", "L20.H0", "L24.H4", "logits"}
-    more = sketches.of_edges(edges(), group=3, most=6)  # an edge into the shared value leads to the head that is drawn
+    more = sketches.sketch_edges(
+        edges(), group=3, most=6
+    )  # an edge into the shared value leads to the head that is drawn
     assert ("a17.h4", "a20.h0") in {(one.source, one.target) for one in more.arrows}
 
 
@@ -145,7 +147,7 @@ def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(
 
 def test_edges_that_lead_nowhere_and_runs_without_a_circuit_are_refused(tmp_path):
     with pytest.raises(RunError, match="no edge of the circuit leads to the metric"):
-        sketches.of_edges(sink_edges())
+        sketches.sketch_edges(sink_edges())
     folder = write_run(tmp_path / "other", "tokens", heads=pd.DataFrame({"layer": [0]}))
     with pytest.raises(RunError, match=r"is a run of tokens, which has no circuit.*sink-lens circuit MODEL"):
         circuit_of(folder)
@@ -180,7 +182,7 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
 
 def test_undefined_numbers_are_drawn_as_such(tmp_path):
     circuit = circuit_of(traced(tmp_path / "run", without=("effects", "mediation", "paths")))
-    drawn = sketches.of_chain(circuit)
+    drawn = sketches.sketch_chain(circuit)
     assert {arrow.label for arrow in drawn.arrows} == {"?"}
     assert all(np.isnan(arrow.share) for arrow in drawn.arrows)
     assert "No link of this run was intervened on" in drawn.says

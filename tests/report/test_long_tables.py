@@ -10,7 +10,7 @@ from sink_lens.records import RunLog, create_run, read_run
 from sink_lens.records.long_tables import read_some
 from sink_lens.report import html
 from sink_lens.report.html import content
-from sink_lens.report.style import canvas, panel, thinned
+from sink_lens.report.style import canvas, panel, thin_lines
 
 from .test_pages import CONFIGS
 
@@ -87,9 +87,9 @@ def test_very_many_points_keep_their_extremes():
     values[70_001] = 5.0
     (line,) = axes.plot(np.arange(100_000), values)
     axes.scatter(np.arange(5_000), np.zeros(5_000))
-    assert "smallest and largest value of each stretch" in thinned(figure)
+    assert "smallest and largest value of each stretch" in thin_lines(figure)
     x, y = line.get_data()
     assert len(x) <= 20_002
     assert x[y == 5.0].tolist() == [70_001]
     assert axes.collections[0].get_rasterized()
-    assert thinned(canvas()) == ""
+    assert thin_lines(canvas()) == ""

@@ -8,7 +8,7 @@ import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.records import create_run, read_run
-from sink_lens.report.patterns import embedded
+from sink_lens.report.patterns import embed_patterns
 
 LENGTH = 4
 ENTRIES = 10  # of the lower triangle: 1 + 2 + 3 + 4
@@ -37,14 +37,14 @@ def unpacked(found):
 
 
 def test_heads_come_strongest_first_and_the_undefined_last(tmp_path):
-    found = embedded(a_run(tmp_path / "run"))
+    found = embed_patterns(a_run(tmp_path / "run"))
     assert found["data"]["chosen"] == [1, 2, 0, 3]  # scores 0.9, 0.5, 0.1 and none; 2 x layer + head
     assert found["data"]["scores"] == [[0.1, 0.9], [0.5, None]]
     assert found["said"].startswith("Patterns of all 4 heads are in this page")
 
 
 def test_a_value_lies_at_its_query_and_key(tmp_path):
-    values = unpacked(embedded(a_run(tmp_path / "run")))
+    values = unpacked(embed_patterns(a_run(tmp_path / "run")))
     # query 2, key 1 is entry 2 x 3 / 2 + 1 = 4; of layer 1, head 0 (second): 64 + 4 x 2 + 1
     assert values[1, 4] == 64 + 9
     assert values[0].tolist() == [32, 36, 37, 40, 41, 42, 44, 45, 46, 47]
@@ -52,7 +52,7 @@ def test_a_value_lies_at_its_query_and_key(tmp_path):
 
 def test_what_does_not_fit_is_left_out_and_said(tmp_path):
     # two patterns of ten bytes are 20 bytes, 27 in base64; three are 40
-    found = embedded(a_run(tmp_path / "run"), most_bytes=30)
+    found = embed_patterns(a_run(tmp_path / "run"), most_bytes=30)
     assert found["data"]["chosen"] == [1, 2]
     assert "2 of 4 heads" in found["said"]
     assert "(0.5 and above)" in found["said"]
@@ -60,11 +60,11 @@ def test_what_does_not_fit_is_left_out_and_said(tmp_path):
 
 
 def test_tokens_are_cut_and_made_visible(tmp_path):
-    tokens = embedded(a_run(tmp_path / "run"))["data"]["tokens"]
+    tokens = embed_patterns(a_run(tmp_path / "run"))["data"]["tokens"]
     assert tokens[:3] == ["<b>", "·the", "⟨U+202E⟩"]
     assert len(tokens[3]) == 25
 
 
 def test_a_run_without_patterns_says_so(tmp_path):
     with pytest.raises(RunError, match=r"patterns\.safetensors"):
-        embedded(a_run(tmp_path / "run", kept=False))
+        embed_patterns(a_run(tmp_path / "run", kept=False))

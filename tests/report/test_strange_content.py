@@ -8,7 +8,7 @@ import pytest
 
 from sink_lens.records import create_run, read_run
 from sink_lens.report.html import page_text
-from sink_lens.report.style import canvas, file_of, panel, svg
+from sink_lens.report.style import canvas, figure_bytes, panel, svg
 from sink_lens.report.views import View, script
 
 from .circuits import traced
@@ -51,7 +51,7 @@ def test_texts_of_a_figure_may_hold_anything():
     figure = canvas()
     panel(figure, xlabel="a\x00b\x0bc\ufffe")
     assert "a\ufffdb\ufffdc\ufffd" in svg(figure, name="one")
-    ElementTree.fromstring(file_of(figure, "svg"))
+    ElementTree.fromstring(figure_bytes(figure, "svg"))
 
 
 def test_numbers_of_a_view_may_be_infinite():

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.report.style import ORANGE, file_of
+from sink_lens.report.style import ORANGE, figure_bytes
 from sink_lens.training.pages.training import comparison, course
 
 from ..training.runs import log, watched
@@ -50,7 +50,7 @@ def test_the_course_has_a_panel_for_each_measure():
     assert figure.get_suptitle() == "a run"
     assert texts(panels(figure)["loss, nats"]) == ["training", "evaluation", "watched sequences"]
     assert texts(panels(figure)["share of heads with a sink"]) == ["above 0.1", "above 0.3"]
-    assert file_of(figure, "png").startswith(b"\x89PNG")
+    assert figure_bytes(figure, "png").startswith(b"\x89PNG")
 
 
 def test_lines_hold_the_numbers_and_zero_tokens_have_a_place():

@@ -9,7 +9,7 @@ import pytest
 from sink_lens.edits.metrics import loss, sink_mass
 from sink_lens.engine.cells import Cell
 from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import file_of
+from sink_lens.report.style import figure_bytes
 from sink_lens.sweeps.cells import Cells
 from sink_lens.sweeps.page import effect_figure, swept_columns
 from sink_lens.sweeps.results import SweepResult, by_cell, cell_name, failed_cells, tables
@@ -221,7 +221,7 @@ def test_one_two_and_three_axes_are_drawn(names):
     assert swept_columns(frame) == names
     result = result_of(frame)
     for value in ("effect", "value"):
-        assert file_of(result.figure(value=value), "png").startswith(b"\x89PNG")
+        assert figure_bytes(result.figure(value=value), "png").startswith(b"\x89PNG")
     assert len(result.figure().axes) == (1 if len(names) == 1 else 2)  # a map has its scale of colours
     assert '<img alt="" src="data:image/png;base64,' in result._repr_html_()
 
@@ -236,12 +236,12 @@ def test_cells_that_failed_are_left_empty_in_a_line_and_in_a_map():
     line = swept_frame({"unit": [0, 1, 2]}, effect=[0.5, NAN, -0.25])
     (axes,) = effect_figure(line).axes
     assert [text.get_text() for text in axes.texts] == ["0", "2"]
-    assert file_of(effect_figure(line), "png").startswith(b"\x89PNG")
+    assert figure_bytes(effect_figure(line), "png").startswith(b"\x89PNG")
     table = swept_frame({"layer": [0, 1], "unit": [0, 1]}, effect=[0.5, NAN, -0.25, 0.0])
     (image,) = effect_figure(table).axes[0].images
     assert np.ma.masked_invalid(image.get_array()).mask.tolist() == [[False, True], [False, False]]
     for frame in (swept_frame({"unit": [0, 1]}, effect=[NAN, NAN]), table.assign(effect=NAN)):
-        assert file_of(effect_figure(frame), "png").startswith(b"\x89PNG")
+        assert figure_bytes(effect_figure(frame), "png").startswith(b"\x89PNG")
 
 
 def test_without_an_axis_of_numbers_there_is_no_figure_and_a_notebook_shows_the_table():
@@ -297,4 +297,4 @@ def test_hostile_names_are_text_in_a_notebook_and_in_a_figure():
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
     assert "<img" in shown
-    assert file_of(result.figure(), "png").startswith(b"\x89PNG")
+    assert figure_bytes(result.figure(), "png").startswith(b"\x89PNG")

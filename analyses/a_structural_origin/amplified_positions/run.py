@@ -5,7 +5,7 @@ import dataclasses
 from analyses.claims import Measured, Work, main
 from sink_lens import run_with
 from sink_lens.edits import amplify, centring_means
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
 
 SEED = 1
 PLACES = (5, 10, 20, 40)
@@ -59,7 +59,7 @@ def measure(work: Work) -> Measured:
         axes.axhline(natural[name], color=INK, linestyle="--", label="position 0, no edit")
         axes.set_xticks(range(len(PLACES)), PLACES)
         legend(axes, columns=2)
-    return Measured(numbers=ordered, figure=finished(figure))
+    return Measured(numbers=ordered, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

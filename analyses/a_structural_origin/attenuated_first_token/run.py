@@ -8,7 +8,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
 from sink_lens.edits import amplify, centring_means, isolate
 from sink_lens.measures.variance import token_std
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
 
 SEED, PLACE, SETTLED = 1, 9, 8
 CENTRES = {"values": BLUE, "z": GREEN, "text": ORANGE}
@@ -85,7 +85,7 @@ def measure(work: Work) -> Measured:
         )
     axes.set_ylim(0, 1)
     legend(axes, columns=2)
-    return Measured(numbers=dict(ordered), figure=finished(figure))
+    return Measured(numbers=dict(ordered), figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

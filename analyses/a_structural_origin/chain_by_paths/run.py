@@ -5,7 +5,7 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.errors import InputError
-from sink_lens.report.style import BLUE, GREEN, INK, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 
 PATHS = {
@@ -48,7 +48,7 @@ def measure(work: Work) -> Measured:
     axes.axvline(0, color=INK, linewidth=1)
     axes.set_yticks(range(len(rows)), [name.replace("_", " ") for name in reversed(rows)], fontsize=7)
     legend(axes, columns=2)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 def chosen(table: pd.DataFrame) -> dict[tuple[str, int], pd.Series]:

@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, run_with, stream
 from sink_lens.edits.constructors import freeze, zero
-from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, legend, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -38,7 +38,7 @@ def measure(work: Work) -> Measured:
     legend(axes, columns=3)
     order = ("dominance", "dominance_elsewhere", "zero_cost", "mean_cost", "random_cost", "zero_removes")
     ranked = sorted(numbers, key=lambda name: order.index(name.partition(" @ ")[0]))
-    return Measured(numbers={name: numbers[name] for name in ranked}, figure=finished(figure))
+    return Measured(numbers={name: numbers[name] for name in ranked}, figure=without_formulas(figure))
 
 
 def _dominance(work, *, layer, dimension):

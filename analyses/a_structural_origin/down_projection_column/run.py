@@ -4,7 +4,7 @@ import numpy as np
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.style import BLUE, ORANGE, canvas, finished, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -31,7 +31,7 @@ def measure(work: Work) -> Measured:
     outlier = int(top["outlier_dimension"])
     axes.vlines([outlier], 0, column[outlier], color=ORANGE, linewidth=2)
     axes.annotate(f"outlier dimension {outlier}", (outlier, column[outlier]), fontsize=8, color=ORANGE)
-    return Measured(numbers=dict(sorted(numbers.items(), key=_rule)), figure=finished(figure))
+    return Measured(numbers=dict(sorted(numbers.items(), key=_rule)), figure=without_formulas(figure))
 
 
 def _column(work, neuron):

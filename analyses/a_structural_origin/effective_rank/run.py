@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.rank import effective_rank
-from sink_lens.report.style import BLUE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, legend, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -45,7 +45,7 @@ def measure(work: Work) -> Measured:
             axes.plot(mean, color=colour, linewidth=1.2, label=f"{label}, each text" if number == 0 else None)
     axes.set_ylim(0, None)
     legend(axes, columns=2)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 from sink_lens.training import compare
 
@@ -66,7 +66,7 @@ def measure(work: Work) -> Measured:
     axes.set_xticks(range(len(names)), list(names.values()))
     axes.axhline(1, color=INK, linestyle="--", linewidth=1)
     legend(axes, columns=3)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 def trained(work: Work) -> dict[str, pd.DataFrame]:

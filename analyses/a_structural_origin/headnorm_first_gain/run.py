@@ -42,7 +42,7 @@ from analyses.prose_and_trigger import (
     styles_of,
     training,
 )
-from sink_lens.report.style import canvas, finished, legend, panel
+from sink_lens.report.style import canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 
 DRAWN: dict[str, Any] = {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True}
@@ -403,7 +403,7 @@ def draw(table: pd.DataFrame):
             for arm in [arm for arm in CONTROLS if arm in shown_arms - drawn]:
                 axes.plot([], [], label=arm, **STYLES[arm])
             legend(axes, columns=4, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

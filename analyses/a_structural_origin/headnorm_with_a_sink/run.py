@@ -25,7 +25,7 @@ from analyses.prose_and_trigger import (
     styles_of,
     training,
 )
-from sink_lens.report.style import canvas, finished, legend, panel
+from sink_lens.report.style import canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -190,7 +190,7 @@ def draw(table: pd.DataFrame):
     axes = panel(figure, place=place, xlabel="learning rate", ylabel="loss on prose, trials")
     draw_trials(axes, table[(table["budget"] == budget) & (table["kind"] == "trial")], STYLES)
     legend(axes, columns=3, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

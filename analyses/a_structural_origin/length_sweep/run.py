@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.style import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.stats import Interval
 
 LENGTHS = {16: 32, 64: 32, 256: 16, 1024: 8, 4096: 4}
@@ -54,7 +54,7 @@ def measure(work: Work) -> Measured:
     logarithmic(axes, axis="x")
     axes.set_ylim(0, 1)
     legend(axes, columns=2)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 def _draw(values, draws):

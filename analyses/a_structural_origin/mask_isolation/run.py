@@ -3,7 +3,7 @@
 from analyses.claims import Measured, Work, main
 from sink_lens import run_with
 from sink_lens.edits import isolate
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
 
 PLACES = (9, 5, 20, 40)
 
@@ -51,7 +51,7 @@ def measure(work: Work) -> Measured:
         axes.plot(mass, color=colour, linestyle=style, label=label)
     axes.set_ylim(0, 1)
     legend(axes, columns=2)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

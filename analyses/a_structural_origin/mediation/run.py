@@ -6,7 +6,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
 from sink_lens.edits import isolate
 from sink_lens.edits.constructors import freeze
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, panel, without_formulas
 
 PLACE = 21
 
@@ -54,7 +54,7 @@ def measure(work: Work) -> Measured:
     for name in ("isolated", "neurons", "dimensions", "key"):
         axes.plot(curves[name], label=name if name == "isolated" else f"{name} held")
     legend(axes, columns=2)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 def _survives(work, tokens, *, holds, after):

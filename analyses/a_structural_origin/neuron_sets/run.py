@@ -5,7 +5,7 @@ import tempfile
 from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
 from sink_lens.edits.constructors import freeze, scalar
-from sink_lens.report.style import BLUE, INK, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, canvas, panel, without_formulas
 from sink_lens.stats import Interval
 from sink_lens.studies import ablate
 
@@ -52,7 +52,7 @@ def measure(work: Work) -> Measured:
     axes.set_yticks(range(len(here)), [f"{SAYS[kind]}, {where.partition(',')[0]}" for kind, _, where in labels])
     axes.invert_yaxis()
     ordered = sorted(numbers, key=lambda name: tuple(SAYS).index(name.partition(" @ ")[0]))
-    return Measured(numbers={name: numbers[name] for name in ordered}, figure=finished(figure))
+    return Measured(numbers={name: numbers[name] for name in ordered}, figure=without_formulas(figure))
 
 
 def _on(work, tokens, *, chosen, best, dimension):

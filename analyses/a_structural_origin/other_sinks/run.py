@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.style import BLUE, INK, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, canvas, panel, without_formulas
 
 LENGTH, LAST_KEY, LAST_SECOND, AFTER = 64, 48, 40, 4
 DELIMITERS, STOPS = set(".,;:\n"), set(".\n")
@@ -43,7 +43,7 @@ def measure(work: Work) -> Measured:
     axes.invert_yaxis()
     order = ("norm", "delimiters", "second")
     ranked = sorted(numbers, key=lambda one: order.index(one.partition(" @ ")[0]))
-    return Measured(numbers={one: numbers[one] for one in ranked}, figure=finished(figure))
+    return Measured(numbers={one: numbers[one] for one in ranked}, figure=without_formulas(figure))
 
 
 def _readings(late, peak):

@@ -10,7 +10,7 @@ from analyses.claims import Measured, Work, certain, main
 from sink_lens import capture
 from sink_lens.measures.variance import output_preservation
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, legend, panel, without_formulas
 
 FIRST, OTHER = 0, 20
 
@@ -63,7 +63,7 @@ def measure(work: Work) -> Measured:
         axes.plot(taus(z), color=colour, marker=marker, markersize=3, label=label)
     axes.axhline(0.32, color=GREEN, linestyle="--", label="0.32 (paper's mean)")
     legend(axes, columns=3)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from sink_lens.errors import InputError
 from sink_lens.measures.locking import positive_share, qk_alignment
 from sink_lens.measures.reductions import expand_kv
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, legend, panel, without_formulas
 
 OTHER = 20
 READ = ("positive_share", "positive_elsewhere", "alignment_key", "mean_query")
@@ -91,7 +91,7 @@ def measure(work: Work) -> Measured:
     axes.scatter(layers, here, s=12, color=BLUE, label="W_Q, dimension")
     axes.scatter(layers, null, s=12, color=GREEN, label="random")
     legend(axes, columns=3)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
 from sink_lens.edits import centring_means, edit
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
 
 SEED, SETTLED = 2, 8
 DIRECTIONS = {"own": INK, "text mean": ORANGE, "value mean": BLUE, "random": GREEN}
@@ -72,7 +72,7 @@ def measure(work: Work) -> Measured:
         axes.plot(np.asarray(curve), color=DIRECTIONS.get(direction, INK), linestyle=style, label=name)
     axes.set_ylim(0, 1)
     legend(axes, columns=3)
-    return Measured(numbers=ordered, figure=finished(figure))
+    return Measured(numbers=ordered, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from sink_lens import Reading, stream
 from sink_lens.chain.locate import random_neurons_like
 from sink_lens.measures.neurons import selectivity
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.style import GREEN, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import GREEN, ORANGE, QUIET, canvas, legend, logarithmic, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -70,7 +70,7 @@ def measure(work: Work) -> Measured:
     for curve in turned.mean(0).T:
         axes.plot(range(1, 65), curve, color=GREEN, linewidth=1)
     logarithmic(axes, axis="x")
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

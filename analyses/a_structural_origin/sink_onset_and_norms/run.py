@@ -8,7 +8,7 @@ from sink_lens import Reading, stream
 from sink_lens.chain.locate import growth_layers, onset_layer
 from sink_lens.measures.attention import sink_mass, sink_score
 from sink_lens.measures.dimensions import growth_ratio
-from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -65,7 +65,7 @@ def measure(work: Work) -> Measured:
     axes = panel(figure, place=(1, 2, 2), xlabel="after layer", ylabel="norm ÷ others' median")
     axes.plot(range(-1, ratios.shape[1] - 1), ratios.mean(0), color=BLUE, marker="o", markersize=3)
     logarithmic(axes, axis="y")
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

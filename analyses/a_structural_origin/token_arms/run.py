@@ -3,7 +3,7 @@
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, TokenBatch, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.style import BLUE, INK, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, canvas, panel, without_formulas
 
 THRESHOLD = 0.3
 
@@ -36,7 +36,7 @@ def measure(work: Work) -> Measured:
     axes.set_yticks(range(len(numbers)), [name.replace("_bos", ", after BOS") for name in numbers])
     axes.set_xlim(0, 1)
     axes.invert_yaxis()
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import run_with
 from sink_lens.edits import amplify, centring_means
 from sink_lens.edits.amplification import FACTORS
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 
 PLACE = 10
 
@@ -62,7 +62,7 @@ def measure(work: Work) -> Measured:
         logarithmic(axes, axis="x")
         axes.set_ylim(0, None)
         legend(axes, columns=2)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 def _edit(factor, *, centre, last, means):

@@ -9,7 +9,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import Reading, capture, stream
 from sink_lens.measures.variance import decay_exponent, output_preservation, s1, token_std, variance_ratio
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 
 BLOCK = 25
 SEED = 1
@@ -78,7 +78,7 @@ def measure(work: Work) -> Measured:
         logarithmic(axes, axis="x")
         logarithmic(axes, axis="y")
         legend(axes, columns=2)
-    return Measured(numbers=dict(ordered), figure=finished(figure))
+    return Measured(numbers=dict(ordered), figure=without_formulas(figure))
 
 
 def _ratio(rows: np.ndarray) -> float:

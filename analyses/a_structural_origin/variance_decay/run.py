@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.variance import decay_exponent, s1, token_std, variance_ratio
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 
 BLOCK = 25
 
@@ -48,7 +48,7 @@ def measure(work: Work) -> Measured:
     logarithmic(axes, axis="x")
     logarithmic(axes, axis="y")
     legend(axes, columns=3)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 def _ratio(rows: np.ndarray) -> float:

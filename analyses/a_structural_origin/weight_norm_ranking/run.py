@@ -7,7 +7,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.neurons import contributions, norm_rank, row_norms
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.style import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 
 TOP = 5
 
@@ -71,7 +71,7 @@ def measure(work: Work) -> Measured:
         if place == 1:
             axes.set_ylabel("share of the layer's change, %")
             legend(axes, columns=2, over=figure)
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

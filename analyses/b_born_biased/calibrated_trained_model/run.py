@@ -4,7 +4,7 @@ import dataclasses
 
 from analyses.claims import Measured, Work, main
 from analyses.variance_calibrations import CALIBRATIONS, calibration
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEED = 1
@@ -41,7 +41,7 @@ def measure(work: Work) -> Measured:
         axes.plot(at, ordered[f"attention @ {name}"].estimate, "o", color=colour, label=name.replace("_", " "))
     axes.set_ylim(0, None)
     legend(axes, columns=2)
-    return Measured(numbers=ordered, figure=finished(figure))
+    return Measured(numbers=ordered, figure=without_formulas(figure))
 
 
 if __name__ == "__main__":

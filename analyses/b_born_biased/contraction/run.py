@@ -4,7 +4,7 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, main
 from sink_lens.identity import UntrainedConfig, contraction, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval, difference
 
 ARMS = {
@@ -82,7 +82,7 @@ def draw(table: pd.DataFrame):
             axes.plot(mean, color=colours[arm], linestyle=style, label=arm)
         axes.axhline(0, color=OCHRE, linewidth=0.7)
     legend(axes, columns=4, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor
 from analyses.claims import Measured, Work, main
 from sink_lens.data.tokens import random_tokens
 from sink_lens.identity import UntrainedConfig, untrained
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.stats import Interval, difference
 
 ARMS = {"GPT-2, ReLU": {"style": "gpt2", "activation": "relu"}, "Llama": {"style": "llama"}}
@@ -129,7 +129,7 @@ def draw(numbers):
     right.axhline(1, color=INK, linewidth=1)
     logarithmic(right, axis="y")
     legend(left, columns=2, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

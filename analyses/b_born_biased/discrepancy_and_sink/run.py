@@ -9,7 +9,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from analyses.trigger_training import LENGTH, RATE, VOCAB, train_on_trigger
 from sink_lens.identity import UntrainedConfig, contraction, untrained
-from sink_lens.report.style import COLOURS, MARKS, canvas, finished, legend, panel
+from sink_lens.report.style import COLOURS, MARKS, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval, t_intervals
 
 ACTIVATIONS = {"ReLU": "relu", "GELU": "gelu", "tanh": "tanh"}
@@ -75,7 +75,7 @@ def draw(start: pd.DataFrame, end: pd.DataFrame):
         style = {"color": COLOURS[index], "marker": MARKS[index], "linestyle": "none", "markersize": 5}
         axes.plot(start.loc[name], end.loc[name], label=name, **style)
     legend(axes, columns=3)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

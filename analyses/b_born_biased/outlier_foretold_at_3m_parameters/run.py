@@ -20,7 +20,19 @@ from sink_lens.measures.reductions import median_where
 from sink_lens.models.tiny import BOS_ID, planted
 from sink_lens.models.weights import attention_weights, mlp_weights
 from sink_lens.records.checkpoints import checkpoints_of
-from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    ORANGE,
+    QUIET,
+    canvas,
+    legend,
+    logarithmic,
+    panel,
+    without_formulas,
+)
 from sink_lens.training.watch import evaluation_tokens, run_tokenizer
 
 ARMS = {"softmax": "none", "headnorm": "shared", "position": "position"}
@@ -259,7 +271,7 @@ def draw(course: pd.DataFrame, ranks: pd.DataFrame, tests: pd.DataFrame):
     logarithmic(axes, axis="x")
     logarithmic(axes, axis="y")
     axes.set_ylim(1.3 * course["d_model"].max(), 0.8)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

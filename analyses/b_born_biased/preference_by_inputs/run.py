@@ -5,7 +5,7 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.identity import UntrainedConfig, preference, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.stats import Interval, difference
 
 ARMS = {
@@ -92,7 +92,7 @@ def draw(numbers, cells):
     axes.set_xticks(range(len(cells)), [cell.replace(", ", "\n") for cell in cells], fontsize=7)
     logarithmic(axes, axis="y")
     legend(axes, columns=4)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

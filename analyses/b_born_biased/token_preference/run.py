@@ -7,7 +7,7 @@ from scipy.stats import spearmanr
 from analyses.claims import Measured, Work, main
 from sink_lens import load
 from sink_lens.identity import UntrainedConfig, preference, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.stats import Interval, difference
 
 ARMS = {
@@ -99,7 +99,7 @@ def draw(arms, course):
             axes.plot(np.arange(len(mean)), mean, marker="o", markersize=3, color=colour, label=label)
     axes.set_xticks(range(course["step"].nunique()), sorted(course["step"].unique()))
     legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.identity import UntrainedConfig, contraction, preference, untrained
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.stats import Interval, difference
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -138,7 +138,7 @@ def draw(gain: pd.DataFrame, factor: pd.DataFrame):
             if at:
                 logarithmic(axes, axis="y")
     legend(axes, columns=3, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, main
 from sink_lens import load, read_run
 from sink_lens.identity import contraction, preference
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, panel, without_formulas
 from sink_lens.stats import Interval, difference
 from sink_lens.training import compare
 
@@ -90,7 +90,7 @@ def draw(wide: pd.DataFrame):
             axes.plot([spot - 0.2, spot + 0.2], [values.mean()] * 2, color=colour)
         axes.set_xticks(range(len(ARMS)), list(ARMS), rotation=30)
         axes.set_xlim(-0.5, len(ARMS) - 0.5)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

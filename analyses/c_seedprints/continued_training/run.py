@@ -15,7 +15,19 @@ from sink_lens.data.corpora import bundled_text
 from sink_lens.identity import FingerprintConfig
 from sink_lens.identity.features import facts_of, features, shared_inputs
 from sink_lens.identity.seedprint import Simulated, compare_states
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    OCHRE,
+    ORANGE,
+    QUIET,
+    canvas,
+    legend,
+    logarithmic,
+    panel,
+    without_formulas,
+)
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
 
@@ -165,7 +177,7 @@ def draw(pairs: pd.DataFrame, course: pd.DataFrame):
         axes.plot(of["step"], of["tau_bar"], marker="o", markersize=3, color=colour, label=kind)
     logarithmic(axes, axis="x")
     legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, certain, main
 from analyses.lineages import p_of
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
 
 CELLS = {
     "Llama, width 64, 6 layers": {"style": "llama", "d_model": 64, "n_heads": 4, "n_layers": 6},
@@ -44,7 +44,7 @@ def measure(work: Work) -> Measured:
     axes.axhline(np.log10(0.116), color=OCHRE, linestyle="--", linewidth=1, label="lowest of table 1")
     axes.set_xticks(range(len(CELLS)), [cell.replace(", ", "\n") for cell in CELLS], fontsize=7)
     legend(axes, columns=4)
-    return Measured(numbers=ordered, figure=finished(figure))
+    return Measured(numbers=ordered, figure=without_formulas(figure))
 
 
 def pairs_of(work: Work, cell: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from analyses.claims import Measured, Work, main
 from analyses.lineages import p_of
 from sink_lens import LensModel, load, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
 
 NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
 KINDS = ("tokens", "embeddings")
@@ -68,7 +68,7 @@ def measure(work: Work) -> Measured:
         axes.axhline(0.99, color=INK, linestyle=":", linewidth=1)
     legend(axes, columns=4, over=figure)
     ordered = sorted(numbers.items(), key=lambda one: RULES.index(one[0].partition(" @ ")[0]))
-    return Measured(numbers=dict(ordered), figure=finished(figure))
+    return Measured(numbers=dict(ordered), figure=without_formulas(figure))
 
 
 def compared(work: Work) -> pd.DataFrame:

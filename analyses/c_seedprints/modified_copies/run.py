@@ -16,7 +16,7 @@ from sink_lens.edits import quantised_weights
 from sink_lens.errors import InputError
 from sink_lens.identity import FingerprintConfig, fingerprint
 from sink_lens.models.load import random_init
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, panel, without_formulas
 
 OTHERS = (11, 12)
 """Seeds of the unrelated models: one that is compared and averaged, and one that the average is held against."""
@@ -77,7 +77,7 @@ def measure(work: Work) -> Measured:
     axes.axhline(0, color=INK, linewidth=1)
     axes.set_xticks(range(len(tables)), list(tables))
     legend(axes, columns=2)
-    return Measured(numbers=ordered, figure=finished(figure))
+    return Measured(numbers=ordered, figure=without_formulas(figure))
 
 
 def changed(lens: LensModel, name: str, change: Callable[[str, Tensor], Tensor]) -> LensModel:

@@ -14,7 +14,19 @@ from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, 
 from sink_lens.identity.features import facts_of, features, shared_inputs
 from sink_lens.identity.nulls import tau_deviation
 from sink_lens.identity.seedprint import Simulated, compare_states
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    OCHRE,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    canvas,
+    legend,
+    panel,
+    without_formulas,
+)
 from sink_lens.training.config import read_train
 
 NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
@@ -168,7 +180,7 @@ def draw(untrained_pairs: pd.DataFrame, pairs: pd.DataFrame):
         axes.scatter(both[f"log10_p_{name}"], np.full(len(both), place), s=14, color=BLUE)
     axes.axvline(-2, color=INK, linestyle=":")
     axes.set_yticks(range(len(NULLS)), NULLS)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,19 @@ from analyses.claims import Measured, Work, main
 from sink_lens import TokenBatch
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
-from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    canvas,
+    legend,
+    panel,
+    without_formulas,
+)
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.training.prefix import bridge_hooks
 
@@ -265,7 +277,7 @@ def _figure(sequences, means):
     axes.axhline(mean.loc[("none", 0), "loss"], color=INK, linestyle="--", label="no prefix")
     axes.set_xticks(LENGTHS)
     legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from analyses.texts import data_folder
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
 from sink_lens.models.foreign import set_attention
-from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, canvas, legend, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval
 from sink_lens.training import get_prefix_model
@@ -297,7 +297,7 @@ def _figure(table, tasks):
         axes.set_ylim(0, 1)
         if place == 1:
             legend(axes, columns=3)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

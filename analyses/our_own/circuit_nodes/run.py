@@ -21,7 +21,7 @@ from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.records import write_whole
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEEDS = range(2_100, 2_103)
@@ -200,7 +200,7 @@ def draw(rows: pd.DataFrame):
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score
 from sink_lens.edits import metrics
 from sink_lens.records import write_whole
-from sink_lens.report.style import BLUE, INK, ORANGE, QUIET, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, QUIET, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEED = 4_100
@@ -137,7 +137,7 @@ def draw(rows: pd.DataFrame):
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     legend(axes, columns=3)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.stability import verdicts
 from sink_lens.models.lens import LensModel
 from sink_lens.records import write_whole
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEEDS = range(1_000, 1_010)
@@ -370,7 +370,7 @@ def draw(rows: pd.DataFrame):
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.invert_yaxis()
     legend(axes, columns=3)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

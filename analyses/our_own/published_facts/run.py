@@ -26,7 +26,7 @@ from sink_lens.data.tokens import TokenBatch
 from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.inputs import model_of, tokens_of
 from sink_lens.models.lens import LensModel
-from sink_lens.report.style import BLUE, ORANGE, QUIET, canvas, finished, panel
+from sink_lens.report.style import BLUE, ORANGE, QUIET, canvas, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
 from sink_lens.text import interval as bounds
@@ -219,7 +219,7 @@ def measure(work: Work) -> Measured:
     figure = canvas(width=5.6, height=1.6)
     axes = panel(figure, xlabel="published facts", ylabel="")
     axes.barh(VERDICTS, counts, color=[_COLOURS[verdict] for verdict in VERDICTS])
-    return Measured(numbers=numbers, figure=finished(figure))
+    return Measured(numbers=numbers, figure=without_formulas(figure))
 
 
 def _shown(table: pd.DataFrame) -> Iterator[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from analyses.claims import Measured, Work, certain, main
 from sink_lens import TokenBatch, sink_mask
 from sink_lens.activations.record import capture
-from sink_lens.report.style import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.stats import Interval
 
 COMPONENTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -179,7 +179,7 @@ def _drawn(components: list[int], curves: dict[str, np.ndarray], numbers: dict[s
             right.bar(place + shift, one.estimate, width=0.34, color=colour)
             right.vlines(place + shift, one.low, one.high, color="#222222", linewidth=1)
     right.set_xticks(range(len(kinds)), [label for _, label in kinds])
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from analyses.trigger_training import BATCH, LENGTH, RATE, VOCAB, train_on_trigger
 from sink_lens.models.headnorm import undecayed
-from sink_lens.report.style import COLOURS, MARKS, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import COLOURS, MARKS, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.stats import Interval, difference
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
@@ -105,7 +105,7 @@ def draw(table: pd.DataFrame):
         if name == "loss":
             logarithmic(axes, axis="y")
     legend(figure.axes[0], columns=4, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from sink_lens.chain.page.story import find_story, tables
 from sink_lens.chain.page.words import headline
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_whole
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
 
@@ -306,7 +306,7 @@ def draw(counts: pd.DataFrame):
     axes.set_yticks(range(len(LINKS)), [link.replace("_", " ") for link in LINKS])
     axes.invert_yaxis()
     legend(axes, columns=3)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from analyses.claims import Measured, Work, main
 from analyses.zoo import LINKS, ZOO, ZooModel, build
 from sink_lens import TokenBatch, TraceConfig, trace, wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEEDS = range(31_000, 31_004)
@@ -144,7 +144,7 @@ def draw(rows: pd.DataFrame):
     axes = panel(figure, place=(1, 2, 2), xlabel="mass of a weak sink, 20 sequences", ylabel="share of intact links")
     bins = pd.cut(weak["sink_mass"], [0.0, 0.1, 0.2, 0.4, 0.6, 1.0])
     _bars(axes, [(f"{at.left:g} to {at.right:g}", of) for at, of in weak.groupby(bins, observed=True)])
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _bars(axes: Any, groups: Any) -> None:

@@ -28,7 +28,7 @@ from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
-from sink_lens.report.explorer import Explorer, bytes_of, chain_graph
+from sink_lens.report.explorer import Explorer, chain_graph, pattern_base64
 from sink_lens.report.page import largest_first
 from sink_lens.report.patterns import first_tokens, studied_position
 from sink_lens.schema import ALL_STEPS
@@ -132,7 +132,7 @@ class ChainCircuit(Drawable):
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        return diagram.draw(sketches.of_chain(self), style=style, width=width)
+        return diagram.draw(sketches.sketch_chain(self), style=style, width=width)
 
 
 def chain_circuit(run: Run) -> ChainCircuit:
@@ -195,7 +195,7 @@ def _attention(run: Run, heads: Sequence[str], *, position: int) -> dict[str, An
         by = {"side": "key", "by": "dimensions, mean over the heads of the layer"}
         why = [by | {"part": part, "value": value} for part, value in parts if value is not None and not pd.isna(value)]
         pattern = patterns[layer, head] / 255.0
-        by_head[name] = {"query": len(pattern) - 1, "key": position, "pattern": bytes_of(pattern), "why": why}
+        by_head[name] = {"query": len(pattern) - 1, "key": position, "pattern": pattern_base64(pattern), "why": why}
     return by_head
 
 

@@ -25,12 +25,12 @@ from sink_lens.report.style import (
     WIDTH,
     canvas,
     colour_scale,
-    finished,
     heat_map,
     legend,
     logarithmic,
     panel,
     whole_numbers,
+    without_formulas,
 )
 from sink_lens.schema import ALL_STEPS, FROZEN
 from sink_lens.text import layers_in_words, neuron_name, number
@@ -60,7 +60,7 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
         others = [place / 5 for place in range(6) if abs(place / 5 - threshold) > 0.05]
         scale.set_yticks([*others, threshold], [*(f"{place:g}" for place in others), f"{threshold:g}"])
         scale.get_yticklabels()[-1].set(color=ORANGE, fontweight="bold")
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
@@ -91,7 +91,7 @@ def sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure
     axes.set_ylim(0, 1.02)
     whole_numbers(axes, y=False)
     legend(axes, columns=3)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = None) -> Figure:
@@ -133,7 +133,7 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
             fontsize=FONT - 1,
         )
     whole_numbers(below, y=False)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> Figure:
@@ -171,7 +171,7 @@ def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> F
         logarithmic(axes, axis="x")
         logarithmic(axes, axis="y")
     legend(figure.axes[-1], columns=len(layers) + 1, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Figure:
@@ -224,7 +224,7 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
         points = table.assign(x=x, y=height).loc[chosen]
         _name_points(axes, points.sort_values("y", key=abs, ascending=False, kind="stable").head(_MOST_LABELS))
     legend(figure.axes[0], columns=3, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12) -> Figure:
@@ -251,7 +251,7 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def apart(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
@@ -336,7 +336,7 @@ def qk_split(split: pd.DataFrame) -> Figure:
         axes.axhline(0, color=QUIET, linewidth=0.8)
         whole_numbers(axes, y=False)
         legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "s")}
@@ -368,7 +368,7 @@ def amplification_curve(table: pd.DataFrame) -> Figure:
             axes.plot(factor, change, color=colour, marker=marker, label=NAMES[centre])
     axes.axhline(0, color=QUIET, linewidth=0.8)
     legend(axes, columns=3)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def mediation_matrix(table: pd.DataFrame) -> Figure:
@@ -403,4 +403,4 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
             colour = "white" if value < 0.6 else "black"  # on the cell, whatever the page's style
             axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
     colour_scale(figure, image, axes, label="share that survives")
-    return finished(figure)
+    return without_formulas(figure)

@@ -32,7 +32,7 @@ from sink_lens.identity.pages.survey import (
 )
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import COLOURS, INK, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import COLOURS, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.text import number, plural, visible
 
 
@@ -61,7 +61,7 @@ def layer_figure(layers: pd.DataFrame) -> Figure:
                       marker=".", markersize=4, label=legend_name(variant, among=variants))  # fmt: skip
         axes.axhline(0, color=QUIET, linewidth=0.9)
     legend(figure.axes[0], columns=4, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
@@ -110,7 +110,7 @@ def position_figure(positions: pd.DataFrame) -> Figure:
         axes.set_xticks([], minor=True)
         axes.axhline(1.0 if quantity == "norm" else 0.0, color=QUIET, linewidth=0.9)
     legend(figure.axes[0], columns=4, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def agreement_figure(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
@@ -134,7 +134,7 @@ def agreement_figure(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     axes.set_yticks(range(len(groups)), [f"{group} ({len(values)})" for group, values in groups.items()])
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:

@@ -19,8 +19,8 @@ from sink_lens.report.style import (
     QUIET,
     canvas,
     colour_scale,
-    finished,
     panel,
+    without_formulas,
 )
 from sink_lens.schema import FINGERPRINT_ERRORS
 from sink_lens.text import listed, number, plural, visible
@@ -90,7 +90,7 @@ def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> F
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=6.4, height=tall)
     (_draw_against_nulls if few else _draw_matrix)(figure, pairs, nulls, names=names)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:

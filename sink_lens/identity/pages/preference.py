@@ -27,7 +27,7 @@ from sink_lens.identity.pages.survey import (
 )
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import GRID, INK, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import GRID, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.text import number, token
 
 
@@ -61,7 +61,7 @@ def coverage_figure(table: pd.DataFrame) -> Figure:
         logarithmic(axes, axis="x")
         axes.set_ylim(0, 1.02)
     legend(figure.axes[0], columns=4, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 _PREFERRED = (

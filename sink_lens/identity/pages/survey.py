@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Listed, PageTable, more, shown_table
-from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.text import number, plural, visible, words
 
 MOST_VARIANTS = 10
@@ -89,7 +89,7 @@ def seed_figure(variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequenc
         axes.set_yticks(range(len(names)), shown)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def step_figure(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
@@ -116,7 +116,7 @@ def step_figure(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]
         if log:
             logarithmic(axes, axis="y")
     legend(figure.axes[0], columns=4, over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def plotted_steps(rows: pd.DataFrame) -> np.ndarray:

@@ -16,7 +16,7 @@ from sink_lens.report.page import (
     shown_table,
     whole,
 )
-from sink_lens.report.style import BLUE, ORANGE, canvas, finished, logarithmic, panel, whole_numbers
+from sink_lens.report.style import BLUE, ORANGE, canvas, logarithmic, panel, whole_numbers, without_formulas
 from sink_lens.text import capital, interval, listed, percent, visible
 
 _LOSSES = {
@@ -48,7 +48,7 @@ def sink_by_layer(layers: pd.DataFrame) -> Figure:
         else:
             axes.set_ylim(bottom=0)
         whole_numbers(axes, y=False)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _title(run: Run) -> str:

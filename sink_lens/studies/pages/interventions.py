@@ -19,10 +19,10 @@ from sink_lens.report.style import (
     PURPLE,
     QUIET,
     canvas,
-    finished,
     legend,
     panel,
     whole_numbers,
+    without_formulas,
 )
 from sink_lens.schema import NORM_ALONE
 from sink_lens.text import interval as bounds
@@ -71,7 +71,7 @@ def mass_by_layer(layers: pd.DataFrame) -> Figure:
     axes.set_ylim(bottom=0)
     whole_numbers(axes, y=False)
     legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def loss_by_factor(summary: pd.DataFrame) -> Figure:
@@ -95,7 +95,7 @@ def loss_by_factor(summary: pd.DataFrame) -> Figure:
             axes.plot(x, change, color=colour, marker=mark, markersize=4, label=figures.NAMES[centre])
     axes.axhline(0, color=QUIET, linewidth=0.8)
     legend(axes, columns=3)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def removed_shares(ablations: pd.DataFrame) -> Figure:
@@ -135,7 +135,7 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
         axes.axvline(0, color=QUIET, linewidth=0.8)
         axes.axvline(100, color=QUIET, linewidth=0.8, linestyle=":")
         axes.set_title(f"growth step {step:g}", fontsize=FONT, loc="left", color=INK)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _summary(run: Run, columns: list[str]) -> pd.DataFrame:

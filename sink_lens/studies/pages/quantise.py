@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, sentence_of, shown_table
-from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, legend, panel, without_formulas
 from sink_lens.text import costs, interval, number, percent, plural, visible, words
 
 _LINES = ((False, "channels alone", BLUE, "o"), (True, "with the sink tokens", ORANGE, "s"))
@@ -41,7 +41,7 @@ def loss_by_channels(conditions: pd.DataFrame) -> Figure:
             axes.axhline(level[0], color=colour, linestyle=style, linewidth=1, label=label)
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _title(run: Run) -> str:

@@ -17,11 +17,11 @@ from sink_lens.report.style import (
     ORANGE,
     QUIET,
     canvas,
-    finished,
     legend,
     logarithmic,
     panel,
     whole_numbers,
+    without_formulas,
 )
 from sink_lens.text import listed, number, percent, plural, token
 
@@ -54,7 +54,7 @@ def score_histogram(histogram: pd.DataFrame, thresholds: pd.DataFrame) -> Figure
         axes.set_ylim(0, 1.5 * max(float(bins["tokens"].max() or 1), 1.0))
         logarithmic(axes, axis="x")
         legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def rate_by_position(positions: pd.DataFrame) -> Figure:
@@ -72,7 +72,7 @@ def rate_by_position(positions: pd.DataFrame) -> Figure:
     axes.set_ylim(-2, 102)
     whole_numbers(axes, y=False)
     legend(axes, columns=2)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
@@ -104,7 +104,7 @@ def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
         axes.set_ylim(0, 104)
         whole_numbers(axes, y=False)
         legend(axes, columns=6)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:

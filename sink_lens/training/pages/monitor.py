@@ -15,13 +15,13 @@ from sink_lens.report.style import (
     PURPLE,
     QUIET,
     canvas,
-    finished,
     layer_scale,
     legend,
     lines_by_layer,
     logarithmic,
     panel,
     whole_numbers,
+    without_formulas,
 )
 from sink_lens.text import capital, number, plural, visible
 
@@ -87,7 +87,7 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
             )
     legend(rate, columns=2)
     layer_scale(figure, images, by_layer)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _limits(steps: np.ndarray) -> tuple[float, float]:

@@ -24,13 +24,13 @@ from sink_lens.report.style import (
     PURPLE,
     QUIET,
     canvas,
-    finished,
     layer_scale,
     legend,
     lines_by_layer,
     logarithmic,
     panel,
     whole_numbers,
+    without_formulas,
 )
 from sink_lens.text import interval, listed, number, percent, plural, short, visible, words
 
@@ -104,7 +104,7 @@ def course(
     layer_scale(figure, images, by_layer)
     if title:
         figure.suptitle(title, fontsize=FONT, color=INK, x=0.01, ha="left", wrap=True)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def _with_steps(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -164,7 +164,7 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
     for axes, one in scales:
         one.on(axes)
     legend(top, columns=min(len(variants), 6), over=figure)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def losses(log: pd.DataFrame) -> Figure:
@@ -178,7 +178,7 @@ def losses(log: pd.DataFrame) -> Figure:
     scale = _Tokens(log["tokens"].to_numpy(float))
     _losses(axes, None, log, scale)
     scale.on(axes)
-    return finished(figure)
+    return without_formulas(figure)
 
 
 def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str, Figure]:
@@ -211,7 +211,7 @@ def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str
         f"The {which} by tokens (logarithmic), a colour for each run{thin}. Single runs may differ by chance: "
         "sink-lens compare takes three seeds of each."
     )
-    return f"The {which} ends at {listed(ends)}", see, finished(figure)
+    return f"The {which} ends at {listed(ends)}", see, without_formulas(figure)
 
 
 def _known(log: pd.DataFrame, column: str) -> np.ndarray:
