@@ -1,8 +1,8 @@
 """Token batches: the sequences that a model is run on, and where they come from.
 
 A batch holds sequences with their BOS condition, their lengths and a hash. They are padded on the right, which under
-causal attention does not affect the real positions. Batches are made from text, prompts, ids, uniform random
-tokens or one repeated token. A text with too few tokens is refused: nothing is silently substituted or
+causal attention does not affect the real positions. Batches are made from text, prompts, a data set, ids, uniform
+random tokens or one repeated token. A text with too few tokens is refused: nothing is silently substituted or
 shortened. BOS is added according to the requested condition ("auto", "with", "without"), and counts as one of a
 sequence's tokens.
 """
@@ -36,7 +36,7 @@ class TokenBatch:
     lengths: Int[Tensor, " batch"]
     """Number of real tokens of each sequence, BOS included, from 1 to the number of positions."""
     source: str
-    """"text:<name>", "prompts", "random", "repeated" or "tensor"."""
+    """"text:<name>", "prompts", "random", "repeated", "dataset:<name>" or "tensor"."""
     bos: bool
     """True if the first token of every sequence is BOS."""
     bos_condition: BosCondition
@@ -106,11 +106,65 @@ class TokenBatch:
 
     @staticmethod
     @checked
+    def from_dataset(
+        dataset: Iterable[Any],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        column: str = "text",
+        sequences: int,
+        length: int,
+        bos: BosCondition = "auto",
+        name: str | None = None,
+    ) -> "TokenBatch":
+        """Join the documents of a data set by empty lines and cut the result as `from_text` does.
+
+        Documents are read in order until there are enough tokens; empty documents are skipped.
+
+        Args:
+            dataset: a Hugging Face `Dataset` (one split) or any iterable of mappings.
+            tokenizer: the model's own.
+            column: the column that holds the text.
+            sequences: number of pieces, at least 1.
+            length: tokens of each, BOS included, at least 2.
+            bos: "auto", "with" or "without".
+            name: recorded as `dataset:<name>`; by default the data set's own name, else "iterable".
+
+        Raises:
+            InputError: the column is missing or holds no text, the documents have too few tokens, or an argument
+                is out of range.
+        """
+        _check_size(sequences, length)
+        first = first_ids(tokenizer, bos)
+        needed = sequences * (length - len(first))
+        documents: list[str] = []
+        ids: list[int] = []
+        count = 0
+        for index, row in enumerate(dataset):
+            document = _document(row, index, column)
+            if not document:
+                continue
+            documents.append(document)
+            count += len(text_ids(document, tokenizer))
+            if count >= needed:
+                ids = text_ids("\n\n".join(documents), tokenizer)
+                if len(ids) >= needed:
+                    break
+        else:
+            ids = text_ids("\n\n".join(documents), tokenizer)
+        name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
+        tokens = _cut_ids(
+            ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'"
+        )
+        return _batch_without_padding(tokens, source=f"dataset:{name}", first=first, bos_condition=bos)
+
+    @staticmethod
+    @checked
     def from_tensor(
         tokens: Tensor,
         *,
         lengths: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> "TokenBatch":
         """Make a batch from a copy of the caller's token ids. No BOS is added, and the BOS condition is "auto".
@@ -121,6 +175,8 @@ class TokenBatch:
             attention_mask: 1 at real tokens, as Hugging Face tokenizers return it; replaces ``lengths``. Sequences
                 padded on the left are moved so that their first real token is at position 0, where the model expects
                 it.
+            position_ids: of documents that are packed into rows, as trainers give them: where they begin again, a new
+                document begins. Each document of two tokens or more becomes a sequence; none attends to another.
             tokenizer: used only to detect whether every sequence begins with BOS; without a tokenizer the answer is no.
 
         Raises:
@@ -130,7 +186,12 @@ class TokenBatch:
         if attention_mask is not None:
             if lengths is not None:
                 raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
-            tokens, lengths = _pad_right(tokens, attention_mask)
+            if position_ids is None:
+                tokens, lengths = _pad_right(tokens, attention_mask)
+        if position_ids is not None:
+            if lengths is not None:
+                raise InputError("lengths and position_ids were given; need one of them. Leave the other out.")
+            tokens, lengths = _unpack(tokens, position_ids, attention_mask)
         if tokens.ndim != 2:
             raise InputError(
                 f"tokens are {_type_and_shape(tokens)}; need two axes, sequence and position. "
@@ -273,7 +334,7 @@ class TokenBatch:
         return (self[start : start + size] for start in range(0, self.n_sequences, size))
 
 
-from_text, from_prompts = TokenBatch.from_text, TokenBatch.from_prompts
+from_text, from_prompts, from_dataset = TokenBatch.from_text, TokenBatch.from_prompts, TokenBatch.from_dataset
 from_tensor, random_tokens, repeated_tokens = TokenBatch.from_tensor, TokenBatch.random, TokenBatch.repeated
 
 
@@ -402,6 +463,26 @@ def _draw_ids(
     )
 
 
+def _document(row: object, index: int, column: str) -> str:
+    """The text of one row of a data set."""
+    if not isinstance(row, Mapping):
+        raise InputError(
+            f"row {index} of the data set is a {type(row).__name__}; need a mapping with the column "
+            f"'{column}'. Give one split of a data set, or dictionaries."
+        )
+    if column not in row:
+        raise InputError(
+            f"the data set has the columns {', '.join(map(str, row))}, not '{column}'; need the one with the "
+            f"text. Name it with column=..."
+        )
+    document = row[column]
+    if not isinstance(document, str):
+        raise InputError(
+            f"column '{column}' of row {index} holds a {type(document).__name__}; need text. Name another column."
+        )
+    return document
+
+
 def _check_size(sequences: int, length: int) -> None:
     """Refuse fewer than one sequence or fewer than two tokens."""
     if sequences < 1:
@@ -422,9 +503,8 @@ def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Move the padding of every sequence to the right; return the sequences and their lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
         raise InputError(
-            f"tokens are {_type_and_shape(tokens)}, the mask is "
-            f"{_type_and_shape(mask)}; need (sequences, positions) twice. Of documents "
-            "that are packed into rows make a sequence each."
+            f"tokens are {_type_and_shape(tokens)}, the mask is {_type_and_shape(mask)}; need (sequences, positions) "
+            "twice. For documents that are packed into rows give position_ids instead of a block mask."
         )
     real = mask.bool()
     lengths = real.sum(1)
@@ -436,6 +516,34 @@ def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         raise InputError(f"the mask of sequence {row} has a gap; need padding on the left or on the right only.")
     order = (places + starts[:, None]) % tokens.shape[1]
     return tokens.gather(1, order), lengths
+
+
+def _unpack(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Cut packed rows into their documents; return these, padded on the right, and their lengths."""
+    given = {"position_ids are": position_ids} | ({} if mask is None else {"the mask is": mask})
+    for what, one in given.items():
+        if tokens.ndim != 2 or one.shape != tokens.shape:
+            raise InputError(
+                f"tokens are {_type_and_shape(tokens)}, {what} {_type_and_shape(one)}; "
+                "need (sequences, positions) twice."
+            )
+    real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    begins = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
+    begins[:, 0] = True
+    begins[:, 1:] |= real[:, 1:] & ~real[:, :-1]
+    number = begins.flatten().cumsum(0)[real.flatten()]
+    _, counts = number.unique_consecutive(return_counts=True)
+    firsts = position_ids[real][counts.cumsum(0) - counts]
+    if late := firsts[(counts > 1) & (firsts != 0)].tolist():
+        raise InputError(
+            f"a document begins at position {late[0]} by these position_ids; need documents that begin at position 0, "
+            "as a sequence does. Leave out what continues another row"
+        )
+    documents = [one for one in tokens[real].split(counts.tolist()) if len(one) > 1]
+    if not documents:
+        raise InputError("no document has two tokens by these position_ids; need those that count within a document")
+    lengths = torch.tensor([len(one) for one in documents], device=tokens.device)
+    return torch.nn.utils.rnn.pad_sequence(documents, batch_first=True), lengths
 
 
 def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:

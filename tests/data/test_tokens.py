@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -13,6 +14,7 @@ from sink_lens.data.bos import first_ids
 from sink_lens.data.tokens import (
     batch_of,
     decode_tokens,
+    from_dataset,
     from_prompts,
     from_tensor,
     from_text,
@@ -83,6 +85,7 @@ def test_every_arm_has_bos_once_or_not_at_all(adds, condition, expected):
         from_prompts(["abc", "defgh"], tokenizer, bos=condition),
         random_tokens(tokenizer, sequences=2, length=4, generator=generator(), bos=condition),
         repeated_tokens(tokenizer, sequences=2, length=4, generator=generator(), bos=condition),
+        from_dataset([{"text": "abcdefgh"}], tokenizer, sequences=2, length=4, bos=condition),
     ]
     for one in made:
         assert one.bos is expected
@@ -118,6 +121,8 @@ def test_a_text_that_begins_with_bos_is_refused_in_every_arm(condition, text):
             from_prompts(["ok", text], tokenizer, bos=condition)
         with pytest.raises(InputError, match="sequence 0 of the text 'text' itself begins with the BOS token"):
             from_text(text, tokenizer, sequences=1, length=6, bos=condition)
+        with pytest.raises(InputError, match="sequence 0 of the data set 'iterable' itself begins"):
+            from_dataset([{"text": text}], tokenizer, sequences=1, length=6, bos=condition)
 
 
 def test_bos_inside_a_text_is_left_alone():
@@ -169,6 +174,8 @@ def test_fewer_than_one_sequence_or_two_tokens_are_refused(sequences, length, te
     size = {"sequences": sequences, "length": length}
     with pytest.raises(InputError, match=text):
         from_text("abcdefgh", tokenizer, **size)
+    with pytest.raises(InputError, match=text):
+        from_dataset([{"text": "abcdefgh"}], tokenizer, **size)
     with pytest.raises(InputError, match=text):
         random_tokens(tokenizer, generator=generator(), **size)
     with pytest.raises(InputError, match=text):
@@ -274,6 +281,54 @@ def test_drawing_from_nothing_is_refused(tokenizer, vocab_size, text):
         random_tokens(tokenizer, sequences=1, length=4, generator=generator(), vocab_size=vocab_size)
 
 
+# Data sets.
+
+
+def test_documents_are_joined_by_an_empty_line_and_read_no_further_than_needed():
+    tokenizer = plain_tokenizer()
+
+    def rows():
+        yield from ({"text": "abc"}, {"text": ""}, {"text": "def"})
+        raise AssertionError("read on although there were enough tokens")
+
+    made = from_dataset(rows(), tokenizer, sequences=2, length=3)
+    # "abc\n\ndef" has 8 tokens; the sequences begin at 0 and 4: "abc" and "\ndef"[:3].
+    assert [tokenizer.decode(row) for row in made.tokens.tolist()] == ["abc", "\nde"]
+    assert made.source == "dataset:iterable"
+
+
+def test_a_hugging_face_data_set_gives_its_column_and_its_name():
+    dataset = Dataset.from_dict({"id": [1, 2], "body": ["abcdef", "ghijkl"]})
+    dataset.info.dataset_name = "toy"
+    made = from_dataset(dataset, plain_tokenizer(), column="body", sequences=2, length=6)
+    assert (made.source, made.n_sequences) == ("dataset:toy", 2)
+    named = from_dataset(dataset, plain_tokenizer(), column="body", sequences=2, length=6, name="mine")
+    assert named.source == "dataset:mine"
+    assert named.hash == made.hash
+
+
+def test_a_missing_column_is_refused_with_those_that_exist():
+    with pytest.raises(InputError, match="has the columns id, body, not 'text'; need the one with the text"):
+        from_dataset([{"id": 1, "body": "abc"}], plain_tokenizer(), sequences=1, length=2)
+
+
+def test_a_column_without_text_is_refused():
+    with pytest.raises(InputError, match="column 'id' of row 0 holds a int; need text"):
+        from_dataset([{"id": 1}], plain_tokenizer(), column="id", sequences=1, length=2)
+
+
+def test_a_data_set_of_splits_is_refused():
+    splits = DatasetDict({"train": Dataset.from_dict({"text": ["abcdef"]})})
+    with pytest.raises(InputError, match=r"row 0 of the data set is a str; .* Give one split"):
+        from_dataset(splits, plain_tokenizer(), sequences=1, length=2)
+
+
+@pytest.mark.parametrize(("rows", "found"), [([], 0), ([{"text": ""}], 0), ([{"text": "ab"}, {"text": "c"}], 5)])
+def test_a_data_set_with_too_few_tokens_is_refused(rows, found):
+    with pytest.raises(InputError, match=f"the data set 'iterable' has {found} tokens; need 2 x 4 = 8"):
+        from_dataset(rows, plain_tokenizer(), sequences=2, length=4)
+
+
 def test_a_tensor_has_bos_only_where_every_sequence_begins_with_it():
     assert from_tensor(torch.tensor([[0, 5], [0, 6]]), tokenizer=plain_tokenizer()).bos
     assert not from_tensor(torch.tensor([[0, 5], [6, 0]]), tokenizer=plain_tokenizer()).bos
@@ -318,3 +373,10 @@ def test_what_a_tokenizer_returns_is_a_batch_with_its_mask_read():
         batch_of(tokenizer(texts))
     with pytest.raises(InputError, match="a mapping with ids was given as tokens; need input_ids"):
         batch_of({"ids": [[3, 4]]})
+
+
+def test_a_document_that_continues_another_row_is_refused():
+    tokens, places = torch.arange(3, 9)[None], torch.tensor([[5, 6, 7, 0, 1, 2]])
+    with pytest.raises(InputError, match="a document begins at position 5 by these position_ids; need documents that"):
+        from_tensor(tokens, position_ids=places)
+    assert from_tensor(tokens[:, 2:], position_ids=places[:, 2:]).tokens.tolist() == [[6, 7, 8]]
