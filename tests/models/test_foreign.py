@@ -21,6 +21,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.utils.hub import cached_files
 
 from sink_lens.models import foreign
+from sink_lens.models.tiny import tiny
 
 PACKAGE = Path(foreign.__file__).parents[1]
 OF_MODULES = {"_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}
@@ -81,6 +82,14 @@ def test_the_fused_kernels_are_there_and_that_of_the_cpu_gives_the_sums_of_rows(
     torch.testing.assert_close(output, scores.softmax(-1) @ value)
     names = [one.name for one in torch.ops.aten._scaled_dot_product_efficient_attention.default._schema.arguments]
     assert names == ["query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal", "scale"]
+
+
+def test_a_model_with_an_adapter_says_so():
+    model = tiny("llama")
+    assert model._hf_peft_config_loaded is False
+    model._hf_peft_config_loaded = True
+    foreign.forget_adapter(model)
+    assert model._hf_peft_config_loaded is False
 
 
 def test_the_trainer_writes_a_checkpoint_and_counts_its_gpus(tmp_path):

@@ -1,5 +1,6 @@
 """A lens is frozen: a model that was changed since is refused; threads take turns; torch's modes change no number."""
 
+import contextlib
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -116,3 +117,47 @@ def test_a_pickled_lens_says_load():
     for send in (pickle.dumps, copy.deepcopy):
         with pytest.raises(ModelError, match=r"Call load\(\.\.\.\) in the worker"):
             send(lens)
+
+
+def numbers(lens):
+    """What the doors give."""
+    edited = edit("z", lambda x, at: x * 2, layers=[1])
+    approximate = attribution_patch(lens, batch(), batch(1), site="z", metric="loss", layers=(0,))
+    patched = patch(lens, batch(), batch(1), site="z", metric="loss", layers=(0,), progress=False)
+    return {
+        "run": run_with(lens, batch(), edited, logits=True).logits,
+        "loss": run_with(lens, batch(), edited).loss,
+        "plain": capture(lens, batch(), sites=["z"], path="plain")["z", 2],
+        "bridge": capture(lens, batch(), sites=["z"], path="bridge")["z", 2],
+        "patch": torch.tensor(patched.frame["value"].to_numpy()),
+        "attribution": torch.tensor(approximate.frame["effect"].to_numpy()),
+    }
+
+
+@contextlib.contextmanager
+def default_type(kind):
+    torch.set_default_dtype(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+MODES = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "float64 by default": lambda: default_type(torch.float64),
+    "bfloat16 by default": lambda: default_type(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_of_torch_change_no_number(mode):
+    model = tiny("gpt2")
+    lens = wrap(model)
+    wanted = numbers(lens)
+    with MODES[mode]():
+        found = [numbers(lens), numbers(wrap(model))]
+    for one in found:
+        assert {name: value.dtype for name, value in one.items()} == {name: v.dtype for name, v in wanted.items()}
+        assert [name for name in wanted if not torch.equal(one[name], wanted[name])] == []
