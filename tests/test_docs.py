@@ -132,6 +132,16 @@ def _is_built(path):
     return bool(made) or path.resolve() in (DOCS / "gallery.md", DOCS / "api" / "tables.md")
 
 
+@pytest.mark.parametrize("page", ["chain", "evidence", "limits", "pages", "zoo", "../benchmarks/README", "../README"])
+def test_no_sentence_is_longer_than_thirty_words(page):
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```|\$\$.*?\$\$", "\n\n", text, flags=re.S)
+    for part in re.split(r"\n\s*\n|\n(?=[|-] ?|\d\. )", text):
+        for sentence in re.split(r"(?<=[.:;?!])\s|\|", re.sub(r"\]\([^)]*\)", "]", part)):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            assert len(words) <= 30, " ".join(words)
+
+
 def test_every_example_is_listed():
     text = (DOCS / "examples.md").read_text(encoding="utf-8")
     found = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")}

@@ -1,4 +1,4 @@
-"""Every phrase that a kind of run can print above its figures is in docs/headlines.md."""
+"""Every phrase that a kind of run can print above its figures is in tests/headlines.md."""
 
 import re
 

@@ -27,7 +27,7 @@ def html(sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = 
 
 def image(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
     """The bytes of a figure file; equal figures give equal bytes."""
-    return _of_report("style", "file_of")(drawn, form)
+    return _of_report("style", "figure_bytes")(drawn, form)
 
 
 def page(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Every sentence that a headline can have is in docs/headlines.md, is said if what it stands on holds, and else not."""
+"""Each sentence that a headline can have is in tests/headlines.md, is said if what it stands on holds, and else not."""
 
 import re
 from pathlib import Path

@@ -112,7 +112,7 @@ def literals(function) -> Iterator[str]:
 
 
 def listed(kind: str) -> dict[str, str]:
-    """Key -> sentence, of the table of a kind in docs/headlines.md."""
-    text = (Path(__file__).parents[2] / "docs" / "headlines.md").read_text(encoding="utf-8")
+    """Key -> sentence, of the table of a kind in tests/headlines.md."""
+    text = (Path(__file__).parents[1] / "headlines.md").read_text(encoding="utf-8")
     sections = {one.split("\n")[0].split()[-1].strip("`"): one for one in text.split("\n## ")[1:]}
     return {key: normalised(text) for key, text in _ROW.findall(sections[kind])}

@@ -1,4 +1,4 @@
-"""Every sentence that a circuit can have is in docs/headlines.md, is said if what it stands on holds, and else not."""
+"""Every sentence that a circuit can have is in tests/headlines.md, is said if what it stands on holds, and else not."""
 
 from dataclasses import replace
 

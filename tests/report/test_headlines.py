@@ -1,4 +1,4 @@
-"""Every sentence of the other kinds is in docs/headlines.md, is said if what it stands on holds, and else not."""
+"""Every sentence of the other kinds is in tests/headlines.md, is said if what it stands on holds, and else not."""
 
 from importlib import import_module
 from pathlib import Path

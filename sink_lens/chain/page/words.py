@@ -1,7 +1,7 @@
 """Findings of a trace in words: every phrase stands on rows of the run's tables, and is not said without them.
 
 The headline is made from plain sentences: where the sink is, what it is bound to, what carries it, and what plays no
-part, in at most 45 words. Each has a key and the rows that support it; ``docs/headlines.md`` lists them with what must
+part, in at most 45 words. Each has a key and the rows that support it; ``tests/headlines.md`` lists them with what must
 hold for each. `remarks` says of one link what keeps it undecided, where a statistic and an intervention disagree, or a
 control does as much.
 """
