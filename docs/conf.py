@@ -76,7 +76,7 @@ def _write_reference() -> None:
         for path in sorted((package / room).rglob("*.py") if room else package.glob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-            shows = path.name == "__init__.py" and "exported(__name__" in path.read_text(encoding="utf-8")
+            shows = path.name == "__init__.py" and "lazy_exports(__name__" in path.read_text(encoding="utf-8")
             if not shows and not any(not name.startswith("_") for name in names):
                 continue
             module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
