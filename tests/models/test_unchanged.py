@@ -4,6 +4,7 @@ import contextlib
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from sink_lens.edits import edit, fwd_hooks
 from sink_lens.engine import threads
 from sink_lens.errors import ModelError
 from sink_lens.models.load import weights_hash
+from sink_lens.models.running import take_turn
 from sink_lens.models.tiny import tiny
 from sink_lens.models.unchanged import Values
 from sink_lens.models.weights import attention_weights
@@ -92,6 +94,46 @@ def test_two_lenses_on_one_model_and_its_bridge_go_on():
     third = wrap(wrap(tiny("llama")).bridge)
     assert first.state.turns is second.state.turns is not third.state.turns
     assert torch.equal(run_with(first, batch()).loss, run_with(second, batch()).loss)
+
+
+def test_a_pass_waits_while_it_is_another_threads_turn(monkeypatch):
+    """Whoever finds the lock taken says so before it waits: no clock is needed to see that it does."""
+    lens, arrived, inside = wrap(tiny("llama")), Event(), []
+
+    class Announced:
+        """The lock, which says when a thread comes to it while it is taken."""
+
+        def __init__(self, lock):
+            self.lock = lock
+
+        def acquire(self, **options):
+            return self.lock.acquire(**options)
+
+        def release(self):
+            self.lock.release()
+
+        def __enter__(self):
+            if not self.lock.acquire(blocking=False):
+                arrived.set()
+                self.lock.acquire()
+
+        def __exit__(self, *error):
+            self.lock.release()
+
+    monkeypatch.setattr(lens.state.turns, "lock", Announced(lens.state.turns.lock))
+
+    def second(x, at):
+        inside.append("second")
+        arrived.set()
+        return x * 2
+
+    other = Thread(target=run_with, args=(lens, batch(), edit("z", second, layers=[1])))
+    with take_turn(lens):
+        other.start()
+        arrived.wait()
+        inside.append("first")
+    other.join()
+    assert inside == ["first", "second"]
 
 
 def test_threads_share_sweeps(tmp_path, monkeypatch):
