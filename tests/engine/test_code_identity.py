@@ -261,7 +261,7 @@ def things():
 def test_a_hash_is_the_same_in_another_process_under_another_hash_seed():
     paths = [str(Path(__file__).parent), *sys.path]
     code = f"import sys; sys.path[:0] = {paths}; import test_code_identity as own; "
-    code += "print(*map(own.code_of, own.things()), sep='\\n')"
+    code += "print(*map(own.hash_code, own.things()), sep='\\n')"
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
