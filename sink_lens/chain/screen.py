@@ -53,6 +53,7 @@ class _Effects:
     found: dict[tuple[Kind, int], Tensor]
 
     def add(self, kind: Kind, layer: int, values: Tensor) -> None:
+        """Add values, one per unit, to the sum of a kind and layer."""
         values = values.detach().double().cpu()
         place = kind, layer
         self.found[place] = self.found[place] + values if place in self.found else values
@@ -81,7 +82,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
 
 
 def _table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
-    """The parts with their effects as a table, the strongest first."""
+    """One row per part: kind, layer, unit and its effect by each screen, over the largest effect of that screen."""
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects.found):
         columns = {
@@ -257,6 +258,7 @@ class _Run:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
+        """Layout of a pass with a cell for each of ``begins``; ``alone`` computes only that position in each cell."""
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
@@ -299,13 +301,13 @@ class _Run:
         return [self._magnitude(x, layer) for x in at_sink], at_sink
 
     def _attending_to(self, layer: int) -> list[int]:
-        """The layers in which the sink is read by its key of this layer: one, or more in Gemma 4."""
+        """The sink layers whose attention uses the keys of this layer: itself, and in Gemma 4 later layers too."""
         return [one for one in self.setting.sink_layers if self.setting.lens.key_layers([one]) == (layer,)]
 
     def _pattern(
         self, later: int, *, key: Float[Tensor, "sequence kv_head key d_head"], layout: Layout
     ) -> Float[Tensor, "sequence head query key"]:
-        """Attention in a later layer to keys that are handed on to it, of the baseline run's queries."""
+        """Pattern of a later layer that reuses this layer's keys (Gemma 4), with the later layer's baseline queries."""
         lens = self.setting.lens
         query = self.queries[later][:, :, layout.first :].repeat(len(layout.begins), 1, 1, 1)
         scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
@@ -314,7 +316,7 @@ class _Run:
         return weights_of(scores + mask)
 
     def _mass(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
-        """Attention to the sink position, summed over sequences, mean over heads; 0 where the sink is not read."""
+        """Attention to the sink position, mean over heads, summed over sequences; 0 in layers where no sink is read."""
         setting = self.setting
         if layer not in setting.sink_layers:
             return pattern.sum() * 0
@@ -327,7 +329,7 @@ class _Run:
         return mass.nan_to_num(0.0).mean(1).sum()
 
     def _magnitude(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
-        """Magnitude of the sink position's outlier dimensions after the layer, summed over sequences."""
+        """Size of the sink position's outlier dimensions after the layer, by baseline signs, summed over sequences."""
         dims = list(self.setting.location.outliers.get(layer, ()))
         if not dims:
             return written.sum() * 0
@@ -336,11 +338,12 @@ class _Run:
 
 
 def _add(x: Tensor, *, zero: Tensor) -> Tensor:
+    """The sum of both, in the dtype of ``x``; ``zero`` is there to have a gradient."""
     return x + zero.to(x.dtype)
 
 
 def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
-    """Each neuron's and head's largest share of the change of an outlier dimension over all layers."""
+    """Add each neuron's, head's and sublayer's largest share of any outlier dimension that it writes at the sink."""
     lens, position = setting.lens, setting.sink_position
     dims = sorted({one for found in setting.location.outliers.values() for one in found})
     if not dims:
@@ -374,7 +377,10 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
 
 
 def _sink_logits(setting: Setting) -> pd.DataFrame:
-    """Mean null mass of each head of a model whose heads have learned sink logits, where it is over the threshold."""
+    """One row per head whose learned sink logit takes a mean null mass above the threshold.
+
+    The screen ``integrated`` is that mass over the largest; the other screens are 0.
+    """
     null = setting.null_mass  # layer, head
     layers, heads = (null > setting.threshold).nonzero(as_tuple=True)
     table = pd.DataFrame({"kind": "sink logit", "layer": layers.numpy(), "unit": heads.numpy()})

@@ -204,7 +204,7 @@ class Setting:
         return early if early or self.location.steps else attention[:1]
 
     def having(self, site: str, layers: Iterable[int]) -> list[int]:
-        """Those of the layers that have a site."""
+        """Those of the layers that have this site."""
         return [layer for layer in layers if layer in self.lens.having(site)]
 
     @property
@@ -213,7 +213,7 @@ class Setting:
         return self.segments[0].layers[:_LAYERS_AFTER]
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:
-        """Attention that the sink position would have in each layer if every query spread its row sum evenly."""
+        """Attention to the sink position by layer, mean over sequences, if every query spread its row sum evenly."""
         lens, valid, position = self.lens, self.tokens.valid, self.sink_position
         sums = None
         if lens.family.sink_logit:
@@ -226,11 +226,11 @@ class Setting:
         return torch.stack(found).nanmean(1)
 
     def generator(self) -> torch.Generator:
-        """A new generator of the random controls."""
+        """A new random generator for the controls, seeded by ``seed``: each call gives the same draws."""
         return torch.Generator().manual_seed(self.seed)
 
     def control_positions(self, position: int) -> list[int]:
-        """Positions that are no sink and not the target; later ones if there are any, where an edit is seen."""
+        """At most ``n_controls`` evenly spaced positions, neither sink nor target, after ``position`` if possible."""
         length = self.tokens.n_positions
         taken = {*self.location.sink_positions, self.target_position}
         free = [p for p in range(position + 1, length - 1) if p not in taken]
@@ -287,11 +287,11 @@ class Setting:
 
     @cached_property
     def of_controls(self) -> BaselineRun:
-        """The baseline run of the sequences on which controls are made."""
+        """The baseline run cut to the sequences on which random controls are run."""
         return self.baseline_run.fewer(self.control_sequences)
 
     def reading(self, positions: Sequence[int]) -> BaselineRun:
-        """The baseline run with other positions read; the same one where they are the target and the sink position."""
+        """The baseline run that reads attention to these positions; the stored one if it reads just these."""
         needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
         return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.under((), needs=needs)
 
@@ -317,7 +317,7 @@ class Setting:
         return {layer: self._tensors[site, layer] for layer in layers}
 
     def mean_ordinary(self, baseline: Tensor) -> Tensor:
-        """Mean of a site over the ordinary tokens of all sequences (``edits.MEANS``); both axes of size 1."""
+        """Mean of a site's tensor over the ordinary tokens of all sequences; batch and position axes have size 1."""
         return self.averaged.of(baseline)
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
@@ -361,7 +361,7 @@ class Setting:
         )
 
     def others(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
-        """Random sets of as many other units of the same layers, one for each control."""
+        """Random units for each control: layer -> as many units of that layer as are chosen, none of them chosen."""
         lens, drawn = self.lens, {}
         for layer, units in chosen.items():
             n = lens.n_neurons(layer) if site == "neurons" else lens.d_model
@@ -369,6 +369,7 @@ class Setting:
         return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.n_controls)]
 
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
+        """The mean over ordinary tokens if ``mean``, else the baseline value at the position."""
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 
@@ -531,14 +532,14 @@ def segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> 
 
 
 def random_others(units: Sequence[int], *, n: int, draws: int, generator: torch.Generator) -> list[list[int]]:
-    """Random sets of as many other units, of ``n`` in all."""
+    """``draws`` random sets of ``len(units)`` indices below ``n``, none of them in ``units``."""
     taken = set(units)
     pool = torch.tensor([unit for unit in range(n) if unit not in taken])
     return [pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist() for _ in range(draws)]
 
 
 def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
-    """Mean attention to a position in some layers."""
+    """Mean attention to a position, in [0, 1], over the given layers, heads and sequences."""
     return float(run.mass_at(position, layers=layers).nanmean())
 
 

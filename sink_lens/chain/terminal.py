@@ -67,11 +67,13 @@ def brief(trace: "Trace", *, conclusion: str) -> RenderableType:
 
 
 def _bound_to(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Line that says whether the sink follows a position or a token."""
     (row,) = _rows(frames["summary"].loc[frames["summary"]["quantity"].eq("sink_bound_to")])
     return f"Position or token? {row['value']}: {row['note']}"
 
 
 def _makers_line(row: Mapping[Any, Any]) -> Text:
+    """Line that says how much of the sink, with its interval, switching off a set of parts removes."""
     named, size = first_parts(named_parts(row["parts"]), most=3), int(row["size"])
     chance = "" if beyond_chance(row) else ", no more than chance"
     of = "" if row["target"] == "sink" else f" of the {row['target']}"
@@ -150,8 +152,10 @@ def _table(title: str) -> Table:
 
 
 def _percent_bounds(row: Mapping[Any, Any]) -> str:
+    """A row's 95% interval as percentages."""
     return interval_text(row["ci_low"], row["ci_high"], shown=percent)
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """The rows of a frame as dicts from column name to value."""
     return frame.to_dict("records")

@@ -264,6 +264,7 @@ class _Asked:
 
     @property
     def own(self) -> list[MakesReadings]:
+        """Functions that make each link's own readings."""
         return [link.readings for link in self.links]
 
     def measured(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
@@ -273,7 +274,7 @@ class _Asked:
 
 
 def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[str, pd.DataFrame], Panel]:
-    """Measure, intervene and judge, each table written when it is made."""
+    """Measure, intervene and judge; returns the tables by name and the measurements. Writes each table once made."""
     lens, config, links = asked.lens, asked.config, asked.links
     kept = Kept(writer, begin=stages.begin)
     kept.keep("chain", chain_table(links))
@@ -333,7 +334,7 @@ def _located(asked: _Asked) -> summary.Located:
 
 
 def _where_there_is_one(asked: _Asked, batch: TokenBatch, panel: Panel) -> tuple[TokenBatch, Panel]:
-    """The sequences that have the sink, and what is read of them; all of them where all have it, or none."""
+    """(batch, measurements) without the sequences that lack the sink; unchanged if all sequences have it, or none."""
     config, position = asked.config, panel.location.sink_position
     given = None if asked.there is None else asked.there.position
     if panel.location.sink_found:
@@ -355,7 +356,7 @@ def _where_there_is_one(asked: _Asked, batch: TokenBatch, panel: Panel) -> tuple
 
 
 def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The tables of what one pass read, by name, in their order."""
+    """(name, table) of everything that the measuring pass gave, in the order in which they are written."""
     lens, panel, splits, config = evidence.lens, evidence.panel, evidence.splits, evidence.config
     errors = {split.layer: split.error for split in splits if split.position == panel.location.sink_position}
     yield "heads", tables.head_table(lens, panel, threshold=config.threshold)

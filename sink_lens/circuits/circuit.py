@@ -242,11 +242,17 @@ class Circuit:
             return curve(judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update)
 
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = False) -> Check:
-        """Compare scores with real patches: half of the edges from the circuit, half from all others.
+        """Compare the scores of sampled edges with their effects when each edge is really patched.
 
-        Those of the others bound how many edges the circuit lacks.
+        Half of the edges are drawn from the circuit, half from the edges outside it. The second half bounds how many
+        edges the circuit lacks (``Check.at_most``).
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
+
+        Args:
+            edges: number of edges to patch; fewer where the circuit or the rest has fewer.
+            pairs: number of prompt pairs that each edge is patched on.
+            progress: show a bar.
         """
         given: dict[str, Any] = {"seed": self.seed, "edges": edges, "pairs": pairs, "progress": progress}
         return checks.check_edges(self.runs, self.scores, self.chosen, **given)

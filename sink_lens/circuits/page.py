@@ -51,7 +51,7 @@ def _metric_name(run: Run) -> str:
 
 
 def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
-    """The readers of some edges that the metric reads: the logits, or queries and keys of its layers."""
+    """Names of the edges' readers that the metric reads: ``logits``, or queries and keys in the metric's layers."""
     if _metric_name(run) != "sink_mass":
         return ["logits"]
     layers = run.config.get("metric_layers")

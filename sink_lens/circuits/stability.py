@@ -24,7 +24,7 @@ _AT_ONCE = 32
 def draw_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
-    """Weights of every pair in each draw; pairs are drawn within their template."""
+    """Weights of the pairs in each bootstrap sample, each row sums to 1; pairs are drawn within their template."""
     names = np.asarray(templates, dtype=object)
     weights = np.zeros((draws, len(names)), dtype=np.float32)
     for name in dict.fromkeys(names.tolist()):
@@ -49,7 +49,12 @@ def inclusion(
 def interval_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
-    """The 95% percentile interval of the mean of some edges."""
+    """(lower, upper) bounds of each edge's 95% bootstrap percentile interval of its mean score over pairs.
+
+    Args:
+        values: score of each edge on each pair.
+        weights: a bootstrap sample per row, as ``draw_weights`` gives it: the weight of each pair in the mean.
+    """
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return low, high
 

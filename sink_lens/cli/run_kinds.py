@@ -92,7 +92,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
 
 
 def _print_parts(parts: Iterable[Any]) -> Answer:
-    """Print texts, page tables, data frames and costs; the answer is that of a dry run: the rows of the tables."""
+    """Print texts, page tables, data frames and costs; return a dry run's answer: costs' lines, tables' rows."""
     from ..estimate import Cost, cost_table
 
     found: list[Any] = []
@@ -108,7 +108,7 @@ def _print_parts(parts: Iterable[Any]) -> Answer:
 
 
 def _printed_and_rows(part: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A part as it is printed, and its rows if it is a page table."""
+    """(part as the console prints it, rows for ``--json``); only a page table has rows, other parts an empty list."""
     import pandas as pd  # a dry run does without
 
     from ..report.page import PageTable

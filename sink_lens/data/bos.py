@@ -45,10 +45,10 @@ def first_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of the text alone, without special tokens and at full length; the caller cuts them.
+    """Token ids of the text alone, without special tokens; never truncated, however long the text is.
 
     Raises:
-        InputError: the text holds half of a surrogate pair, as that of a command line with other bytes than UTF-8.
+        InputError: the text holds a lone surrogate, which Python makes of bytes on a command line that are no UTF-8.
     """
     try:
         text.encode()

@@ -72,7 +72,7 @@ _C_FUNCTIONS = (
 
 
 def hash_code(thing: Any) -> str:
-    """Hash a function, or anything else that decides a run's numbers; ``UNKNOWN`` and why where it cannot be."""
+    """SHA-256 (hex) of a function or object that decides a run's numbers; ``UNKNOWN`` and the reason if it has none."""
     reader = _Reader()
     try:
         return reader.digest(thing).hex()
@@ -173,7 +173,7 @@ class _Reader:
             yield from self.reduced(value)
 
     def function(self, function: types.FunctionType) -> Iterator[Any]:
-        """Yield the parts of a Python function: its code, what it was made with, and what it reads by name."""
+        """Yield the parts of a Python function: code, defaults, closure, and the globals that it reads."""
         names, owner = function.__globals__, str(function.__globals__.get("__name__", ""))
         wrapped = getattr(function, "__wrapped__", None)
         compiled = uncompiled_function(function)
@@ -235,7 +235,7 @@ class _Reader:
             return self.module(getattr(value, name), rest)
 
     def imported(self, name: str, taken: tuple[str, ...] | None) -> bytes:
-        """Hash the names that a function imports itself from a module."""
+        """Hash the names that a function imports from a module in its body; an installed module by name and version."""
         if _is_installed(name):
             return _hash("module", name, _module_version(name))
         value = sys.modules.get(name)
@@ -244,7 +244,7 @@ class _Reader:
         return _hash(*(self.module(value, [one]) for one in taken))
 
     def c_function(self, value: Any) -> Iterator[Any]:
-        """Yield the parts of a function not written in Python: its name, and what it is bound to."""
+        """Yield the parts of a function not written in Python: name, package version, and the object it is bound to."""
         yield from (str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", value.__name__)))
         yield _module_version(str(getattr(value, "__module__", None) or "builtins"))
         owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
@@ -252,7 +252,7 @@ class _Reader:
             yield self.digest(owner)
 
     def of_class(self, value: type) -> Iterator[Any]:
-        """Yield the parts of a class: an installed one's name; of another, its bases and what its body defines."""
+        """Yield the parts of a class: name and version if it is installed; else its bases and what its body defines."""
         yield value.__name__
         if _is_installed(value.__module__):
             yield from (value.__module__, value.__qualname__, _module_version(value.__module__))
@@ -264,7 +264,7 @@ class _Reader:
             yield from self.pairs((name, entry) for name, entry in body.items() if not isinstance(entry, slots))
 
     def neural(self, value: nn.Module) -> Iterator[Any]:
-        """Yield the parts of a torch module: its classes, tensors, hooks and settings."""
+        """Yield the parts of a torch module and all its submodules: class, parameters, buffers, hooks and settings."""
         for path, part in value.named_modules():
             own = {name: entry for name, entry in vars(part).items() if name not in ("_modules", "_parameters")}
             hooks = {name: list(own.pop(name).values()) for name in list(own) if name.endswith("_hooks") and own[name]}
@@ -299,7 +299,7 @@ class _Reader:
             yield from self.pairs(pairs or ())
 
     def pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
-        """Hash keys and values, a hash for each pair."""
+        """Hash keys and values: yields two hashes for each pair, the key's and the value's."""
         for name, entry in items:
             with _named(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))
@@ -354,7 +354,7 @@ def _tensor_parts(tensor: Tensor) -> Iterator[Any]:
 
 
 def _global_reads(code: types.CodeType) -> list[list[str]]:
-    """The global names that code reads, each with the attributes that are read of it at once."""
+    """Each global name that code reads, then the attributes read from it directly, as ``["np", "random", "rand"]``."""
     found: dict[tuple[str, ...], None] = {}
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")]
     for at, step in enumerate(steps):
@@ -370,7 +370,7 @@ def _global_reads(code: types.CodeType) -> list[list[str]]:
 
 
 def _own_imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """The modules that code imports itself, and the names that it takes of each."""
+    """(module, names taken from it) for each import statement inside the code; relative imports are resolved."""
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
     for at, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
@@ -387,7 +387,7 @@ def _python_folders() -> tuple[Path, ...]:
 
 
 def _is_installed(name: str) -> bool:
-    """Check whether a module is Python's, this package's, or of an installed one."""
+    """Check whether a module is Python's, this package's or an installed package's, so that a version identifies it."""
     top = name.partition(".")[0]
     if top in ("builtins", "sink_lens", "__main__"):
         return top != "__main__"  # a notebook, even where the program that runs it is installed

@@ -23,10 +23,12 @@ Measured = MetricSpec | Metric | Callable[[Outcome], Any]
 
 
 def metrics_on(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
-    """The metrics on a model; where two of one kind would have one name, each is named with its options.
+    """Build the requested metrics for a model and its tokens, in the order given, with unique names.
+
+    Metrics asked for by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``.
 
     Raises:
-        InputError: one that cannot be used, or two that are the same.
+        InputError: ``as_metric`` refuses a metric, or two metrics still have the same name.
     """
     made = [
         one.metric(lens, partial(predictions, lens, tokens)) if isinstance(one, MetricSpec) else one for one in given

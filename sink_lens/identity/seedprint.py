@@ -67,7 +67,12 @@ class ModelPair:
         return by_chance and self.scale_log10_p < -4 and self.too_narrow > 1.5
 
     def rows(self) -> list[dict[str, object]]:
-        """A null per row: its mean and deviation, z, log10 p in both conventions, and the share of draws."""
+        """One row per null: its mean and standard deviation, and where the pair's ``tau_bar`` lies in it.
+
+        ``z`` is the distance from the mean in standard deviations. ``log10_p_paper`` and ``log10_p_code`` are log10 of
+        p by the convention of the paper (one-sided) and of its code (twice as large). ``p_draws`` is the share of
+        simulated draws that are at least as large as ``tau_bar``; nan for a null that is a formula.
+        """
         return [
             {
                 "a": self.a,

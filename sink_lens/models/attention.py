@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def by_head(
     tensor: Float[Tensor, "batch kv_head key d_head"], *, n_heads: int
 ) -> Float[Tensor, "batch head key d_head"]:
-    """The keys or values of every query head."""
+    """Keys or values for every query head: each key-value head is repeated for the query heads that share it."""
     groups = n_heads // tensor.shape[1]
     if groups == 1:
         return tensor
@@ -20,7 +20,7 @@ def by_head(
 
 
 def capped(scores: Float[Tensor, "... query key"], softcap: float | None) -> Float[Tensor, "... query key"]:
-    """Scores that stay below a cap; without a cap they are unchanged."""
+    """Scores soft-capped as ``softcap * tanh(scores / softcap)``, or unchanged if ``softcap`` is None."""
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 

@@ -174,6 +174,7 @@ class RunWriter:
         self._write_record()
 
     def _close(self, error: BaseException | None) -> None:
+        """Write the run's final status; a run that failed before its first file is removed, a refused one put back."""
         if self._adding:
             return
         if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
@@ -218,6 +219,7 @@ class RunWriter:
         return path
 
     def _write_record(self) -> None:
+        """Write ``run.json`` as the record now stands."""
         text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
         self._replace(RUN_FILE, f"{text}\n".encode())
 
@@ -421,17 +423,20 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _remove_empty(made: Sequence[Path]) -> None:
+    """Remove those of the folders that are empty."""
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
 
 def _release(lock: FileLock) -> None:
+    """Give the lock up and remove its file."""
     Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
     lock.release()
 
 
 def _refuse_foreign(folder: Path) -> None:
+    """Refuse a folder that holds files but no run."""
     held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK_FILE)
     if RUN_FILE not in held and set(held) - {RUN_FILE + _PART, _REPLACED}:
         some = ", ".join(held[:3]) + (", ..." if held[3:] else "")
@@ -442,6 +447,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
+    """Refuse to continue a run that is finished, or that another configuration or other inputs would write."""
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (
@@ -466,7 +472,7 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
 
 
 def _unknown(value: Any) -> list[str]:
-    """The reasons for which code in a configuration cannot be known."""
+    """Reasons why code in a configuration has no hash, and so cannot be compared; empty if all has."""
     if isinstance(value, str):
         return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -474,4 +480,5 @@ def _unknown(value: Any) -> list[str]:
 
 
 def _now() -> str:
+    """The time in UTC as ISO text, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

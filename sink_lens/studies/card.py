@@ -171,16 +171,17 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
 
 
 def _number(samples: Tensor, seen: Observed) -> dict[str, Any]:
-    """A number per sequence as a mean with its interval; nan if these sequences do not have it."""
+    """``value``, ``low``, ``high``, ``n``: mean over sequences and 95% interval; nan if no sequence has the number."""
     return _of(with_interval(samples, seed=seen.seed))
 
 
 def _of(found: Interval) -> dict[str, Any]:
+    """An interval as the card has it: ``value``, ``low``, ``high``, ``n``."""
     return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
 
 
 def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
-    """The ids that are sinks, most often first: how often, and at which share of their occurrences."""
+    """One row per token id that is a sink, the most frequent first: id, text, times it is a sink, times it occurs."""
     marked = seen.marked("attention")
     tokens = seen.tokens.tokens.cpu()
     valid = seen.tokens.valid.cpu()
@@ -197,7 +198,7 @@ def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
 
 
 def _cache(seen: Observed) -> dict[str, Any]:
-    """The positions that a cache which evicts must keep, those of the sinks, and how many sink tokens stand there."""
+    """Sink positions that a KV cache must keep when it evicts; number of sink tokens, and of those at the positions."""
     keep, marked = sorted(sink_positions(seen)), seen.marked("attention")
     return {"keep": keep, "sink_tokens": int(marked.sum()), "sink_tokens_kept": int(marked[:, keep].sum())}
 
@@ -236,6 +237,7 @@ def token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch tar
 
 
 def _outliers(seen: Observed) -> list[dict[str, Any]]:
+    """One row per outlier dimension: the layers that have it, and its mean value in the layer where it is largest."""
     rows = []
     for dimension in seen.outlier_dimensions:
         layers = [layer for layer, dims in seen.location.outliers.items() if dimension in dims]
@@ -255,6 +257,7 @@ def _outliers(seen: Observed) -> list[dict[str, Any]]:
 
 
 def _largest(seen: Observed) -> list[dict[str, Any]]:
+    """One row per site: its largest entry, with layer, position, channel and ratio to the token's median magnitude."""
     rows = []
     for site in SITES_READ:
         name = f"largest:{site}"
@@ -277,6 +280,7 @@ def _largest(seen: Observed) -> list[dict[str, Any]]:
 
 
 def _loss(losses: Tensor, seen: Observed) -> dict[str, Any]:
+    """Mean loss in nats with its interval, and under ``change`` its difference to the unchanged model's, paired."""
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
@@ -443,7 +447,7 @@ def _said_cache(cache: Mapping[str, Any]) -> str:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """A block for a model card."""
+    """The card as a Markdown section to paste into a model card: sentence, table, conditions and notes."""
     on = found["measured_on"]
     lines = [f"| {name} | {_cell(value)} |" for name, value in rows_of_card(found)]
     bos = "with BOS" if on["begins_with_bos"] else "without BOS"
@@ -466,6 +470,7 @@ _LOSSES = {
 
 
 def _loss_cell(row: Mapping[str, Any]) -> str:
+    """A loss with its interval as text, and its change if there is one."""
     change = row["change"]
     text = f"{number(row['value'])} {bounds(row['low'], row['high'])}".strip()
     return (
@@ -476,10 +481,12 @@ def _loss_cell(row: Mapping[str, Any]) -> str:
 
 
 def _cell(text: Any) -> str:
+    """Text that cannot break a Markdown table or bring in HTML."""
     return str(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 
 def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """Table name -> table of the card's run folder, with the columns that the schema declares."""
     layers = {
         "layer": range(seen.lens.n_layers),
         "sink_attention": seen.sink_mass.nanmean(1).double().numpy(),
@@ -519,6 +526,7 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the table ``writers``: sublayers, experts, neurons and super weights with their shares."""
     rows = []
     for row in made["writers"]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}

@@ -82,7 +82,7 @@ def second_of(lens: LensModel, config: CardConfig, other: ModelLike | None) -> L
 
 
 def _check_alike(first: LensModel, second: LensModel, config: CardConfig) -> None:
-    """Refuse what cannot be compared, or differs by more than what is asked."""
+    """Refuse two models of different shapes, or of different dtypes unless dtypes are compared."""
     for name in _WEIGHT_SIZES:
         mine, its = (getattr(one.config, name, None) for one in (first, second))
         if mine != its and not (name == "vocab_size" and its is not None and mine is not None):
@@ -100,7 +100,7 @@ def _check_alike(first: LensModel, second: LensModel, config: CardConfig) -> Non
 
 
 def _read_second(a: Observed, second: LensModel, config: CardConfig) -> Observed:
-    """The second model on the same tokens; with the other BOS condition where that is compared."""
+    """The second model's observations on the same tokens; with the opposite BOS condition if BOS is compared."""
     seen = Observed(second, a.tokens, thresholds=a.thresholds, seed=a.seed, batch_size=config.batch_size)
     if config.by != "bos":
         return seen
@@ -113,7 +113,7 @@ def _read_second(a: Observed, second: LensModel, config: CardConfig) -> Observed
 
 
 def _losses(a: Observed, b: Observed) -> tuple[Tensor, Tensor]:
-    """Loss of the tokens that both predict, by sequence and position from 1 on; without BOS if one has none."""
+    """Loss by sequence and token of both models, cut at the front to the tokens that both predict."""
     first, second = a.token_losses.double(), b.token_losses.double()
     width = min(first.shape[1], second.shape[1])
     return first[:, first.shape[1] - width :], second[:, second.shape[1] - width :]
@@ -129,7 +129,7 @@ _ROWS = {
 
 
 def _numbers(a: Observed, b: Observed) -> list[dict[str, Any]]:
-    """The loss, at all and at early and late positions, and every quantity of numbers: rows of ``changes``."""
+    """Rows of ``changes`` for the loss, over all, early and later positions, and for every compared quantity."""
     first, second = _losses(a, b)
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), seed=a.seed)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
@@ -144,7 +144,7 @@ def _numbers(a: Observed, b: Observed) -> list[dict[str, Any]]:
 
 
 def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: int) -> dict[str, Any]:
-    """A quantity of numbers, one of each sequence, as a row of ``changes``."""
+    """The row of ``changes`` of a quantity that has a number per sequence: both means, and the paired difference."""
     change = paired_difference(second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed))
     mean = (float(first.nanmean()), float(second.nanmean()))
     return {
@@ -162,6 +162,7 @@ def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: in
 
 
 def _indices(a: Observed, b: Observed) -> list[dict[str, Any]]:
+    """Rows of ``changes`` for quantities that are lists, such as sink positions and outlier dimensions."""
     quantities = {
         "sink_positions": sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
@@ -183,7 +184,7 @@ def _writing(seen: Observed) -> list[str]:
 
 
 def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
-    """A quantity without a number, as a row of ``changes``."""
+    """The row of ``changes`` of a quantity that is a text; its numbers are nan."""
     return {
         "quantity": name,
         "unit": unit,
@@ -195,7 +196,7 @@ def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
 
 
 def _texts(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
-    """The BOS tokens in front of texts and chats, and what else differs between tokenizers and configurations."""
+    """Rows of ``changes`` for configuration fields that differ, BOS tokens in front of texts and chats, and tokens."""
     mine, its = (one.config.to_dict() for one in (first, second))
     fields = {name: (mine.get(name), its.get(name)) for name in sorted({*mine, *its} - set(_UNREAD))}
     rows = [_text_row(name, "text", str(one), str(other)) for name, (one, other) in fields.items() if one != other]
@@ -213,7 +214,7 @@ def _texts(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
 
 
 def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
-    """The tensors that changed most, relative to their norm."""
+    """(tensor, change) of the weights that changed most: norm of the difference over the norm of the first model's."""
     theirs = dict(second.plain.named_parameters())
     rows = []
     with torch.no_grad():
@@ -230,6 +231,7 @@ def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
 
 
 def _names(first: LensModel, second: LensModel, config: CardConfig, *, bos: bool) -> tuple[str, str]:
+    """What the sentences call the two models, with dtype or BOS condition if that is compared."""
     names = (shown_name(first.name), shown_name(second.name))
     if config.by == "dtype":
         return f"{names[0]} in {_type(first)}", f"{names[1]} in {_type(second)}"
@@ -240,6 +242,7 @@ def _names(first: LensModel, second: LensModel, config: CardConfig, *, bos: bool
 
 
 def _type(lens: LensModel) -> str:
+    """A model's dtype without ``torch.``."""
     return str(lens.dtype).removeprefix("torch.")
 
 
@@ -270,7 +273,7 @@ def _decision(
 
 
 def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame | None) -> str:
-    """The changes in a sentence, the loss first."""
+    """Two sentences: the change of the loss and whether it is within its bound, then the main further changes."""
     others = [_change(row) for row in changes[1:] if row["changed"]]
     if tensors is not None and len(tensors):
         top = tensors.iloc[0]
@@ -284,6 +287,7 @@ def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], te
 
 
 def _change(row: Mapping[str, Any]) -> str:
+    """A row of ``changes`` as text: NAME FIRST → SECOND, with the change and its interval for numbers."""
     name = row["quantity"].replace("_", " ").replace("loss positions", "loss at positions")
     name += ":" * name[-1].isdigit()
     if row["unit"] in ("index", "text"):

@@ -127,6 +127,7 @@ def row_of(run: Run) -> dict[str, Cell]:
 
 
 def _of_trace(run: Run) -> dict[str, Cell]:
+    """Column -> cell of the row that a trace's run folder gives."""
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
     row = {}
     for one in table.to_dict("records"):
@@ -145,6 +146,7 @@ def _of_trace(run: Run) -> dict[str, Cell]:
 
 
 def _of_card(run: Run) -> dict[str, Cell]:
+    """Column -> cell of the row that a card's run folder gives, from ``card.json``."""
     try:
         card = json_value((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
@@ -173,15 +175,17 @@ def _of_card(run: Run) -> dict[str, Cell]:
 
 
 def _cell(found: Mapping[str, Any]) -> Cell:
+    """A number of ``card.json`` with the ends of its interval as a cell."""
     return Cell(value=found.get("value"), low=found.get("low"), high=found.get("high"))
 
 
 def _join(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
+    """A cell that lists one field of every row."""
     return Cell(value=", ".join(str(row[name]) for row in rows))
 
 
 def _number(value: Any) -> Any:
-    """The value as a number if it is one; None for nan."""
+    """The value as a float if it reads as one, else unchanged; None for a nan."""
     if isinstance(value, Real):
         return None if value != value else value  # nan
     try:
@@ -305,7 +309,7 @@ def _printed(found: CardTable) -> "str | pd.DataFrame":
 
 
 def _changed(changes: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Numbers of both models, and what is no number."""
+    """Two tables for the terminal: rows with numbers of both models, then rows with indices or texts."""
     from .pages.diff import with_names
 
     is_text = changes["unit"].isin(["index", "text"])

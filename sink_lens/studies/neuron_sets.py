@@ -50,7 +50,12 @@ class Found:
 
 
 def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
-    """The neurons of some layers by the share of their layer's change of the step's outlier dimension at the sink."""
+    """Rank the neurons of some layers, as (layer, index), by what they write to the outlier dimension at the sink.
+
+    The measure is the magnitude of a neuron's share of its layer's change of the step's dimension; largest first.
+
+    The measure is the magnitude of a neuron's share of its layer's change of that dimension; the largest comes first.
+    """
     shares: list[tuple[float, Neuron]] = []
     baseline = setting.tensors("neurons", layers=layers)
     for layer in layers:
@@ -135,7 +140,7 @@ def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, t
 
 
 def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator) -> Iterator[dict[str, object]]:
-    """The set in every way, each neuron alone, each left out, and the random sets."""
+    """One row of ``ablations`` per ablation: the set in each way, neurons alone, each left out, random sets."""
     segment, chosen = found.segment, list(found.neurons)
     (step,) = segment.steps
     assert step is not None
@@ -203,6 +208,7 @@ def names(neurons: Sequence[Neuron]) -> str:
 
 
 def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
+    """Layer -> indices of its neurons."""
     found: dict[int, list[int]] = {}
     for layer, index in neurons:
         found.setdefault(layer, []).append(index)
@@ -218,6 +224,7 @@ def _edits(
     positions: list[int] | None,
     step: GrowthStep,
 ) -> Edits:
+    """Edits that ablate neurons: their activation (at 0 or its ordinary mean) or only their entry to the dimension."""
     chosen = _by_layer(neurons)
     if what == "scalar":
         return tuple(
@@ -236,6 +243,7 @@ def _edits(
 
 
 def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:
+    """As many random neurons of the same layers, none of them chosen."""
     drawn: list[Neuron] = []
     for layer, units in _by_layer(chosen).items():
         pool = torch.tensor([unit for unit in range(setting.lens.n_neurons(layer)) if unit not in units])

@@ -173,7 +173,10 @@ def _losses(
     weights: bool,
     config: QuantiseConfig,
 ) -> Float[Tensor, " batch"]:
-    """Loss by sequence with every target rounded except what is kept; None for ``kept`` rounds no activation."""
+    """Mean loss of each sequence with all targets rounded except the kept tokens and channels.
+
+    ``kept=None`` rounds no activation; ``weights`` also rounds the weights.
+    """
     edits = (
         []
         if kept is None
@@ -194,7 +197,7 @@ def _losses(
 def _largest_magnitudes(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], sites: Sequence[str]
 ) -> Largest:
-    """The largest magnitude of each channel of the sites."""
+    """The largest magnitude of each channel by (site, layer), over all tokens and over tokens that are no sinks."""
     size = max(1, _PART_TOKENS // part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
@@ -212,7 +215,7 @@ def _largest_magnitudes(
 
 
 def _magnitude_reading(site: str, *, sinks: Bool[Tensor, "batch position"]) -> Reading:
-    """A reading of each channel's largest magnitude, over all tokens and over those that are no sinks."""
+    """Reading of a site's largest magnitude by channel: "batch 2 channel", over all tokens and over non-sinks."""
 
     def read(view: LayerView) -> Tensor:
         x = view[site].flatten(2)
@@ -226,7 +229,7 @@ def _magnitude_reading(site: str, *, sinks: Bool[Tensor, "batch position"]) -> R
 def _sets(
     largest: Largest, sinks: Bool[Tensor, "batch position"], *, sizes: Sequence[int]
 ) -> Iterator[tuple[dict[str, Any], Kept]]:
-    """Sets to keep, smallest first, each with its columns of the table."""
+    """(columns of the table, tokens and channels to keep) of each candidate, the smallest first."""
     any_sink = bool(sinks.any())
     for size in (0, *sizes):
         for tokens in (False, True):
@@ -253,13 +256,13 @@ class _Half:
 
     @property
     def is_costly(self) -> bool:
-        """Check whether the gap is a cost; otherwise there is nothing to close."""
+        """Check whether ``worst`` is clearly above ``best``; otherwise no gap is there to be closed."""
         return is_cost(self.worst, self.best, seed=self.seed)
 
     def row(
         self, kept: str, losses: Tensor, *, sink_tokens: bool = False, channels: int = 0, draw: int | None = None
     ) -> dict[str, Any]:
-        """One condition: its loss, what it costs above the clean run, and the share of the gap that it closes."""
+        """A row of ``conditions``: mean loss, its difference to the clean loss, and the share of the gap closed."""
         here, full, low = (one.double().numpy() for one in (losses, self.worst, self.best))
         change = paired_difference(here, self.clean.double().numpy(), generator=np.random.default_rng(self.seed))
         closed = share_gained(full - here, full - low, seed=self.seed) if self.is_costly else _UNDEFINED
@@ -285,7 +288,7 @@ _UNDEFINED = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
 
 
 def share_gained(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interval:
-    """Mean of what was gained divided by the mean of the whole, with its 95% interval over sequences."""
+    """Mean of ``gained`` over the mean of ``whole``, each a number per sequence, with its 95% bootstrap interval."""
 
     def ratio(rows: np.ndarray) -> float:
         below = rows[:, 1].mean()
@@ -296,7 +299,7 @@ def share_gained(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interva
 
 
 def is_cost(more: Tensor, less: Tensor, *, seed: int) -> bool:
-    """Check if one loss is above another by at least ``WORTH_KEEPING_NATS``, and by more than 0 with its interval."""
+    """Check if the loss ``more`` exceeds ``less`` by ``WORTH_KEEPING_NATS``, and its paired interval lies above 0."""
     found = paired_difference(more.double().numpy(), less.double().numpy(), generator=np.random.default_rng(seed))
     return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
 
@@ -316,6 +319,7 @@ def _random_sets(
     valid: Bool[Tensor, "batch position"],
     config: QuantiseConfig,
 ) -> Iterator[Kept]:
+    """Random sets as large as the chosen one, one per control, none of them with its tokens or channels."""
     generator = torch.Generator().manual_seed(config.seed)
     keeps_tokens, size = bool(chosen["sink_tokens"]), int(chosen["channels"])
     taken = largest.channels(size, without_sinks=keeps_tokens)
@@ -328,7 +332,7 @@ def _random_sets(
 def random_tokens(
     sinks: Bool[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"], generator: torch.Generator
 ) -> Bool[Tensor, "batch position"]:
-    """As many other tokens of each sequence, drawn without replacement; all others where there are not as many."""
+    """Mask of as many random non-sink tokens in each sequence as it has sinks; all of them if there are fewer."""
     order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(sinks | ~valid, 2.0)
     rank = order.argsort(1).argsort(1)
     return (rank < sinks.sum(1, keepdim=True)) & ~sinks & valid
@@ -337,7 +341,7 @@ def random_tokens(
 def random_channels(
     sizes: Sizes, *, taken: Channels, n: int, generator: torch.Generator
 ) -> dict[str, dict[int, list[int]]]:
-    """As many other channels of every site and layer, drawn without replacement."""
+    """Site -> layer -> ``n`` random channels that are not in ``taken``, fewer if fewer are left."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items():
         gone = set(taken[site][layer])

@@ -75,10 +75,10 @@ What = Grid | Sequence[OwnCell]
 
 
 def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
-    """The cells of a grid, or those of one's own.
+    """The cells of a grid with their controls, or your own cells, which have none.
 
     Raises:
-        InputError: what ``Grid.drawn`` refuses; no cells, or one twice.
+        InputError: ``Grid.drawn`` refuses the grid; or there are no cells, or two with the same name and place.
     """
     if isinstance(what, Grid):
         return grid_cells(what, lens, n_positions=tokens.n_positions, shortest=int(tokens.lengths.min()))
@@ -117,6 +117,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 def _controls_of(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
+    """Numbers of at most ``most`` random controls of a cell: those of its group that share no index with the cell."""
     axis = drawn_axis(spec)
     if axis is None or not most:
         return []
@@ -126,6 +127,7 @@ def _controls_of(
 
 
 def _cell(spec: EditSpec) -> Cell:
+    """Make the engine's cell of one edit: the sites it touches, the position it begins at, and how to make it."""
     return Cell(
         touches=((spec.part.site, spec.part.layers),),
         begin=min(spec.part.positions or (0,)),
@@ -135,4 +137,5 @@ def _cell(spec: EditSpec) -> Cell:
 
 
 def _make_edits(spec: EditSpec, references: References) -> tuple[Edit, ...]:
+    """Make the edit of a cell, from the means and baseline values that it refers to."""
     return (spec.edit(references),)

@@ -187,11 +187,13 @@ _WORKER: list["Worker"] = []
 
 
 def _begin(job: Job, devices: Any, threads: int) -> None:
+    """Give a new worker process its job, device and number of threads."""
     torch.set_num_threads(threads)
     _WORKER.append(Worker(job, devices.get()))
 
 
 def _run(block: Block) -> pd.DataFrame:
+    """Compute a block in a worker process."""
     return _WORKER[0].run(block)
 
 

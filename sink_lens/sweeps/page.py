@@ -41,7 +41,7 @@ _MOST_PANELS = 8
 
 
 def swept_columns(frame: pd.DataFrame) -> list[str]:
-    """The columns of numbers that take more than one value, and no blank: the axes of a figure."""
+    """Names of the numeric columns that have no blank and take more than one value: the possible axes of a figure."""
     found = []
     for name in _AXES:
         if name in frame.columns:
@@ -99,12 +99,12 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
 
 
 def mapped_pair(rows: pd.DataFrame, axes: list[str]) -> tuple[str, str | None]:
-    """The two axes of a map: the first, down, and the one of most values among the others, across."""
+    """(axis down, axis across) of a map: the first axis, and of the others the one with the most values, or None."""
     return axes[0], max(axes[1:], key=lambda axis: rows[axis].nunique(), default=None)
 
 
 def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The rows of each kind of edit, site and centre."""
+    """(name, rows) of each combination of kind of edit, site and centre, in order of first appearance."""
     keys = [name for name in ("kind", "site", "centre") if name in frame.columns]
     if not keys:
         return [("", frame)]
@@ -115,10 +115,12 @@ def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _height(rows: pd.DataFrame, axes: list[str]) -> float:
+    """Height of a panel in inches: a line's is fixed, a map's grows with its rows."""
     return 2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]].to_numpy(float).tolist()))), 5.5)
 
 
 def _line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
+    """Draw values over one swept axis, with intervals of effects, and label the largest ones; returns the axes."""
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -142,6 +144,7 @@ _EACH = 15
 
 
 def _cells(run: Run) -> pd.DataFrame:
+    """The table ``cells`` of a sweep."""
     return run.need("cells", columns=_CELLS)
 
 
@@ -215,7 +218,7 @@ def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
 
 
 def _effects(which: int) -> tuple[Drawn, Drawn]:
-    """The figures of the metric of that number: every cell with its interval, and maps over what was swept."""
+    """(forest plot, map) of the metric with the index ``which``, 0 to 3, as entries of the page."""
 
     def of(run: Run) -> pd.DataFrame:
         table = _cells(run)
@@ -262,11 +265,12 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
 
 
 def _has_map(rows: pd.DataFrame) -> bool:
-    """Check whether some kind of edit was swept over two axes, and stands out somewhere."""
+    """Check whether some kind of edit was swept over two axes or more, and some cell stands out."""
     return any(len(swept_columns(part)) > 1 for _, part in _blocks(rows)) and bool(stands_out(rows).any())
 
 
 def _cell_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the strongest cells of each metric, with intervals and controls."""
     table = _cells(run)
     rows = pd.concat(
         [
@@ -291,6 +295,7 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the cells that could not be computed, with their errors."""
     table = _cells(run)
     rows = table.loc[table["error"].notna()]
     return "Cells that could not be computed, and why.", shown_table(

@@ -14,7 +14,7 @@ MARK = "†"
 
 
 def title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
-    """How many edits change the first metric, and which changes it most.
+    """The title of a sweep: the number of edits that change the first metric, and the edit that changes it most.
 
     Args:
         frame: the cells of a sweep.
@@ -30,7 +30,7 @@ def title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
 
 
 def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
-    """What follows the title: the baseline, the next edit, other metrics, what counts as a change, what went wrong.
+    """The sentences below the title: baseline, second largest change, further metrics, meaning of a change, failures.
 
     Args:
         frame: the cells of a sweep.
@@ -56,7 +56,7 @@ def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object
 
 
 def _first(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """The baseline of the first metric, what random edits do, and the second largest change; or the largest of none."""
+    """Sentences on the first metric: baseline, effect of random edits, and second largest change if there is one."""
     rows = _of(frame, metric)
     best, said = rows.iloc[0].to_dict(), []
     if np.isfinite(before := float(best.get("baseline", np.nan))):
@@ -69,6 +69,7 @@ def _first(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
 
 
 def _other(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
+    """Sentences on a further metric: how many edits change it, and the largest change."""
     rows = _of(frame, metric)
     if not len(found):
         return [f"No edit is shown to change {visible(metric)}.", *_largest(rows.iloc[0].to_dict(), metric)]
@@ -79,28 +80,31 @@ def _other(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
 
 
 def _largest(best: Mapping[Any, Any], metric: str) -> list[str]:
-    """The largest change of a metric that nothing is shown to change."""
+    """A sentence with the largest difference in a metric that no edit is shown to change; none if it is undefined."""
     if not np.isfinite(float(best["effect"])):
         return []
     return [f"The largest difference in {visible(metric)} is {_change(best)}{_control(best)}."]
 
 
 def _control(row: Mapping[Any, Any]) -> str:
+    """The mean effect of a cell's random controls, as the end of a sentence; empty for a cell without controls."""
     control = float(row.get("control_effect", np.nan))
     return f"; random edits of the same size: {number(control)}" if np.isfinite(control) else ""
 
 
 def _how_many(found: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """The beginning of a sentence that goes on with the metric: ``3 of 40 edits change``."""
     word = "changes" if len(found) == 1 else "change"
     return f"{len(found)} of {plural(len(rows), 'edit')} {word}"
 
 
 def _change(row: Mapping[Any, Any]) -> str:
+    """A cell's effect, its interval and its name."""
     return f"{effect(row)}, by {cell_name(row)}"
 
 
 def _meaning(frame: pd.DataFrame, *, least: float) -> str:
-    """What counts as a change."""
+    """The sentence that says what counts as a change."""
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
     size = f", and the change is {least:g} or more" if least else ""
@@ -117,7 +121,7 @@ def few_sequences(frame: pd.DataFrame) -> str:
 
 
 def metrics_of(frame: pd.DataFrame) -> list[str]:
-    """The metrics, in the order in which they were asked."""
+    """Names of the metrics of a sweep's table, in the order in which they were asked for."""
     return list(dict.fromkeys(one for one in frame["metric"].tolist() if isinstance(one, str) and one))
 
 
@@ -133,13 +137,13 @@ def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def changing(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
-    """The cells that change a metric by as much, beyond chance and their controls, the largest effect first."""
+    """Cells whose effect on a metric stands out and is at least ``least`` in magnitude, the largest first."""
     rows = _of(frame, metric)
     return rows.loc[stands_out(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
 
 
 def stands_out(rows: pd.DataFrame) -> np.ndarray:
-    """Check for each cell that its interval, and that of its effect above any controls, excludes zero."""
+    """Mask of the cells whose interval excludes zero, and whose interval above the controls, if any, does too."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = (low > 0) | (high < 0)
     if {"over_low", "over_high"} <= set(rows.columns):
@@ -149,7 +153,7 @@ def stands_out(rows: pd.DataFrame) -> np.ndarray:
 
 
 def effect(row: Mapping[Any, Any]) -> str:
-    """An effect with its interval, marked if that is of few sequences."""
+    """An effect with its interval as text, marked by † where that is of few sequences."""
     marked = MARK if 0 < row.get("n", FEW) < FEW else ""
     return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}{marked}"
 

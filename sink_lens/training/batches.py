@@ -42,7 +42,7 @@ class TrainingRows:
 
 
 def corpus_of(config: TrainConfig, *, progress: bool) -> TrainingRows:
-    """The data of a configuration, packed into the cache where it is not there yet.
+    """Rows to train and to evaluate on, from a configuration's text; they are packed once and then read from the cache.
 
     Raises:
         InputError: no such data or tokenizer, more ids than the model has, or too little text.
@@ -72,10 +72,10 @@ def corpus_of(config: TrainConfig, *, progress: bool) -> TrainingRows:
 def given_corpus(
     config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
 ) -> TrainingRows:
-    """Rows that are there already.
+    """Check rows that the caller gives, as (to train on, held out), and hash them.
 
     Raises:
-        InputError: there are none, they are not of the configuration's length, or have ids that the model lacks.
+        InputError: there are none, a row has not the configuration's length, or an id is too large for the model.
     """
     train, evaluation = data
     digest = hashlib.sha256()
@@ -129,7 +129,7 @@ def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
-    """SHA-256 of what decides a tokenizer's ids."""
+    """SHA-256 (hex) of a tokenizer's rules and vocabulary; None without a tokenizer."""
     if tokenizer is None:
         return None
     whole: Any = getattr(tokenizer, "backend_tokenizer", None)
@@ -138,6 +138,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
 
 
 def _first(rows: Rows, n: int) -> Rows:
+    """At most the first ``n`` rows."""
     return Subset(cast("Any", rows), range(min(n, len(rows))))
 
 

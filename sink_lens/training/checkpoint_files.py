@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
-    """List the files of a checkpoint in it, and see that they are on the disk."""
+    """Complete a checkpoint: force its files onto the disk, and write a manifest of their sizes and hashes."""
     (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nothing reads it
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST):
@@ -53,7 +53,7 @@ def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """Every checkpoint of a run, whole or not, by step, the newest first; kept ones before those to go on from."""
+    """Step -> checkpoint folder, damaged ones too, newest first; of two at a step, the one that is kept for good."""
     by_step: dict[int, Path] = {}
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
@@ -64,7 +64,10 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def newest(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
-    """The newest checkpoint to go on from; one that is damaged is passed over with a warning."""
+    """The newest intact checkpoint from which training can resume; damaged ones are skipped with a warning.
+
+    ``before``: only checkpoints of earlier steps. None if there is none.
+    """
     for step, path in checkpoints(folder).items():
         if step >= before:
             continue
@@ -79,7 +82,7 @@ def newest(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint, verified.
+    """Read a checkpoint's manifest, and compare every file with its size and hash.
 
     Raises:
         RunError: a file is missing or changed.
@@ -104,7 +107,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Remove what was written after a step, and what was not finished."""
+    """Remove the checkpoints of later steps, and those whose writing was broken off."""
     for leftover in folder.glob(".part-*"):
         shutil.rmtree(leftover)
     for later, path in checkpoints(folder).items():
@@ -113,7 +116,7 @@ def drop_after(folder: Path, step: int) -> None:
 
 
 def tidy(folder: Path, *, finished: bool) -> None:
-    """Keep the optimizer's state in the newest two whole checkpoints (a finished run: one), and nothing superseded."""
+    """Remove superseded checkpoints; only the two newest whole ones (finished run: one) keep the optimizer's state."""
     whole = [path for path in checkpoints(folder).values() if _sizes_fit(path)]
     keep = whole[: 1 if finished else _RESUMABLE]
     for prefix in (LATEST, KEPT):
@@ -128,7 +131,7 @@ def tidy(folder: Path, *, finished: bool) -> None:
 
 
 def _sizes_fit(folder: Path) -> bool:
-    """Check whether a checkpoint can be gone on from, as far as the sizes of its files say."""
+    """Check that a checkpoint has what resuming needs and its files have their listed sizes; hashes are not read."""
     try:
         files = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
         return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)

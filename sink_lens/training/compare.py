@@ -152,7 +152,7 @@ def compare(
 def _differences(
     variants: Variants, finals: pd.DataFrame, *, generator: np.random.Generator
 ) -> list[tuple[str, str, Difference]]:
-    """(variant, curve, difference of the final losses); the evaluation first."""
+    """(variant, curve, difference of its final losses to the baseline's, paired by seed)."""
     differences = []
     for variant in variants.others:
         for curve in dict.fromkeys(finals["curve"].tolist()):
@@ -162,14 +162,17 @@ def _differences(
 
 
 def _row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
+    """A row of the table of differences."""
     return {"variant": variant, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
 
 
 def _value_of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
+    """The rows of ``finals`` of a variant and curve, one per seed."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 
 def _opening(variants: Variants, finals: pd.DataFrame) -> str:
+    """First sentence: which field differs between the variants, seeds and tokens of each."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(map(_quoted, variants.others))
     differing = ["learning rate" if name == "lr" else words(name) for name in variants.by]
@@ -256,6 +259,7 @@ def _sinks(variant: str, born: Sequence[Birth]) -> str:
 
 
 def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
+    """Sentences with the dominance ratio and effective rank of every variant."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]

@@ -125,18 +125,19 @@ class Loop(Trainer):
             self._end()
 
     def log_frame(self) -> pd.DataFrame:
-        """The log so far."""
+        """The log so far as a table, one row per logged step."""
         return pd.DataFrame(self.rows, columns=list(COLUMNS)).astype(COLUMNS)
 
     # --- what the Trainer asks
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        """Order of the sequences, drawn from ``data_seed``."""
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         drawn = self.config.steps * self.config.batch
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Every parameter but those that the model names."""
+        """Names of all parameters with weight decay: all but those that the model excludes."""
         return [name for name, _ in model.named_parameters() if _plain_name(name) not in self._undecayed]
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
@@ -153,7 +154,7 @@ class Loop(Trainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Ours, see ``learning_rate``."""
+        """Make the schedule of ``learning_rate``: warm-up, then a cosine."""
         if self.lr_scheduler is None:
             own: Any = self.optimizer if optimizer is None else optimizer
             self.lr_scheduler = LambdaLR(own, lambda step: learning_rate(step, config=self.config) / self.config.lr)
@@ -161,13 +162,13 @@ class Loop(Trainer):
         return self.lr_scheduler
 
     def training_step(self, *given: Any, **named: Any) -> Tensor:
-        """A forward and a backward; the loss is looked at before the weights are changed."""
+        """Run a forward and a backward and return the loss, which is kept for the check that it is finite."""
         self._stepped = True
         self._last_loss = super().training_step(*given, **named)
         return self._last_loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The norm of the gradient; notes the first step at which it or the loss is not finite."""
+        """Norm of the gradient; notes the first step at which the norm or the loss is not finite."""
         norm = _whole(super()._get_grad_norm(model, grad_norm=grad_norm))
         number = norm.detach()
         if self.args.world_size == 1 and self._last_loss is not None:
@@ -202,10 +203,11 @@ class Loop(Trainer):
             raise KeyboardInterrupt
 
     def _get_output_dir(self, trial: Any) -> str:
+        """Folder that the Trainer writes a checkpoint to, before the checkpoint moves to its place."""
         return str(self._part)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Write the weights and the tokenizer; the saved configuration uses the cache."""
+        """Write the weights and the tokenizer; the saved configuration has ``use_cache`` on, for generation."""
         config = cast("Any", self.model).config
         config.use_cache = True  # the Trainer puts it out for training; a saved model generates with it
         try:
@@ -216,6 +218,7 @@ class Loop(Trainer):
             self._tokenizer.save_pretrained(str(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the weights, and refuse a file that lacks a parameter."""
         weights = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
         if self.is_fsdp_enabled or not weights.is_file():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -223,7 +226,7 @@ class Loop(Trainer):
             safetensors.torch.load_model(cast("nn.Module", self.model), weights)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Read both, and refuse a state that does not fit this run."""
+        """Load the optimizer's and schedule's state, and refuse a state of other shapes or of another step."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or self._resumed is None or self.is_fsdp_enabled:
             return
@@ -259,11 +262,13 @@ class Loop(Trainer):
         self._checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
 
     def _end(self) -> None:
+        """Close the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def _row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
+        """Add a row to the log: mean loss since the last row, learning rate, gradient norm, time, evaluation loss."""
         step = self.state.global_step
         since = step - int(self.rows[-1]["step"]) if self.rows else 0
         row: dict[str, Any] = {
@@ -283,18 +288,20 @@ class Loop(Trainer):
             self.write_log()
 
     def write_log(self) -> None:
-        """Write the log, on the first process."""
+        """Write the table ``log`` into the run folder; only the first process does."""
         if self._writer is not None:
             self._writer.write_table("log", self.log_frame())
         self._written = time.perf_counter()
 
     def _evaluated(self) -> float:
+        """Evaluation loss in nats; the random state is left as it was."""
         with keep_random_state():
             found = self.evaluation_loop(self.get_eval_dataloader(), description="eval", prediction_loss_only=True)
         assert found.metrics is not None
         return float(found.metrics["eval_loss"])
 
     def _mean(self, value: Tensor) -> float:
+        """Mean of a number over all processes."""
         return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
 
     def _clock(self) -> float:
@@ -302,7 +309,7 @@ class Loop(Trainer):
         return self._seconds + time.perf_counter() - self._begun
 
     def _check_finite(self) -> None:
-        """Stop where a loss or a gradient was not finite."""
+        """Raise a RunError if a loss or gradient has not been finite at some step."""
         if self._broken is None or math.isinf(step := float(self._broken)):
             return
         broken = "gradient" if self._last_loss is not None and bool(torch.isfinite(self._last_loss)) else "loss"
@@ -349,7 +356,7 @@ class Loop(Trainer):
         self.accelerator.wait_for_everyone()
 
     def _prepare(self) -> None:
-        """Refuse what cannot be saved: weights that are not finite, and more than the disk has room for."""
+        """Refuse to save weights that are not finite or do not fit on the disk; clear the folder to write to."""
         parameters = list(cast("nn.Module", self.model).parameters())
         if not self.is_fsdp_enabled and not all(bool(torch.isfinite(one).all()) for one in parameters):
             raise RunError(
@@ -363,6 +370,7 @@ class Loop(Trainer):
             raise self._unwritten(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
     def _unwritten(self, path: Path, reason: str) -> RunError:
+        """The error for a checkpoint that cannot be written, with the free space and the last good checkpoint."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
@@ -370,7 +378,7 @@ class Loop(Trainer):
         )
 
     def _last_good(self) -> str:
-        """Say which checkpoint is the last one that can be used."""
+        """Sentence that names the newest checkpoint on the disk."""
         there = checkpoint_files.checkpoints(self._folder)
         if not there:
             return "There is no checkpoint yet."
@@ -391,7 +399,7 @@ class _Beginning(TrainerCallback):
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a log."""
+    """The rows of a log as dicts from column name to value."""
     return cast("list[dict[str, Any]]", frame.to_dict("records"))
 
 
@@ -403,12 +411,12 @@ def _plain_name(name: str) -> str:
 
 
 def _whole(norm: Any) -> Tensor:
-    """The norm on this process, gathered if it is sharded."""
+    """The norm as a plain tensor, gathered from all processes if it is sharded."""
     return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
 
 
 def learning_rate(step: int, *, config: TrainConfig) -> float:
-    """The rate of an update, counted from 0.
+    """Learning rate of the update with this number, counted from 0.
 
     Linear to ``lr`` over the warm-up (never 0: the first update counts), then a cosine that would reach ``min_lr``
     at the update after the last.
@@ -442,5 +450,5 @@ class Order(Sampler[int]):
 
 
 def stack_batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """A batch of sequences of one length."""
+    """Collate rows of one length into tensors ``input_ids`` and ``labels``, "batch position"."""
     return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}

@@ -12,7 +12,7 @@ from .config import TrainConfig
 
 
 def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None) -> HeadNormForCausalLM:
-    """The model of a configuration, on the CPU in float32.
+    """A new model as the configuration describes it, with weights drawn from its seed, on the CPU in float32.
 
     Variants of one seed begin alike: what a model has in common with plain softmax attention has the same first
     weights. The caller's random state is left alone.

@@ -265,7 +265,7 @@ class SinkMonitor:
         return reading
 
     def _state(self, sums: KeySums | None) -> int:
-        """Check whether there is a reading, whose sums are taken then."""
+        """``_READY`` if every layer was read, whose sums are then taken; else ``_NOTHING``, with a warning."""
         if sums is not None and self._complete(sums):
             sums.settled()
             return _READY
@@ -278,7 +278,7 @@ class SinkMonitor:
         return _NOTHING
 
     def _agreed(self, state: int) -> int:
-        """The lowest state of all processes, so that none waits for numbers of one that has none."""
+        """The lowest state over all processes, so that none waits for numbers that another process does not have."""
         if _world() == 1:
             return state
         shared = torch.tensor([state], device=self._shared_device())
@@ -286,6 +286,7 @@ class SinkMonitor:
         return int(shared)
 
     def _shared_device(self) -> torch.device:
+        """Device of tensors that processes exchange: the model's under NCCL, else the CPU."""
         nccl = torch.distributed.get_backend() == "nccl"
         return next(self._model.parameters()).device if nccl else torch.device("cpu")
 
@@ -293,7 +294,7 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Within it, an error stops the monitor with a warning, and not the training."""
+        """Turn any error within the block into a warning, and stop the monitor; the training goes on."""
         try:
             yield
         except Exception as error:  # whatever it is
@@ -303,14 +304,14 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _kept_from_the_training(self, what: str) -> Iterator[None]:
-        """Within it, an error of the disk is one warning."""
+        """Turn any error within the block into a warning ``what``, so that the training goes on."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
             self._warn(what, str(error))
 
     def _within(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook whose error stops the monitor and not the training."""
+        """Wrap a hook so that its error stops the monitor with a warning and not the training."""
 
         def guarded(*given: Any) -> None:
             """Call the hook unless the monitor has stopped."""
@@ -321,6 +322,7 @@ class SinkMonitor:
         return guarded
 
     def _warn(self, what: str, why: str) -> None:
+        """Log a warning once for each ``what``."""
         if what not in self._warned:
             self._warned.add(what)
             _LOGGER.warning("the sink monitor: %s (%s)", what, " ".join(why.split()))
@@ -328,6 +330,7 @@ class SinkMonitor:
     # --- hooks ---
 
     def _hook(self, handle: Any) -> None:
+        """Remember a hook's handle, so that ``disarm`` can remove it."""
         self._handles.append(handle)
 
     def disarm(self) -> None:
@@ -341,10 +344,11 @@ class SinkMonitor:
         self._inputs = self._valid = self._documents = self._apart = None
 
     def _complete(self, sums: KeySums) -> bool:
+        """Check whether the sums have every layer's stream and attention."""
         return sums.complete(range(len(self._layers)), attention=self._attending)
 
     def _listen(self) -> None:
-        """Hooks on the layers and their attention modules."""
+        """Put hooks on the layers and their attention modules."""
         first_hook = self._within(self._stream_before(iter([-1])))
         self._hook(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
         for layer, numbers in _number_calls(self._layers, layers=range(len(self._layers))):
@@ -376,7 +380,7 @@ class SinkMonitor:
             self._leave_out("none of them has two tokens")
 
     def _leave_out(self, why: str) -> None:
-        """Leave out of this reading what needs the first token of each sequence."""
+        """Leave first tokens, norms and outliers out of this reading, with a warning that says why."""
         assert self._sums is not None  # the hooks are on while there is a reading
         self._sums.without_first = True
         self._warn(
@@ -399,6 +403,8 @@ class SinkMonitor:
                     self._replay(inputs, call=self._model.forward)
 
     def _stream_before(self, once: Iterator[int]) -> Callable[..., None]:
+        """Make a hook that reads the stream before layer 0, once."""
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
                 self._take_state(args[0] if args else kwargs["hidden_states"], layer=layer)
@@ -406,6 +412,8 @@ class SinkMonitor:
         return hook
 
     def _stream_after(self, numbers: Iterator[int]) -> Callable[..., None]:
+        """Make a hook that reads the stream after a layer; ``numbers`` gives the layer of each call."""
+
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not torch.compiler.is_compiling():
                 self._take_state(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
@@ -413,6 +421,8 @@ class SinkMonitor:
         return hook
 
     def _attention_after(self, numbers: Iterator[int]) -> Callable[..., None]:
+        """Make a hook that reads queries and keys of an attention module; ``numbers`` gives the layer of each call."""
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             """Take queries and keys from what the attention was given."""
             if not torch.compiler.is_compiling() and self._valid is not None:
@@ -431,6 +441,7 @@ class SinkMonitor:
         return hook
 
     def _take_state(self, h: Tensor, *, layer: int) -> None:
+        """Add the stream of the read sequences, "batch position d_model", to the sums."""
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
         with _aside(h.device):
@@ -441,6 +452,7 @@ class SinkMonitor:
             self._sums.take_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
     def _take_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
+        """Add a layer's attention to position 0, and its whole rows for sampled queries, to the sums."""
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid = seen
@@ -477,7 +489,7 @@ class SinkMonitor:
         return log_sum_exp(score, kernel="eager", sink=sink)
 
     def _replay(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
-        """The reading from one more forward, without gradients, of the few sequences."""
+        """Take the reading from one more forward of these inputs, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
         self._lay_out(inputs, batch=tokens.shape[0], length=tokens.shape[1])
@@ -498,13 +510,13 @@ class SinkMonitor:
 
 @contextlib.contextmanager
 def _aside(device: torch.device) -> Iterator[None]:
-    """Within it nothing is recorded for gradients, and nothing is computed in a lower precision than it is asked."""
+    """Turn gradients and autocast off within the block."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
 
 def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
-    """Mark the real tokens, by the padding mask; sequences that begin with padding are left out."""
+    """Mask of the real tokens, from a padding mask; a sequence that begins with padding has none."""
     first = next(iter(inputs.values()))
     mask = whole_mask(inputs.get("attention_mask"))
     if not isinstance(mask, Tensor) or mask.dim() != 2:
@@ -534,13 +546,14 @@ def _children(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _number_calls(modules: Sequence[nn.Module], *, layers: Sequence[int]) -> Iterator[tuple[nn.Module, Iterator[int]]]:
-    """Each module once, and those of the modules' layers that its calls within one forward are, round after round."""
+    """(module, layers of its successive calls in a forward) for each distinct module; a shared one has several."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
             yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])
 
 
 def _bare(module: nn.Module) -> nn.Module:
+    """The module inside wrappers such as FSDP or compilation."""
     while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
     return module
@@ -564,7 +577,7 @@ def _unwrap(model: nn.Module) -> PreTrainedModel:
 
 
 def _family(model: PreTrainedModel) -> Family:
-    """The row of a model, by its class or one that it derives from."""
+    """The table row of the model's family, by its class or one that it derives from; refuses shared keys."""
     names = [one.__name__ for one in type(model).__mro__]
     known = next((name for name in names if name in FAMILIES), names[0])
     if known.startswith("FSDP"):  # fully_shard makes a class of that name
@@ -591,9 +604,11 @@ def _callable(model: nn.Module) -> Callable[..., Any]:
 
 
 def _world() -> int:
+    """Number of processes; 1 without torch.distributed."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _rank() -> int:
+    """Number of this process; 0 without torch.distributed."""
     return torch.distributed.get_rank() if _world() > 1 else 0

@@ -32,24 +32,24 @@ class Documents:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of the batch that they stand in."""
+        """Number of rows of the batch, from the first on, that hold the documents."""
         return self.segment.shape[0]
 
     def to(self, device: torch.device) -> "Documents":
-        """The same on a device."""
+        """The same documents with their tensors on a device."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
         return Documents(**moved)
 
     def states(self, h: Float[Tensor, "batch packed ..."]) -> Float[Tensor, "document position ..."]:
-        """A tensor by row and position, by document."""
+        """Rearrange a tensor of packed rows so that each document has a row of its own."""
         return h[self.row[:, None], self.position]
 
     def heads(self, by_head: Float[Tensor, "batch head packed ..."]) -> Float[Tensor, "document head position ..."]:
-        """Queries, keys or sink logits, by document."""
+        """Rearrange queries, keys or sink logits of packed rows so that each document has a row of its own."""
         return self.states(by_head.transpose(1, 2)).transpose(1, 2)
 
     def mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
-        """An additive mask, by document; padding is seen by itself alone."""
+        """An additive mask of packed rows as "document head position position"; padding is seen by itself alone."""
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
         found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
@@ -57,14 +57,14 @@ class Documents:
         return found.masked_fill(hidden, -torch.inf)
 
     def are_apart(self, visible: Bool[Tensor, "#batch #head packed packed"]) -> bool:
-        """Check that no token of these documents sees a token outside its own."""
+        """Check that no token sees a token outside its document; ``visible`` is True where a query sees a key."""
         known = self.segment >= 0
         other = known[:, None, :, None] & (self.segment[:, None, :, None] != self.segment[:, None, None, :])
         return not bool((visible & other).any())
 
 
 def documents_in(named: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
-    """The first documents of a packed batch; None where each row is one sequence.
+    """The first ``most`` documents of a packed batch, from the inputs ``named``; None if each row is one sequence.
 
     A document of a single token is left out: no later token attends to it, and some trainers pad with such. Where a
     model is given several of these, the block mask counts before ``cu_seq_lens_q``, and that before ``position_ids``.
@@ -90,7 +90,7 @@ def documents_in(named: Mapping[str, Any], *, batch: int, length: int, most: int
 
 
 def _starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
-    """True at the first token of each document, and at real tokens; None where each row is one sequence."""
+    """Masks "batch position" of documents' first tokens and of real tokens; None twice if each row is one sequence."""
     mask = whole_mask(named.get("attention_mask"))
     real = None
     if isinstance(mask, Tensor) and mask.dim() == 2:
@@ -122,7 +122,7 @@ def _starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tenso
 
 
 def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
-    """Keys that a block mask, or one of four axes, lets each query see; None for any other."""
+    """Mask of the keys that each query sees, from a block mask or one with four axes; None for any other mask."""
     if isinstance(mask, BlockMask):
         rows, heads, queries, keys = mask.shape
         return create_mask(mask.mask_mod, rows, heads, queries, keys, device=str(mask.kv_num_blocks.device))

@@ -221,7 +221,7 @@ class KeySums:
         )
 
     def numbers(self, *, n_layers: int) -> Reading:
-        """The keys of a reading and their numbers, after ``settled``; what is not defined is left out."""
+        """(key, layer) -> number of a reading, after ``settled``; undefined numbers are left out."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
         attention = [layer for layer in layers if ("score_by_key", layer) in added]
@@ -257,19 +257,21 @@ class KeySums:
         return _reading(by_layer, whole, n_layers=n_layers)
 
     def _mean(self, name: str, values: Tensor, layer: int) -> None:
-        """Keep a layer's means over the sequences."""
+        """Keep a layer's values, which ``settled`` turns into sum and count."""
         self._values[name, layer] = values.detach().float()
 
     def _by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
+        """Add sum and count by key, over the sequences and heads that ``where`` marks."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
         self._add(name, torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]), layer)
 
     def _add(self, name: str, tensor: Tensor, layer: int) -> None:
+        """Keep a layer's tensor that is summed over processes."""
         self.added[name, layer] = tensor.detach().float()
 
     def _most(self, name: str, tensor: Tensor, layer: int) -> None:
-        """Keep a number whose largest over the processes counts."""
+        """Keep a layer's tensor of which the largest over processes counts."""
         self.largest[name, layer] = tensor.detach().float()
 
 
@@ -286,7 +288,7 @@ class _Seen:
 def _seen_by(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
 ) -> _Seen:
-    """Mask of the sampled queries that reach each key, and of the keys with enough of them to tell of a sink."""
+    """Count the sampled queries that see each key, and mark the keys for which there are enough of them."""
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
     score = real.float() @ (reached & (row_positions[:, None] >= keys)).float()
@@ -297,7 +299,7 @@ def _seen_by(
 
 
 def _over(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
-    """For every dimension, the tokens on which it exceeds the factor times the token's median."""
+    """For each dimension, the number of tokens on which it exceeds the factor times the token's median magnitude."""
     # A dimension can only do so where the largest does: where that is over the factor times half the dimensions.
     # The median itself is dear, and few tokens need it.
     n = magnitude.shape[1]
@@ -309,7 +311,7 @@ def _over(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
 def _all_reduced(
     tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
 ) -> dict[tuple[str, int], Tensor]:
-    """The tensors reduced over all processes, in one exchange."""
+    """The tensors reduced over all processes by ``op`` in one exchange; they come back on the CPU."""
     names = sorted(tensors)
     flat = torch.cat([tensors[name].flatten() for name in names]).to(device)
     torch.distributed.all_reduce(flat, op=op)
@@ -318,6 +320,7 @@ def _all_reduced(
 
 
 def _ratio(pair: Tensor) -> float:
+    """Sum over count of a pair (sum, count)."""
     return float(pair[0] / pair[1])
 
 
@@ -330,7 +333,7 @@ def _argmax(values: Sequence[float]) -> int | None:
 def _reading(
     by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int
 ) -> dict[tuple[str, int | None], float]:
-    """Every key of a reading, by layer and for the whole model."""
+    """(key, layer) -> number; the layer is None for the whole model. Numbers that are not finite are left out."""
     reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
         if name in whole:

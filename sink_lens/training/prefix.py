@@ -49,6 +49,7 @@ _NAME = "prefix_memory"
 
 
 def _constant(q: Tensor) -> Tensor:
+    """Feature map that drops the query: a single feature of 1 in place of the ``d_head`` entries."""
     return torch.ones_like(q[..., :1])
 
 

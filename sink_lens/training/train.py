@@ -302,6 +302,7 @@ def _open_run(
 def _writer(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> RunWriter:
+    """Open the run folder of a training, with its configuration and provenance."""
     asked = asdict(config)
     variant = "with" if config.bos else "without"
     provenance = {
@@ -325,7 +326,7 @@ def _writer(
 
 
 def _prepare(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
-    """Put what a run begins with into its folder, and find where it goes on."""
+    """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None."""
     folder = writer.folder / "checkpoints"
     if overwrite:
         for name in ("checkpoints", "tokenizer"):
@@ -358,11 +359,14 @@ def _before(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: boo
 
 
 def _kept_checkpoints(folder: Path) -> dict[int, Path]:
+    """Step -> folder of the checkpoints that are kept for good, the oldest first."""
     found = checkpoint_files.checkpoints(folder)
     return {step: path for step, path in reversed(found.items()) if path.name.startswith(checkpoint_files.KEPT)}
 
 
 def _watch(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[], object]:
+    """Return a function that measures the run's new checkpoints."""
+
     def measure() -> object:
         from .watch import watch  # with the chain, which nothing else here needs
 

@@ -59,7 +59,7 @@ class Variants:
 def group(
     folders: Sequence[str | os.PathLike[str]], *, by: str | Sequence[str] | None = None, baseline: str | None = None
 ) -> Variants:
-    """The runs in variants, if they may be compared.
+    """Group finished runs into variants by the field that differs, after checks that they may be compared.
 
     Args:
         folders: of finished training runs.
@@ -104,7 +104,7 @@ def group(
 
 
 def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
-    """A configuration without levels: a field of a field is named outer.inner."""
+    """A nested configuration as one level; a field within a field is named ``outer.inner``."""
     levelled: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict):
@@ -115,6 +115,7 @@ def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
 
 
 def _check_finished(run: Run) -> Run:
+    """Return the run if it is a finished training with a log; refuse it otherwise."""
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
     if run.status != "finished":
@@ -130,7 +131,7 @@ def _check_finished(run: Run) -> Run:
 def _compared_fields(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, by: str | Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The fields that are compared; whatever else differs is refused."""
+    """Names of the fields by which the variants are told apart; refuses runs that differ in any further field."""
     fields = sorted({name for config in configs for name in config} - IGNORED)
     differing = [name for name in fields if _differs(configs, name) and name not in WARNED]
     if by is not None:
@@ -168,6 +169,7 @@ def _differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
 
 
 def _what_differs(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    """Error text that lists the values of each differing field with the runs that have them."""
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
@@ -191,6 +193,7 @@ def _choose_baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...]
 
 
 def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
+    """Refuse variants whose runs have different sets of seeds."""
     seeds = {variant: sorted(runs) for variant, runs in variants.items()}
     if len({tuple(one) for one in seeds.values()}) > 1:
         listed_seeds = "; ".join(f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items())
@@ -201,6 +204,7 @@ def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
 
 
 def _check_data(runs: Sequence[Run]) -> None:
+    """Refuse runs that were trained on different data."""
     for name in DATA:
         seen = {json.dumps(run.provenance.get(name), sort_keys=True): run for run in runs}
         if len(seen) > 1:
@@ -209,6 +213,7 @@ def _check_data(runs: Sequence[Run]) -> None:
 
 
 def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Sentences on differences that are allowed, such as device or versions; each is also a warning."""
     sentences = []
     for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
         (name, list(configs)) for name in WARNED
@@ -222,4 +227,5 @@ def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tu
 
 
 def _text(value: Any) -> str:
+    """A value of a configuration as text."""
     return value if isinstance(value, str) else json.dumps(value)

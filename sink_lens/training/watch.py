@@ -155,7 +155,7 @@ def watch_folder(config: WatchConfig) -> Path:
 
 
 def _first_that_opens(checkpoints: Sequence[Any], *, device: str | None) -> LensModel:
-    """A checkpoint that can be read, for its tokenizer; a damaged one gets its row later."""
+    """The first checkpoint that can be loaded, from which the tokenizer is taken; damaged ones are passed over."""
     for at, one in enumerate(checkpoints):
         try:
             return load(one, device=device)
@@ -168,6 +168,7 @@ def _first_that_opens(checkpoints: Sequence[Any], *, device: str | None) -> Lens
 def _watch_others(
     source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
+    """Measure checkpoints that are no run of ``sink-lens train``, in a run folder of their own."""
     checkpoints = checkpoints_in(source)
     if tokens is None:
         lens = _first_that_opens(list(checkpoints.values()), device=config.device)
@@ -205,6 +206,7 @@ def _measure_all(
     config: WatchConfig,
     progress: bool,
 ) -> pd.DataFrame:
+    """Measure the checkpoints that the table lacks, and write the table after each; returns the whole table."""
     frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
     have = set(frame["step"].tolist())
     missing = {step: path for step, path in found.items() if step not in have}
@@ -252,6 +254,7 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
 
 
 def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
+    """A checkpoint's measurements with the columns of ``watch``: step, tokens and hash of the sequences added."""
     whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
     return _typed(whole.reindex(columns=list(COLUMNS)))
 
@@ -262,6 +265,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _empty() -> pd.DataFrame:
+    """The table ``watch`` without rows."""
     return pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
 
 

@@ -179,7 +179,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
 
 
 def _attention(run: Run, heads: Sequence[str], *, position: int) -> dict[str, Any]:
-    """The patterns of the heads in the first sequence, and what makes the logit of the sink's key in their layers."""
+    """Head node -> its pattern in the first sequence, and the parts of the logit of the sink's key in its layer."""
     if not (run.folder / "patterns.safetensors").is_file():
         return {}
     patterns = next((one for one in run.tensors("patterns").values() if one.ndim == 4), np.zeros((0, 0, 0, 0)))
@@ -205,10 +205,12 @@ def _kind(node: str) -> str:
 
 
 def _kinds(joined: Sequence[NamedLink]) -> list[str]:
+    """The kinds of all nodes that the links join, each once, in chain order."""
     return list(dict.fromkeys(_kind(node) for link in joined for node in (link.source, link.target)))
 
 
 def _id(kind: str, step: int | None) -> str:
+    """Id of a node: ``kind``, or ``kind:step`` for kinds that each growth step has of its own."""
     return f"{kind}:{step}" if kind in _BY_STEP else kind
 
 
@@ -383,7 +385,7 @@ def _arrows(
 def _arrows_of_parts(
     nodes: list[dict[str, Any]], *, into: Mapping[str, str], joined: Sequence[NamedLink]
 ) -> Iterator[dict[str, Any]]:
-    """Each neuron's arrow to where neurons lead, and each of the strongest heads' from what leads there."""
+    """Arrows from each neuron to the node that neurons lead to, and to each head from the node that leads to heads."""
     leads_to = {_kind(link.source): link for link in joined}
     for node in nodes:
         if node["kind"] == "neuron" and "neurons" in leads_to:
@@ -451,7 +453,10 @@ def _with_paths(
 
 
 def _ends_of(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str] | None:
-    """The two nodes of a path; twice the target where everything is taken from it, None where nothing is drawn."""
+    """(source, target) node ids of a path of the table ``paths``; None for a path that is not drawn.
+
+    Both are the target where the path takes everything that the target reads.
+    """
     source, target = str(row["source"]), str(row["target"])
     kinds = {"super neurons": "neurons", "makers": "neurons", "key": "key", "MLPs": "mlps"}
     if target == "sink":
@@ -477,25 +482,27 @@ def _ends_of(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str
 
 
 def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int]) -> pd.DataFrame | None:
+    """Rows of a table between two layers (both included) at the sink position; None without a table."""
     if table is None:
         return None
     return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position)]
 
 
 def _layers(first: int, last: int) -> str:
-    """Layers as a node says them."""
+    """Layers as a node's label: "layer 3", "layers 3–5", or "no growth step" for an empty range."""
     if last < first:
         return "no growth step"
     return _named_layers(f"{first}-{last}" if last > first else f"{first}")
 
 
 def _named_layers(listed: str) -> str:
-    """Layers as they are listed in a table, as a node says them."""
+    """A text of layers such as ``3-5,8`` as a node's label: "layers 3–5,8"; empty for an empty text."""
     many = "-" in listed or "," in listed
     return f"layer{'s' * many} {listed}".replace("-", "–") if listed else ""
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as dicts from column name to value."""
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 

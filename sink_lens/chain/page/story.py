@@ -143,7 +143,11 @@ def judged_on(run: Run) -> str:
 
 
 def first_numbers(run: Run) -> list[tuple[str, str]]:
-    """The numbers of the first screen, each with what it is: rate, what few parts remove, what the sink is worth."""
+    """(number, meaning) of each number on the first screen, as texts: "87%" and "of heads have the sink at position 0".
+
+    In order, as far as the run has them: the sink rate; the share of the sink that is lost without the smallest set of
+    parts that removes half of it (else the count of super neurons); the loss in nats that masking the sink adds.
+    """
     story, found = find_story(run), []
     if story.sink_rate is not None:
         over = "" if story.threshold is None else f", at threshold {story.threshold:g}"
@@ -271,7 +275,7 @@ def setting(run: Run, name: str) -> Any:
 
 
 def real(value: Any) -> float | None:
-    """A number, or None where it is none."""
+    """The value as a float; None if it is no number."""
     return float(value) if isinstance(value, (int, float)) else None
 
 
@@ -338,6 +342,7 @@ def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1)
 
 
 def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
+    """Names of the super neurons at a position (None: at any), the largest contribution first: ``L11.N1229``."""
     table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
     table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
     names = table[["layer", "neuron"]].itertuples(index=False)
@@ -357,7 +362,7 @@ def chain(run: Run) -> list[NamedLink]:
 
 
 def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The chain from node to node: each with the verdict on the link that leaves it, none where a branch ends."""
+    """(node, verdict on the link that leaves it) along the chain; the verdict is "" at the end of a branch."""
     steps: list[tuple[str, str]] = []
     for before, link in zip([None, *links], links, strict=False):
         if before is not None and before.target != link.source:
@@ -412,7 +417,7 @@ def link_rows(run: Run) -> list[LinkRow]:
 
 
 def _effects(run: Run) -> dict[str, dict[str, str]]:
-    """Link -> what its intervention did, as it is shown; empty without interventions."""
+    """Link -> the texts about its primary intervention by field of ``LinkRow``; empty without interventions."""
     table = run.optional(
         "effects", columns=["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"]
     )
@@ -456,7 +461,7 @@ def _link(
     effects: Mapping[str, dict[str, str]],
     remarks: tuple[str, ...],
 ) -> list[LinkRow]:
-    """The rows of a link, its primary statistic first; what the others share with it is not repeated."""
+    """Rows of one link, one per statistic, the primary first; only the primary has the claim, answers and remarks."""
     claim, title = ("", words(visible(name))) if link is None else (link.sentence, link.words)
     if not rows:
         return [LinkRow(link=visible(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
@@ -494,7 +499,7 @@ def _link(
 
 
 def _in_words(text: str) -> str:
-    """A sentence with the names of code in it as people write them."""
+    """The sentence with its code names in plain words: ``s2_ratio`` becomes "S2 ratio"."""
     return re.sub(r"\b\w+_\w+\b", lambda found: words(found[0]), text)
 
 

@@ -112,7 +112,7 @@ def _drawn_layers(z: pd.DataFrame, story: Story) -> list[int]:
 
 
 def _thinned(table: pd.DataFrame) -> pd.DataFrame:
-    """Positions as far apart as the eye can tell on a logarithmic axis."""
+    """Rows of at most ``_MOST_POSITIONS`` positions, spaced evenly on a logarithmic axis."""
     known = np.unique(table["position"].to_numpy(float))
     if len(known) <= _MOST_POSITIONS:
         return table

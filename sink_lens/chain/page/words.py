@@ -92,7 +92,7 @@ def _without_sink(tables: Tables) -> list[Phrase]:
 
 
 def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
-    """Phrases on where the sink is."""
+    """Phrases on where the sink is and what makes it, the most important first."""
     values, text = _summary(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
     if "aligned_position" in values:
@@ -285,16 +285,21 @@ def beyond_chance(row: Mapping[Any, Any]) -> bool:
 
 
 def _whole(value: object) -> int:
+    """A count of the summary table as an int."""
     return int(float(str(value)))
 
 
 def _summary(tables: Tables) -> dict[str, Any]:
+    """Quantity -> value from the table ``summary``; empty without that table."""
     table = tables.get("summary")
     return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
 
 
 def bound_to(kind: str, *, bos: bool) -> str:
-    """Say what the sink is bound to, of a kind of placement; ``bos``: whether a BOS token was tried."""
+    """Sentence on what the sink follows, position or token; ``kind`` is a kind of placement.
+
+    ``bos`` says whether sequences with a BOS token were tried.
+    """
     return _BOUND_TO[kind] if bos else _WITHOUT_BOS.get(kind, _BOUND_TO[kind])
 
 
@@ -305,7 +310,7 @@ def first_parts(parts: str, most: int = 8) -> str:
 
 
 def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
-    """Check whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
+    """Sentence that compares the makers found by ablation with the super neurons found by contribution."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
     if "all makers" not in sets.index:
         return "no set of parts that write to this position removes half of it: what makes it was not found"

@@ -80,13 +80,13 @@ def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def depth(rows: pd.DataFrame) -> np.ndarray:
-    """Return the depth of each place: layer + 0.5 after its attention, + 1 after its MLP; 0 before the first layer."""
+    """Depth of each row's place, for a figure: layer + 0.5 after attention, layer + 1 after the MLP, 0 at the start."""
     after = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
     return rows["layer"].to_numpy(float) + np.array([after[str(place)] for place in rows["stage"].tolist()])
 
 
 def position_figure(positions: pd.DataFrame) -> Figure:
-    """The excess between sequences by position after the last layer, and the norm there over that of position 0."""
+    """Excess between sequences by position after the last layer, and the norm there relative to position 0."""
     positions = _first_and_last(positions)
     variants = variants_of(positions)
     figure = canvas(width=9.2, height=3.5)
@@ -138,7 +138,7 @@ def agreement_figure(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
 
 
 def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
-    """Name what two models have in common."""
+    """Say what two models share: variant, seed or both, as "two variants, one seed"."""
     variants = "one variant" if a["variant"] == b["variant"] else "two variants"
     if seeds_differ(a, b):
         return f"{variants}, two seeds"
@@ -273,6 +273,7 @@ def _training_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _gain_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of each model's measures: positional discrepancy, excesses, and sink measures at position 0."""
     summary = run.need("summary", columns=SUMMARY)
     wide = summary.pivot_table(index=["model", "variant"], columns="measure", values="value", sort=False)
     wide = with_short_names(wide.reset_index())
@@ -284,7 +285,7 @@ def _gain_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the direction beside the preferred tokens and the largest dimension."""
+    """(caption, table) of the contraction direction beside the preferred tokens and the largest dimension."""
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}

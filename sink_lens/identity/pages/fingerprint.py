@@ -85,7 +85,7 @@ def _sentence_of_pair(row: dict) -> str:
 
 
 def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> Figure:
-    """A few pairs against their nulls, or all models against each other."""
+    """Draw a few pairs against their nulls, or, for many pairs, a matrix of all models."""
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=6.4, height=tall)
@@ -94,7 +94,7 @@ def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> F
 
 
 def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """Each pair's tau_bar, and the middle 95% of each null."""
+    """Draw each pair's tau_bar on its nulls, each shown as mean ± 1.96 standard deviations."""
     axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
@@ -114,7 +114,7 @@ def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame
 
 
 def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """tau_bar of every pair; a dot where it is called the same lineage."""
+    """Draw tau_bar of every pair as a heat map; a dot marks pairs called the same lineage."""
     axes = panel(figure, grid=False)
     table = np.full((len(names), len(names)), np.nan)
     at = {name: index for index, name in enumerate(names)}
@@ -133,13 +133,16 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, na
 
 
 def _short_name(name: str) -> str:
-    """The end of a name: of a path, where it differs."""
+    """The name, or an ellipsis and its end if it is long."""
     text = visible(name)
     return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"
 
 
 def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Each model's name without the parts that all names share, where they still differ then; and those parts."""
+    """(name -> name without the parts that all names share, the shared parts).
+
+    Names stay whole, with no shared parts, where short ones would be empty or equal.
+    """
     parts = {name: re.findall(r"(?:seed|step) \d+|[^ ,]+", name) for name in names}
     shared = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
     short = {name: " ".join(part for part in own if part not in shared) for name, own in parts.items()}

@@ -23,12 +23,12 @@ _WORDS = {"attention=False": "no attention", "mlp=False": "no MLP", "gated=False
 
 
 def variants_of(table: pd.DataFrame) -> list[str]:
-    """The variants in their order, as many as a figure holds."""
+    """Names of the variants in order of appearance, at most as many as a figure holds."""
     return [str(variant) for variant in dict.fromkeys(table["variant"].tolist())][:MOST_VARIANTS]
 
 
 def legend_name(variant: str, *, among: Sequence[str]) -> str:
-    """A variant's name as a legend has it: what it does not share with all others, in words where there are some."""
+    """The parts of a variant's name that not all names in ``among`` share, in plain words."""
     shared = set.intersection(*(set(other.split(",")) for other in among)) if len(among) > 1 else set()
     own = [
         _WORDS.get(part.strip(), part.strip().removeprefix("activation="))
@@ -160,7 +160,7 @@ def variant_rows(
 
 
 def _plus_minus(row: dict) -> str:
-    """A mean, and half of its interval, which is as wide on either side; with decimals below 10."""
+    """The mean and half of its 95% interval as ``MEAN ±HALF``, with decimals for means below 10."""
     mean, half = float(row["mean"]), (float(row["high"]) - float(row["low"])) / 2
     places = 3 if abs(mean) < 10 else 0
     text = f"{mean:,.{places}f}".replace("-", "−")
@@ -168,13 +168,13 @@ def _plus_minus(row: dict) -> str:
 
 
 def count_unnamed(variants: Sequence[str]) -> list[str]:
-    """Say how many variants have no sentence of their own."""
+    """A sentence with the number of variants beyond the first ``MOST_NAMED``; empty if there are none."""
     rest = len(variants) - MOST_NAMED
     return [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
 
 
 def variant_tables(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables of variants and of models."""
+    """(table of variants, table of models) of a run."""
     return run.need("variants", columns=VARIANTS), run.need("summary", columns=SUMMARY)
 
 
@@ -194,7 +194,7 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
 
 
 def mean_of(variants: pd.DataFrame, variant: str, measure: str) -> dict[str, float]:
-    """The row of a variant and measure; empty if there is none."""
+    """The row of ``variants`` of a variant and measure as a dict; empty if there is none."""
     rows = variants.loc[(variants["variant"] == variant) & (variants["measure"] == measure)].to_dict("records")
     return {str(name): value for name, value in rows[0].items()} if rows else {}
 
@@ -205,7 +205,7 @@ def mean_text(row: dict[str, float]) -> str:
 
 
 def with_short_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """The models under their short names."""
+    """The table with each model's name shortened to what tells its variant from the other variants."""
     among = list(dict.fromkeys(frame["variant"].tolist()))
     pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
     return frame.assign(
@@ -214,35 +214,35 @@ def with_short_names(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def name_shared(variants: Sequence[str]) -> list[str]:
-    """List what all variants have in common, which their short names leave out."""
+    """A sentence on the settings that all variants share; empty if there are none."""
     parts = [variant.split(",") for variant in dict.fromkeys(variants)]
     shared = [part for part in parts[0] if all(part in other for other in parts)] if len(parts) > 1 else []
     return [f"All models: {', '.join(shared)}."] if shared else []
 
 
 def rows_by_seed(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads every model's value of some measures from a run: the dots of a figure."""
+    """Return a function that reads from a run the values of some measures, a row per model and measure."""
     return lambda run: _rows_of(run, measures)
 
 
 def rows_by_step(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads every checkpoint's value of some measures from a run."""
+    """Return a function that reads from a run the values of some measures, a row per checkpoint and measure."""
     return lambda run: _rows_of(run, measures).dropna(subset=["step"])
 
 
 def _rows_of(run: Run, measures: Sequence[tuple[str, str, bool]]) -> pd.DataFrame:
-    """Rows of the table of models for some measures."""
+    """Rows of the table ``summary`` for some measures, given as (name, label, logarithmic)."""
     summary = run.need("summary", columns=SUMMARY)
     return summary.loc[summary["measure"].isin([name for name, *_ in measures])]
 
 
 def has_steps(run: Run) -> bool:
-    """Check whether some models are checkpoints."""
+    """Check whether some models of the run are checkpoints, with a step."""
     return "summary" in run.tables and bool(run.tables["summary"]["step"].notna().any())
 
 
 def has_variants(run: Run) -> bool:
-    """Check whether some models are no checkpoints."""
+    """Check whether some models of the run belong to variants, whose seeds are averaged."""
     return "variants" in run.tables and len(run.tables["variants"]) > 0
 
 
@@ -271,5 +271,5 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
 
 
 def answer(found: Result) -> dict[str, pd.DataFrame]:
-    """The fields of ``--json``."""
+    """Answer of ``--json``: the tables ``variants`` and ``summary``."""
     return {name: found.tables[name] for name in ("variants", "summary")}

@@ -139,6 +139,7 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
 
 
 def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
+    """The table ``summary``, checked for these columns."""
     return run.need("summary", columns=columns)
 
 
@@ -221,6 +222,7 @@ def _attention(table: pd.DataFrame) -> str:
 
 
 def _layer_curves(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of attention to the edited and the sink position by layer."""
     layers = run.need("layers", columns=["layer", *(name for name, *_ in _LINES)])
     first = layers.drop_duplicates("layer")
     which = f"position {first['target_position'].iloc[0]}" if "target_position" in first.columns else "the position"
@@ -232,6 +234,7 @@ def _layer_curves(run: Run) -> tuple[str, Figure]:
 
 
 def _most_amplified(run: Run) -> str:
+    """Title with the factor and centre that add most attention at the position, and what becomes of the sink."""
     title = f"Position {run.config.get('amplify_target_position', 'unknown')} amplified"
     table = run.optional("summary", columns=["centre", "factor", *_MASSES])
     if table is None or not len(table):
@@ -249,16 +252,19 @@ def _most_amplified(run: Run) -> str:
 
 
 def _shift_words(centre: str) -> str:
+    """How amplification moved the values, in words: away from which mean, or scaled alone."""
     if centre == "none":
         return "scaled alone, the control"
     return f"away from the mean of the {_centre(centre)}"
 
 
 def _centre(centre: str) -> str:
+    """The name of a centre on the page."""
     return visible(figures.NAMES.get(centre, centre))
 
 
 def _factor_curve(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the attention that amplification adds, by factor."""
     table = _summary(run, ["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
         "Attention added at the position, by factor; one line for each mean that its aggregated values are moved from. "
@@ -269,12 +275,14 @@ def _factor_curve(run: Run) -> tuple[str, Figure]:
 
 
 def _factor_losses(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the change of the loss by factor."""
     columns = ["centre", "factor", "loss_change_nats", "loss_change_low", "loss_change_high"]
     see = "What the same edits do to the loss, with 95% intervals over sequences."
     return see, loss_by_factor(_summary(run, columns))
 
 
 def _carriers_title(run: Run) -> str:
+    """Title with the smallest set's share of the sink beside random sets, for the growth step where that is largest."""
     columns = ["neurons", "size", "removed_share", "random_max"]
     table = run.optional("summary", columns=columns)
     if table is None or not len(table):
@@ -287,6 +295,7 @@ def _carriers_title(run: Run) -> str:
 
 
 def _removed_shares(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the share of the sink that each ablation removes."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     see = (
         "Each mark is one ablation (zero or mean, at the sink or everywhere) with its interval over sequences. A set "
@@ -299,6 +308,7 @@ def _removed_shares(run: Run) -> tuple[str, Figure]:
 
 
 def _ablation_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of all ablations."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     heads = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
     shown = table.assign(interval=intervals(table))
@@ -306,6 +316,7 @@ def _ablation_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the edits' summary."""
     table = _summary(run, [])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))

@@ -76,6 +76,7 @@ def _judged_rows(run: Run) -> pd.DataFrame:
 
 
 def _loss_curve(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the held-out loss by number of kept channels."""
     see = (
         "Loss on the half of the text that was not used to choose. Lines that fall to the dashed one give back all "
         "that the format costs; crosses are random tokens and channels of the chosen number, and should stay where "
@@ -98,6 +99,7 @@ def _what(row: Mapping[Any, Any]) -> str:
 
 
 def _condition_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the conditions on the half of the text that judges."""
     judged = _judged_rows(run)
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
