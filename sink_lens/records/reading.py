@@ -97,6 +97,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         return self._kept[name]
 
     def _read(self, name: str) -> pd.DataFrame:
+        """Read a table, shortened if it has too many rows; a damaged file raises a RunError."""
         path = self._paths[name]
         try:
             if not whole(path, self._files[path.name]):

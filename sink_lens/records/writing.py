@@ -371,6 +371,7 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
 
 
 def _taken_text(folder: Path, earlier: Mapping[str, Any]) -> str:
+    """Error text for a folder that holds a finished run."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True (--overwrite) to replace it."

@@ -31,6 +31,7 @@ def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measure
 
 
 def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
+    """Row of ``summary`` of a growth step: its set's share removed, beside single neurons and random sets."""
     of_step = f"step == {found.segment.number}"
     usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 

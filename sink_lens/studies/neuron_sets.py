@@ -53,8 +53,6 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
     """Rank the neurons of some layers, as (layer, index), by what they write to the outlier dimension at the sink.
 
     The measure is the magnitude of a neuron's share of its layer's change of the step's dimension; largest first.
-
-    The measure is the magnitude of a neuron's share of its layer's change of that dimension; the largest comes first.
     """
     shares: list[tuple[float, Neuron]] = []
     baseline = setting.tensors("neurons", layers=layers)

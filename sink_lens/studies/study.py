@@ -224,6 +224,7 @@ def study(
 def _function(
     asked: type[C], measure: Callable[..., Measured], *, kind: str, result: type[Study], every_layer: bool
 ) -> StudyFunction[C]:
+    """Wrap a measuring function: resolve its inputs, measure, write the run folder; with its name and docstring."""
 
     def function(
         model: ModelLike | ReadConfig,

@@ -159,6 +159,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 
 def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
+    """Read an edit of the file, and refuse unknown keys."""
     from ..edits.named_metrics import check_texts
     from .grid import EditGrid
 
@@ -168,6 +169,7 @@ def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
 
 
 def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
+    """Read a metric of the file: its name, and all further keys as options."""
     from ..edits.named_metrics import METRICS, MetricSpec
 
     if not isinstance(row.get("name"), str):
@@ -176,6 +178,7 @@ def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
 
 
 def _tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
+    """Return the value if it is a list of tables; refuse anything else."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise InputError(f"{where} is {given!r}; need a list of tables")
     for one in given:

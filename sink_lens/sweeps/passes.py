@@ -52,4 +52,5 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
 
 
 def _first(spec: EditSpec, *, n_layers: int) -> int:
+    """First layer that an edit changes; ``n_layers`` for a site behind all layers."""
     return min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else n_layers

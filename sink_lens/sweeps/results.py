@@ -67,6 +67,7 @@ class SweepResult(Result):
         return effect_figure(rows, value=value, title=str(rows["metric"].iloc[0]))
 
     def _of(self, metric: str | None) -> pd.DataFrame:
+        """Rows of a metric, of the first one if None."""
         names = list(dict.fromkeys(self.frame["metric"].tolist()))
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
@@ -202,4 +203,5 @@ def failed(found: SweepResult) -> bool:
 
 
 def _strongest(found: SweepResult) -> dict[str, pd.DataFrame]:
+    """Metric -> its strongest cells."""
     return {metric: found.top(_SHOWN, metric=metric) for metric in dict.fromkeys(map(str, found.frame["metric"]))}

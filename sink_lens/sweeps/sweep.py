@@ -208,6 +208,7 @@ class _Asked:
 
     @cached_property
     def cells(self) -> Cells:
+        """The cells of the sweep with their controls."""
         return cells_of(self.what, self.lens, self.batch)
 
     @cached_property
@@ -301,6 +302,7 @@ def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bo
 
 
 def _plain(value: Any) -> Any:
+    """The value with its mappings and sequences as dicts and lists, for ``run.json``."""
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}
     return [_plain(entry) for entry in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
@@ -343,6 +345,7 @@ def _compute(
 
 
 def _part(block: Block) -> str:
+    """Name of a block's table in the run folder."""
     return f"block-{block.number:06d}"
 
 
@@ -367,6 +370,7 @@ def _read_block(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.D
 
 
 def _join_rows(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: Collection[int]) -> pd.DataFrame:
+    """New rows of a block together with its earlier rows of cells that are not computed again."""
     if not writer.has(_part(block)):
         return frame
     before = _read_block(writer, cells, part=_part(block))

@@ -180,6 +180,7 @@ class TrainConfig:
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
 
     def _check_texts(self) -> None:
+        """Refuse sharding that cannot work with the optimizer or device, and empty names."""
         if self.fsdp and self.optimizer == "muon":
             raise InputError("fsdp is asked for with the optimizer muon, which needs whole matrices; need adamw")
         if self.fsdp and self.device in ("cpu", "mps"):
@@ -189,6 +190,7 @@ class TrainConfig:
                 raise InputError(f"{name} is empty; need a name or a path")
 
     def _check_numbers(self) -> None:
+        """Refuse numbers out of their range, and sizes that do not fit together."""
         for least, names in _LEAST.items():
             check_least(self, least, *names)
         for most, names in _MOST.items():

@@ -125,6 +125,7 @@ class Alarms:
         return found
 
     def _alarm(self, rule: Rule, value: float, *, before: float, step: int, layers: tuple[int, ...]) -> Alarm:
+        """Make the alarm of a rule, with its sentence."""
         where = f"layer{'s' * (len(layers) > 1)} {listed(map(str, layers))}" if layers else "no layer alone"
         sentence = rule.sentence.format(step=step, layers=where, value=value, before=before, threshold=self.threshold)
         return Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence)
@@ -147,6 +148,7 @@ class _Earlier:
             self._last.append(value)
 
     def median(self) -> float:
+        """Median of the readings so far that count."""
         if self._last is not None:
             return median(self._last)
         middle = len(self._sorted) // 2
@@ -154,7 +156,10 @@ class _Earlier:
 
 
 def _excess(value: float, before: _Earlier, *, rule: Rule) -> float | None:
-    """By how much a value exceeds the earlier median and its allowance; None without enough earlier ones."""
+    """Amount by which a value (or its logarithm) exceeds the earlier median plus the rule's allowance.
+
+    None if too few readings came before, or the logarithm is undefined.
+    """
     if before.n < rule.fewest:
         return None
     usual = before.median()

@@ -45,14 +45,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._join()
 
     def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
-        """One update by both."""
+        """Update layers' matrices by Muon and further parameters by AdamW; returns the closure's loss, if any."""
         loss = None if closure is None else closure()
         for part in self._parts:
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both."""
+        """The states of Muon and AdamW, in this order, under ``parts``."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -63,5 +63,5 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._join()
 
     def _join(self) -> None:
-        """The groups are those of both, so that a schedule of the learning rate reaches both."""
+        """Collect the parameter groups of Muon and AdamW, so that a schedule of the learning rate reaches both."""
         self.param_groups = [group for part in self._parts for group in part.param_groups]

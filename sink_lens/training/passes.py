@@ -120,7 +120,7 @@ def timed_step(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FL
 
 
 def parameters_of(config: TrainConfig) -> tuple[int, int]:
-    """Number of parameters of a configuration's model, and of those without weight decay."""
+    """(number of parameters of a configuration's model, number of those without weight decay)."""
     heads, kv_heads = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     norm = config.d_model if config.norm == "rms" else 1
     gates = {"gate_elementwise": heads, "gate_headwise": config.n_heads}.get(config.attention, 0)
@@ -134,11 +134,12 @@ def parameters_of(config: TrainConfig) -> tuple[int, int]:
 
 
 def _multiplied(config: TrainConfig, *, length: int | None = None) -> int:
-    """Numbers that each token is multiplied by: all parameters, and the causal half of attention."""
+    """Multiplications per token of a forward: all parameters, and the causal half of attention."""
     return parameters_of(config)[0] + config.n_layers * config.d_model * (length or config.length)
 
 
 def _flops_of(config: TrainConfig, *, length: int) -> float:
+    """Floating-point operations of a training step on one sequence, forward and backward."""
     return 2.0 * BACKWARD * length * _multiplied(config, length=length)
 
 

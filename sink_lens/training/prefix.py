@@ -158,13 +158,13 @@ class PrefixMemory(nn.Module):
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
-        """M, or its keys and values."""
+        """The trained tensors: (M,), or for a limited rank its (keys, values)."""
         return tuple(self.parameters())
 
     def forward(
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch position head d_head"]:
-        """Compute phi(q) M."""
+        """Compute phi(q) M, which is added to the heads' outputs."""
         return outside(query.to(self.matrices[0].dtype), *self.matrices, phi=self.phi)
 
     def attach(self, attention: nn.Module) -> list[Any]:
@@ -173,11 +173,13 @@ class PrefixMemory(nn.Module):
         return [q.register_forward_hook(self._see), o.register_forward_pre_hook(self._add)]
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the queries that the query projection gives."""
         address = SITES["q"].address(self._family)
         assert address is not None  # every family has queries
         self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
 
     def _add(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Add the module's output to the input of W_O."""
         if self._query is None:
             raise ModelError(
                 "W_O ran and the query projection did not, as on a bridge that splits a fused projection; need the "
@@ -263,7 +265,7 @@ class PrefixModel(nn.Module):
         return self.base_model
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
-        """Count the numbers that are trained, and all numbers."""
+        """(number of trained parameters, number of all parameters)."""
         counted = [(parameter.requires_grad, parameter.numel()) for parameter in self.parameters()]
         return sum(n for trained, n in counted if trained), sum(n for _, n in counted)
 

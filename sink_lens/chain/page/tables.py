@@ -182,11 +182,13 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _has_makers(run: Run) -> bool:
+    """Check whether sets of makers were ablated."""
     table = run.optional("maker_sets", columns=["set"])
     return table is not None and len(table) > 0
 
 
 def _has_paths(run: Run) -> bool:
+    """Check whether paths were measured, on a model with a sink."""
     return "paths" in run.tables and has_interventions(run)
 
 

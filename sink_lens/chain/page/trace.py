@@ -182,6 +182,7 @@ def _qk(run: Run) -> tuple[str, Figure]:
 
 
 def _circuit(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the circuit."""
     drawn = circuit.chain_circuit(run)
     causal = drawn.edges.loc[drawn.edges["quantity"].isin(["path_share", "intervention_share"]), "value"]
     if not drawn.about["is_sink"]:
@@ -208,17 +209,20 @@ def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
 
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
+    """The 500 neurons with the largest contributions at the studied position."""
     table = run.need("neurons", columns=["sink_position", "contribution"])
     return largest_first(table.loc[table["sink_position"] == studied_position(run)], "contribution").head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:
+    """S1 and S2 of z by position in the layers that the figure shows."""
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
     return z.loc[z["layer"].isin(_drawn_layers(z, find_story(run)))]
 
 
 def _edges(run: Run) -> pd.DataFrame:
+    """Edges of the chain's circuit, the numbers behind its figure."""
     return circuit.chain_circuit(run).edges
 
 
@@ -256,6 +260,7 @@ _FIGURES = (
 
 
 def _amplification(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the attention that amplified variance adds."""
     table = causal_table(
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     )

@@ -52,6 +52,7 @@ def sink_by_layer(layers: pd.DataFrame) -> Figure:
 
 
 def _title(run: Run) -> str:
+    """Title with sink positions, sink rate and outlier dimensions."""
     table = run.optional("summary", columns=["sink_positions", "outlier_dimensions"])
     if table is None or table.empty:
         return "A model's sinks"
@@ -80,6 +81,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _sinks(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of attention to the first token and its norm by layer."""
     see = (
         "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
         "the norm jumps writes the outlier dimension."
@@ -88,6 +90,7 @@ def _sinks(run: Run) -> tuple[str, Figure]:
 
 
 def _dimensions(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of outlier and residual dimensions."""
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
         "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Keep both "
@@ -99,6 +102,7 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
 
 
 def _writers(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the parts that write the outlier dimension."""
     table = run.need("writers", columns=["layer", "dimension", "part", "unit", "share"])
     see = (
         "What writes the dimension in the layers where the token's norm grows. A share is a share of the "
@@ -117,6 +121,7 @@ def _writers(run: Run) -> tuple[str, PageTable]:
 
 
 def _losses(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the loss without the outlier dimensions."""
     table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
     shown = table.assign(
         condition=[_LOSSES.get(str(name), visible(name)) for name in table["condition"]],

@@ -10,7 +10,7 @@ from sink_lens.text import interval, named_parts, number, visible
 
 
 def with_names(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of ``changes`` that are no numbers, with indices of neurons as people write them."""
+    """The rows with neurons as ``L11.N1229`` in the columns of indices; rows of texts are unchanged."""
     columns = ("first_indices", "second_indices")
     shown = {
         name: [
@@ -23,6 +23,7 @@ def with_names(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(run: Run) -> str:
+    """Title with the change of the loss."""
     table = run.optional("summary", columns=["by", "loss_change_nats", "loss_change_low", "loss_change_high"])
     if table is None or table.empty:
         return "Two models compared"
@@ -36,6 +37,7 @@ def _title(run: Run) -> str:
 
 
 def _numbers(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the quantities that are numbers, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
     table = table.loc[~table["unit"].isin(["index", "text"])]
     shown = table.assign(
@@ -48,6 +50,7 @@ def _numbers(run: Run) -> tuple[str, PageTable]:
 
 
 def _texts(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the quantities that are indices or texts, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first_indices", "second_indices"])
     table = with_names(table.loc[table["unit"].isin(["index", "text"])])
     shown = table.assign(quantity=[str(name).replace("_", " ") for name in table["quantity"]])

@@ -130,11 +130,13 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
 
 
 def _widest(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
+    """At most ``most`` dimensions, by their largest coverage in any layer, the largest first."""
     order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
     return list(dict.fromkeys(order))[:most]
 
 
 def _title(run: Run) -> str:
+    """Title with the numbers of sinks and massive activations."""
     table = run.optional("agreement", columns=["kind", "tokens", "sinks", "massive"])
     if table is None:
         return "Sink tokens"
@@ -149,7 +151,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """The thresholds, their agreement, and the large dimensions in sentences."""
+    """Sentences on the thresholds, on tokens that are both sinks and massive, and on large dimensions."""
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
@@ -181,6 +183,7 @@ def _agreed(agreement: pd.DataFrame) -> list[str]:
 
 
 def _histogram(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the number of tokens by score."""
     histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
     thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
     see = (
@@ -192,11 +195,13 @@ def _histogram(run: Run) -> tuple[str, Figure]:
 
 
 def _positions(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the share of marked tokens by position."""
     table = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
     return "Where in the sequence the marked tokens are.", rate_by_position(table)
 
 
 def _coverage(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the share of tokens on which dimensions are outliers."""
     table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
     if table.empty:
         raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
@@ -209,6 +214,7 @@ def _coverage(run: Run) -> tuple[str, Figure]:
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of every marked token."""
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
@@ -219,6 +225,7 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _ids(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the token ids by how often they are marked."""
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
     heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
@@ -228,11 +235,12 @@ def _ids(run: Run) -> tuple[str, PageTable]:
 
 
 def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with tokens as they are shown."""
+    """The table with its column ``text`` made safe and short to show, with dots for spaces."""
     return table.assign(text=[token(text) for text in table["text"]])
 
 
 def _agreement(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of how many tokens are both sink and massive."""
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     see = "Agreement: of the tokens that are a sink or massive, the share that are both."
     return see, shown_table(table, AGREEMENT)

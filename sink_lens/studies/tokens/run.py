@@ -93,11 +93,15 @@ class _Pass:
     outliers: list[pd.DataFrame] = field(default_factory=list)
 
     def readings(self) -> list[Reading]:
+        """The two readings of the pass: attention that tokens receive, and their norms and large dimensions."""
         attention = Reading(name="attention", sites=("rows",), function=self._attention)
         return [attention, Reading(name="state", sites=("resid_post",), function=self._state)]
 
     def _attention(self, view: LayerView) -> Tensor:
-        """Attention that each token receives from the sampled later queries: as it is, and in fair shares."""
+        """Mean attention that each token receives from sampled later queries, "batch position 2".
+
+        The first entry is the attention itself, the second its fair share: times the number of keys that are seen.
+        """
         shares = self.received.add(view)
         rows = self.received.rows.to(shares.device)
         reach = None if view.reach is None or view.reach > shares.shape[2] else view.reach
@@ -108,7 +112,7 @@ class _Pass:
         return torch.stack(sums, dim=-1)
 
     def _state(self, view: LayerView) -> Tensor:
-        """Norm ratio; keeps the strongest dimensions and the entries over the factor."""
+        """Norm ratio of each token, "batch position 1"; strongest dimensions and outliers are kept on the way."""
         h = view["resid_post"].float()
         ratio = self.norms.add(view)
         self._strongest(h, ratio)
@@ -208,6 +212,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
 
 
 def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig) -> dict[str, pd.DataFrame]:
+    """Table name -> table of the run, made from what the pass found."""
     decoded = decode_tokens(batch, lens.tokenizer)
     special = frozenset(() if lens.tokenizer is None else lens.tokenizer.all_special_ids)
     at = (decoded["sequence"].to_numpy(), decoded["position"].to_numpy())
@@ -252,11 +257,13 @@ def _marked_tokens(every: pd.DataFrame, found: _Found) -> pd.DataFrame:
 
 
 def _layers_over(values: Tensor, place: tuple[int, int], threshold: float) -> str:
+    """Layers in which the values of the token at (sequence, position) reach the threshold, as text: ``3-11``."""
     over = values[:, place[0], place[1]] >= threshold
     return span(over.nonzero().flatten().tolist())
 
 
 def _rates(part: pd.DataFrame) -> dict[str, Any]:
+    """Number of tokens, share that are sinks and massive, and median and largest of both scores."""
     return {
         "tokens": len(part),
         "sink_rate": part["sink"].to_numpy(float).mean(),
@@ -269,7 +276,7 @@ def _rates(part: pd.DataFrame) -> dict[str, Any]:
 
 
 def _by_id(every: pd.DataFrame) -> pd.DataFrame:
-    """The rate by token id after the first position, the most often marked first."""
+    """One row per token id after position 0 with its rates, the most often marked first."""
     later = every.loc[every["position"] > 0]
     rows = [
         {"token_id": token_id, "text": part["text"].iloc[0], "kind": part["kind"].iloc[0]} | _rates(part)
@@ -283,6 +290,7 @@ def _by_id(every: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_position(every: pd.DataFrame) -> pd.DataFrame:
+    """One row per position with its rates."""
     rows = [{"position": position} | _rates(part) for position, part in every.groupby("position", sort=True)]
     return pd.DataFrame(rows)
 
@@ -318,7 +326,7 @@ def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: fl
 
 
 def _histogram(found: _Found) -> pd.DataFrame:
-    """Count tokens by score, in bins of equal ratio."""
+    """One row per score and bin (bins have equal ratios): by, low, high, tokens."""
     frames = []
     for by, scores in found.scores.items():
         known = scores[~scores.isnan()].numpy().astype(float)
@@ -329,7 +337,7 @@ def _histogram(found: _Found) -> pd.DataFrame:
 
 
 def _thresholds(found: _Found, config: TokensConfig) -> pd.DataFrame:
-    """The thresholds with the gap that decided, and in words."""
+    """One row per score: its threshold, the gap that it lies in (if any), tokens at or above it, and a statement."""
     rows = []
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     for by, gap in found.gaps.items():
@@ -355,7 +363,7 @@ def _thresholds(found: _Found, config: TokensConfig) -> pd.DataFrame:
 
 
 def _agreement(every: pd.DataFrame) -> pd.DataFrame:
-    """Measure the overlap of sinks and massive tokens, by kind of token."""
+    """One row per kind of token: numbers of sinks, massive tokens, both and either alone, and their Jaccard index."""
     rows = []
     for kind in ("first", "delimiter", "other", "all"):
         part = every if kind == "all" else every.loc[every["kind"] == kind]

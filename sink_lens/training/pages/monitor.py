@@ -91,15 +91,18 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
 
 
 def _limits(steps: np.ndarray) -> tuple[float, float]:
+    """(left, right) end of the axis of steps, with a margin."""
     margin = 0.02 * max(steps.max() - steps.min(), 1)
     return steps.min() - margin, steps.max() + margin
 
 
 def _alarms(run: Run) -> pd.DataFrame | None:
+    """The table ``alarms``; None if the run has none."""
     return run.optional("alarms", columns=["step", "rule", "sentence"])
 
 
 def _title(run: Run) -> str:
+    """Title that says whether and when a sink is born."""
     alarms = _alarms(run)
     born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
     if born:
@@ -109,7 +112,7 @@ def _title(run: Run) -> str:
 
 
 def _sentences(run: Run) -> list[str]:
-    """The alarms, and where the training stands at the last reading."""
+    """Sentences with the alarms, and with rate and mass of the sink at the last reading."""
     alarms = _alarms(run)
     told = [] if alarms is None else [visible(one, limit=300) for one in alarms["sentence"].tolist()]
     sentences = [f"{capital(one)}." for one in told[:_MOST_SENTENCES]]
@@ -140,11 +143,13 @@ def _last(run: Run) -> dict[str, float]:
 
 
 def _threshold(run: Run) -> float:
+    """The run's threshold of the sink score; 0.3 if not recorded."""
     found = run.config.get("threshold")
     return float(found) if isinstance(found, int | float) else 0.3
 
 
 def _course(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the monitor's measures by step."""
     readings = run.need("monitor", columns=_COLUMNS)
     see = (
         "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "
@@ -154,11 +159,12 @@ def _course(run: Run) -> tuple[str, Figure]:
 
 
 def _has_alarms(run: Run) -> bool:
-    """Check whether a rule found something; a damaged table is shown as that."""
+    """Check whether the table of alarms has rows, or cannot be read, so that the page shows why."""
     return "alarms" not in run.tables or len(run.tables["alarms"]) > 0
 
 
 def _reading_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the whole model's readings, the newest first."""
     readings = run.need("monitor", columns=_COLUMNS)
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()

@@ -108,7 +108,7 @@ def course(
 
 
 def _with_steps(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The table, with steps in its column ``tokens`` where those are unknown; and the unit of that column."""
+    """(table, unit of its column ``tokens``): where tokens are unknown, the column holds steps."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
@@ -215,6 +215,7 @@ def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str
 
 
 def _known(log: pd.DataFrame, column: str) -> np.ndarray:
+    """Mask of the rows with a finite number in a column; all False without the column."""
     return np.isfinite(log[column].to_numpy(float)) if column in log.columns else np.zeros(len(log), dtype=bool)
 
 
@@ -233,13 +234,15 @@ class _Tokens:
         self._high = float(positive[-1]) if len(positive) else 2.0
 
     def place(self, tokens: float | int) -> float:
+        """Position on the axis of a number of tokens."""
         return float(tokens) if tokens > 0 else self._zero
 
     def places(self, tokens: np.ndarray) -> np.ndarray:
+        """Positions on the axis of numbers of tokens."""
         return np.where(tokens > 0, tokens, self._zero)
 
     def on(self, axes: Axes) -> None:
-        """Draw the axis."""
+        """Give the x axis of a panel this scale, with its ticks."""
         margin = (self._high / self._low) ** 0.03 if self._high > self._low else 2.0
         axes.set_xlim(self._low / margin, self._high * margin)
         logarithmic(axes, axis="x")
@@ -253,18 +256,21 @@ class _Tokens:
 
 
 def _whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Rows of a measure of the whole model, in order of tokens."""
     rows = frame.loc[frame["measure"] == measure]
     rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
     return rows.sort_values("tokens")
 
 
 def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
+    """Draw a measure by tokens."""
     rows = rows.sort_values("tokens")
     style = {"markersize": 3.5, "linewidth": 1.5} | style
     axes.plot(scale.places(rows["tokens"].to_numpy(float)), rows["value"], **style)
 
 
 def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
+    """Draw training and evaluation loss, and the loss on the watched sequences."""
     if log is not None and "loss" in log.columns:
         tokens, loss = log["tokens"].to_numpy(float), log["loss"].to_numpy(float)
         there = np.isfinite(loss)
@@ -279,11 +285,13 @@ def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, 
 
 
 def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> ScalarMappable | None:
+    """Draw a measure with a line per layer; returns the colours of the layers, None without rows."""
     rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
     return lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"].to_numpy(float)))
 
 
 def _ranks(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
+    """Draw the effective rank with and without token 0."""
     for measure, label, colour, mark in (
         ("effective_rank", "with token 0", BLUE, "o"),
         ("effective_rank_without", "without", ORANGE, "s"),
@@ -294,6 +302,7 @@ def _ranks(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
 
 
 def _counts(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
+    """Draw the numbers of growth steps and super neurons."""
     for measure, label, colour, mark in (
         ("growth_steps", "growth steps", GREEN, "^"),
         ("super_neurons", "super neurons", PURPLE, "D"),
@@ -322,6 +331,7 @@ def _band(
 
 
 def _by_seed(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: _Tokens, *, colour: str) -> None:
+    """Draw a variant's difference to the baseline by tokens, a thin line per seed."""
     rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
     for seed in sorted(set(rows["seed"].tolist())):
         own = rows.loc[rows["seed"] == seed]
@@ -335,7 +345,7 @@ def _by_seed(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: 
 
 
 def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str], curve: str) -> None:
-    """Each seed's difference as a dot, the mean and its interval as a line."""
+    """Draw the final differences of each variant: a dot per seed, a line for the mean and its interval."""
     finals, differences = tables["finals"], tables["differences"]
     for place, variant in enumerate(variants[1:]):
         colour, mark = COLOURS[(place + 1) % len(COLOURS)], MARKS[(place + 1) % len(MARKS)]
@@ -353,6 +363,7 @@ def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str
 
 
 def _nothing(axes: Axes, why: str) -> None:
+    """Write into an empty panel why it is empty."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=QUIET, fontsize=FONT)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -366,6 +377,7 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 
 
 def _title(run: Run) -> str:
+    """Title of a training: attention, value norm, last losses and sink rate."""
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
     title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
@@ -373,6 +385,7 @@ def _title(run: Run) -> str:
 
 
 def _watch_title(run: Run) -> str:
+    """Title of watched checkpoints: their source, last loss and sink rate."""
     return f"{visible(_source(run))}: {_end(run) or 'checkpoints watched'}"
 
 
@@ -429,6 +442,7 @@ def _sink(watch: pd.DataFrame) -> str:
 
 
 def _course(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the measures of the run's checkpoints by tokens."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     watch = run.need("watch", columns=_WATCH)
@@ -442,6 +456,7 @@ def _course(run: Run) -> tuple[str, Figure]:
 
 
 def _loss(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the loss by tokens."""
     log = run.need("log", columns=_LOG)
     held_out = "eval_loss" in log.columns and bool(np.isfinite(log["eval_loss"].to_numpy(float)).any())
     see = "Loss by tokens (logarithmic): each logged step" + ", and on held-out text." * held_out
@@ -449,12 +464,14 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 
 def _watched_rows(run: Run) -> pd.DataFrame:
+    """Measurements of the whole model at each checkpoint."""
     watch, _ = _with_steps(run.tables["watch"])
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) with a row per checkpoint and a column per measure."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     rows = _watched_rows(run)
@@ -466,6 +483,7 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the log, the newest row first."""
     log = run.need("log", columns=_LOG)
     return "What was logged, newest first." + more(len(log), "log"), shown_table(log.iloc[::-1], log.columns)
 
@@ -494,18 +512,20 @@ WATCH = Page(
 
 
 def _source(run: Run) -> str:
+    """Name of the watched folder, or the number of models."""
     watched = run.config.get("checkpoints")
     return plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
 
 
 def _variants(run: Run) -> list[str]:
-    """The variants, the baseline first."""
+    """Names of the compared variants, the baseline first."""
     variants = list(run.config.get("runs") or {})
     base = run.config.get("baseline")
     return sorted(variants, key=lambda variant: variant != base)
 
 
 def _compare_title(run: Run) -> str:
+    """Title of a comparison: the variants, and the difference of their final loss."""
     names = ["learning rate" if name == "lr" else words(str(name)) for name in run.config.get("by") or ["variants"]]
     title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variants(run))))}"
     table = run.optional("differences", columns=["variant", "curve", "mean", "low", "high"])
@@ -533,6 +553,7 @@ def _findings(run: Run) -> list[str]:
 
 
 def _comparison(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the variants side by side."""
     tables = {
         "curves": run.need("curves", columns=["variant", "seed", "curve", "tokens", "difference"]),
         "bands": run.need("bands", columns=["variant", "curve", "quantity", "tokens", "mean", "low", "high"]),
@@ -552,19 +573,20 @@ def _comparison(run: Run) -> tuple[str, Figure]:
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the final losses."""
     table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
     return "The final loss of every run. Undefined: it did not reach the baseline's final loss.", final_losses(table)
 
 
 def final_losses(table: pd.DataFrame) -> PageTable:
-    """One row per run: where it ended, and when it reached where the baseline of its seed ended."""
+    """One row per run and curve: final loss, difference to the baseline, tokens to reach the baseline's final loss."""
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
     return shown_table(table, heads, most=60)
 
 
 def _was_watched(run: Run) -> bool:
-    """Check whether the runs were watched; a note above says so where one was not."""
+    """Check whether the comparison has measurements of the runs' checkpoints."""
     return "measures" in run.tables
 
 
@@ -596,6 +618,7 @@ def measures_side_by_side(table: pd.DataFrame) -> PageTable:
 
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the measures of the last checkpoints."""
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
     return see, measures_side_by_side(table)
