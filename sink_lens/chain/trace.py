@@ -268,7 +268,7 @@ class _Asked:
         return [link.readings for link in self.links]
 
     def measured(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
-        """Everything that is read of some sequences; ``how`` is that of ``scout_and_measure``."""
+        """Measure some sequences, with the readings of all links; ``how`` goes to ``scout_and_measure``."""
         asked = {"config": self.config, "own": self.own, "progress": self.progress, "label": label}
         return scout_and_measure(self.lens, batch, **asked | how)
 
@@ -302,7 +302,7 @@ def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[s
 
 
 def _located(asked: _Asked) -> summary.Located:
-    """Measure where the sink is; again on sequences that are aligned, or without those whose sink is not there."""
+    """Find the sink and measure there; measured again without sequences that lack it, or with aligned ones."""
     batch, config, there = asked.batch, asked.config, asked.there
     given = None if there is None else there.position
     answered: list[int | None] = []  # the position of each first answer
@@ -372,7 +372,7 @@ def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[t
 
 
 def _baseline_tables(asked: _Asked, located: summary.Located, kept: Kept) -> None:
-    """The tables of the random-init baseline, which is measured once for both."""
+    """Write heads and link values of the random-init baseline, which is measured once for both tables."""
     config, measured = asked.config, functools.cache(lambda: _baseline(asked, located))
     with _room_for_baseline(asked.lens, config=config, folder=kept.writer.folder):
         kept.once("random_init_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
@@ -416,7 +416,7 @@ class _Stages:
         self._bar.close()
 
     def begin(self, name: str) -> None:
-        """The stage of this table begins, if it is the first of one."""
+        """Show the stage that begins with this table; a table within a stage changes nothing."""
         if name in self._left:
             done = self._left.index(name)
             self._bar.update(sum(_STAGES[one][1] for one in [self._now, *self._left[:done]] if one in _STAGES))
@@ -427,7 +427,7 @@ class _Stages:
 
 
 def _conditions(asked: _Asked, located: summary.Located) -> pd.DataFrame:
-    """The chosen BOS condition, and the other one if it is read: not of sequences that were aligned."""
+    """One row for the chosen BOS condition, and one for the opposite condition if it was asked for."""
 
     def name(condition: TokenBatch) -> str:
         return "with" if condition.bos else "without"
@@ -441,7 +441,7 @@ def _conditions(asked: _Asked, located: summary.Located) -> pd.DataFrame:
 
 
 def _baseline(asked: _Asked, located: summary.Located) -> tuple[LensModel, Panel]:
-    """The random-init baseline, read at the same position and layers, with its own strongest dimensions there."""
+    """(model with random weights, its measurements) at the same position and layers as the model itself."""
     config, batch, found = asked.config, located.batch, located.panel.location
     untrained = random_init(asked.lens, seed=config.seed)
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
@@ -469,7 +469,7 @@ def _room_for_baseline(
 
 @contextlib.contextmanager
 def _aside(lens: LensModel, *, folder: Path) -> Iterator[None]:
-    """Within the block the weights are in a file, and nobody else's pass runs."""
+    """Keep the weights in a file within the block; no pass of another thread runs meanwhile."""
     with take_turn(lens):
         try:
             with set_aside(lens.plain, folder=folder):

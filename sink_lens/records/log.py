@@ -75,7 +75,7 @@ class RunLog:
         _OPEN[self.path.resolve()] = self
 
     def append(self, at: int, tables: Mapping[str, Sequence[Columns]]) -> None:
-        """Append rows, after those that could not be written before.
+        """Append the rows of a step, after any rows that could not be written before.
 
         Raises:
             OSError: they cannot be written now; the next call tries again.
@@ -88,7 +88,7 @@ class RunLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write what could not be written before.
+        """Write the rows that an earlier ``append`` could not write.
 
         Raises:
             OSError: it still cannot.
@@ -98,7 +98,7 @@ class RunLog:
             self._waiting.clear()
 
     def close(self) -> None:
-        """Let another process append."""
+        """Close the file and give up the lock, so that another process may append."""
         os.close(self._file)
         if self.taken:
             return
@@ -107,12 +107,12 @@ class RunLog:
         os.close(self._claim)
 
     def _hand_over(self) -> int:
-        """Give the claim to a later log of this process, as the lock is the process's."""
+        """Give the lock to a later log of this process, and stop appending; returns the lock's file descriptor."""
         self.taken = True
         return self._claim
 
     def _begin(self, columns: Mapping[str, Mapping[str, str]]) -> int:
-        """Cut half a line off the end, write the first line where there is none, and number this part."""
+        """Cut off a broken last line, write the first line if there is none, and return the number of this part."""
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
@@ -128,7 +128,7 @@ class RunLog:
         return last + 1
 
     def _write(self, content: bytes) -> None:
-        """Append to the file, or leave it as it was."""
+        """Append all bytes and force them onto the disk; after an error the file is as it was."""
         before = os.fstat(self._file).st_size
         try:
             done = 0
@@ -146,11 +146,12 @@ _OPEN: "weakref.WeakValueDictionary[Path, RunLog]" = weakref.WeakValueDictionary
 
 
 def _open_log(path: Path) -> RunLog | None:
+    """The log that this process has open at a path; None if there is none."""
     return _OPEN.get(path.resolve())
 
 
 def check_log_begins(folder: Path) -> None:
-    """Refuse a folder whose log a run that begins would go on with, so that rows of another run no longer count."""
+    """Refuse, for a run that begins, a folder whose log is open or has rows of another run."""
     path = folder / LOG_FILE
     if _open_log(path) is not None:
         raise RunError(f"{folder} is in use by another monitor of this process. Choose another folder.")
@@ -180,7 +181,7 @@ def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
 
 
 def all_lines(path: Path) -> Iterator[Line]:
-    """Every whole line but the first, those that no longer count too.
+    """Every whole line after the first, also lines that a later part of the run has replaced.
 
     Raises:
         ValueError: a line is none that ``RunLog`` wrote.
@@ -198,7 +199,7 @@ def all_lines(path: Path) -> Iterator[Line]:
 
 
 def log_lines(path: Path) -> Iterator[Line]:
-    """The lines that count, in the order of their steps.
+    """The lines that count, in the order of their steps: no later part of the run began at or before their step.
 
     Raises:
         ValueError: a line is none that ``RunLog`` wrote.
@@ -214,7 +215,7 @@ def log_lines(path: Path) -> Iterator[Line]:
 
 
 def read_log(path: Path, *, only: Collection[int] | None = None) -> dict[str, pd.DataFrame]:
-    """The tables of a log, of the lines that count.
+    """Table -> rows of the lines that count; ``only``: rows of these steps alone.
 
     Raises:
         ValueError: it is damaged.
@@ -240,14 +241,14 @@ def read_log(path: Path, *, only: Collection[int] | None = None) -> dict[str, pd
 
 
 def _is_tables(value: Any) -> bool:
-    """True if a line holds blocks of rows by table."""
+    """Check that a value has the shape of a line's tables: table -> list of blocks of columns."""
     return isinstance(value, dict) and all(
         isinstance(blocks, list) and all(isinstance(one, dict) for one in blocks) for blocks in value.values()
     )
 
 
 def _claim(path: Path) -> int:
-    """Lock a file for this process, and give its number."""
+    """Lock a file for this process and return its file descriptor; refuse it if another process has the lock."""
     import fcntl  # not there on Windows, where nothing but this needs it
 
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

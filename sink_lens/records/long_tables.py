@@ -36,7 +36,7 @@ class Shortened:
 
 
 def read_some(path: Path, *, name: str, most: int) -> tuple[pd.DataFrame | None, Shortened | None]:
-    """The rows of a table that a page is made from, and what was left out; None twice if it is short.
+    """(rows for a page, what was left out) of a table with more than ``most`` rows; (None, None) for a shorter one.
 
     Raises:
         OSError, ValueError: it cannot be read.
@@ -62,7 +62,7 @@ def read_some(path: Path, *, name: str, most: int) -> tuple[pd.DataFrame | None,
 def _some(
     pieces: Callable[[], Iterable[pd.DataFrame]], *, n_rows: int, most: int
 ) -> tuple[pd.DataFrame | None, Shortened | None]:
-    """Read a table twice by pieces: to choose rows, and to take them."""
+    """Shorten a table that is read in pieces: whole steps, else every n-th row and each column's extremes."""
     if n_rows <= most:
         return None, None
     counts = _steps(pieces())
@@ -84,7 +84,7 @@ def _some(
 
 
 def _steps(pieces: Iterable[pd.DataFrame]) -> dict[int, int] | None:
-    """Step -> its rows; None where there is no such column of whole numbers, or too few of them to leave some out."""
+    """Step -> number of rows; None without a column ``step`` of whole numbers, or with too few steps to shorten."""
     counts: dict[int, int] = {}
     for one in pieces:
         if "step" not in one or not pd.api.types.is_integer_dtype(one["step"]) or one["step"].hasnans:
@@ -96,20 +96,21 @@ def _steps(pieces: Iterable[pd.DataFrame]) -> dict[int, int] | None:
 
 
 def _kept_steps(counts: Mapping[int, int], *, most: int) -> frozenset[int]:
-    """Evenly spaced steps of about so many rows, the first, and the last ones."""
+    """Steps to keep so that about ``most`` rows are left: the first, evenly spaced ones, and the last ones."""
     steps = sorted(counts)
     room = max(2, most * len(steps) // max(sum(counts.values()), 1) - _LAST)
     return frozenset(steps[:: -(-len(steps) // room)]) | frozenset(steps[-_LAST:])
 
 
 def _parquet_rows(path: Path) -> int:
+    """Number of rows of a parquet file, from its metadata."""
     import pyarrow.parquet  # slow to import, and needed for long tables alone
 
     return pyarrow.parquet.read_metadata(path).num_rows
 
 
 def _parquet_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
-    """Return what reads a file piece by piece, each as pandas reads a file of its own."""
+    """Return a function that reads a parquet file piece by piece, with the dtypes that ``pd.read_parquet`` gives."""
 
     def pieces() -> Iterator[pd.DataFrame]:
         import pyarrow as pa
@@ -125,7 +126,7 @@ def _parquet_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
 
 
 def _csv_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
-    """Return what reads a file of text piece by piece."""
+    """Return a function that reads a CSV file piece by piece."""
 
     def pieces() -> Iterator[pd.DataFrame]:
         with pd.read_csv(path, chunksize=_CHUNK) as reader:
@@ -135,5 +136,6 @@ def _csv_pieces(path: Path) -> Callable[[], Iterator[pd.DataFrame]]:
 
 
 def _lines_in(path: Path) -> int:
+    """Number of lines of a file."""
     with path.open("rb") as file:
         return sum(1 for _ in file)

@@ -68,7 +68,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         self._paths |= self._logged(folder / LOG_FILE)
 
     def _logged(self, log: Path) -> dict[str, Path]:
-        """The tables that are read from the log: all of it, if it has grown since the tables were written."""
+        """Table -> log, for tables without a file of their own, or all tables if the log has grown since."""
         if log.name not in self._files or not log.is_file():
             return {}
         grown = log.stat().st_size > self._files[log.name]["bytes"]
@@ -225,7 +225,7 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
 
 
 def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
-    """The table itself, if its columns hold what the schema says.
+    """Return the table if its columns have the dtypes that the schema declares.
 
     Raises:
         ValueError: a column holds something else.
@@ -256,7 +256,7 @@ def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The content of run.json, checked to have every required field."""
+    """Read run.json as a dict, and check that every required field is there."""
     path = folder / RUN_FILE
     check_name(path, what="the folder of a run")
     if not path.is_file():
@@ -270,7 +270,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _check_record(record: Any) -> None:
-    """Refuse what has not the shape of run.json."""
+    """Raise a ValueError if a value does not have the fields and types of run.json."""
     if not isinstance(record, dict):
         raise ValueError("it holds no table")
     if absent := _FIELDS - set(record):
@@ -313,7 +313,7 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
 
 
 def whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Check that a file exists and equals, byte for byte, the one that run.json lists; a log may have grown since."""
+    """Check that a file has the size and hash that run.json lists; a log may have grown since."""
     if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False
     digest, left = hashlib.sha256(), entry["bytes"]

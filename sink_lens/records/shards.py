@@ -74,11 +74,11 @@ class Shard:
         return run / f"shard-{self.number}-of-{self.count}"
 
     def done_in(self, run: Path) -> str:
-        """Say that the shard is done while others are not."""
+        """Sentence that says that this shard is done and further shards are not."""
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
     def check_beside(self, run: Path) -> None:
-        """Refuse a folder in which the same run is divided otherwise."""
+        """Refuse a folder whose run was divided into another number of shards."""
         others = sorted({of.count for of in shards_in(run)} - {self.count})
         if others:
             raise RunError(
@@ -88,7 +88,7 @@ class Shard:
 
 
 def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
-    """Refuse a shard without the folder of all shards, or one that would remove what the others have."""
+    """Refuse a shard without ``out``, or with ``overwrite``, which would remove what further shards wrote."""
     if shard is not None and out is None:
         raise InputError("a shard was asked for without a folder; need the one that all shards share: out (--out)")
     if shard is not None and overwrite:
@@ -183,7 +183,7 @@ def all_finished(run: Path) -> bool:
 
 
 def holder() -> str:
-    """Machine and process that compute a shard, for its record."""
+    """Name of this machine and process, which a shard records as its holder."""
     return f"{gethostname()}, process {os.getpid()}"
 
 
@@ -216,7 +216,7 @@ def remove_shards(run: Path) -> None:
 
 
 def progress_of(run: Path) -> pd.DataFrame:
-    """A row for each shard of a run, begun or not: its state, cells done and failed, and who computes it."""
+    """One row per shard, begun or not: shard, state, cells done, all cells, cells failed, holder."""
     begun = shards_in(run)
     count = begun[0].count if begun else 0
     found = pd.DataFrame([_row(run, Shard(number, count)) for number in range(1, count + 1)])
@@ -224,7 +224,7 @@ def progress_of(run: Path) -> pd.DataFrame:
 
 
 def _row(run: Path, shard: Shard) -> dict[str, Any]:
-    """Return how far a shard is, as a row."""
+    """The row of one shard in ``progress_of``."""
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
         return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}

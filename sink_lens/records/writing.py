@@ -106,18 +106,18 @@ class RunWriter:
         return self._write(filename, payload)
 
     def list_file(self, name: str) -> None:
-        """List a file that lies in the folder, as it is now."""
+        """Add a file that lies in the folder to run.json, with its present size and hash."""
         content = (self.folder / name).read_bytes()
         self._wrote = True
         self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         self._write_record()
 
     def leave(self) -> None:
-        """At the end of the block, let go of the folder and leave the run as one that goes on."""
+        """Keep the record as it is when the block ends, so that the run counts as one that goes on."""
         self._adding = True
 
     def clear(self, begins: str = "") -> None:
-        """Remove every file of the run, if the files written so far can no longer be continued, or some by a prefix."""
+        """Remove the run's files whose names begin with ``begins``; all of them by default."""
         files = self._record["files"]
         held = [name for name in files if name.startswith(begins)]
         if not held:
@@ -145,7 +145,7 @@ class RunWriter:
                 error.add_note(f"what is finished is in {where}; the same command with --out {where} goes on")
 
     def _open(self, *, overwrite: bool, reopen: bool) -> None:
-        """Begin the record, or go on with an earlier one."""
+        """Begin the record, continue an earlier run's, or (``overwrite``) set the earlier run aside."""
         self._put_back()
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
@@ -199,7 +199,7 @@ class RunWriter:
             error.add_note(f"{RUN_FILE} still says 'running': {unwritten}")
 
     def _put_back(self) -> None:
-        """Bring back the run that was to be replaced, if nothing has replaced it."""
+        """Bring back a run that was set aside by ``overwrite``, if no file has replaced it."""
         aside = self.folder / _REPLACED
         if not aside.is_dir():
             return
@@ -224,7 +224,7 @@ class RunWriter:
         self._replace(RUN_FILE, f"{text}\n".encode())
 
     def _replace(self, filename: str, payload: bytes) -> Path:
-        """Put a file in place whole, or not at all."""
+        """Write a file whole or not at all; run.json does not change."""
         path = self.folder / filename
         try:
             write_whole(path, payload)
@@ -338,7 +338,7 @@ def create_run(
 
 
 def check_known(config: Mapping[str, Any]) -> None:
-    """Refuse code that cannot be compared with that of another process."""
+    """Refuse a configuration with code that has no hash: shards could not compare it."""
     for why in _unknown(config):
         raise RunError(
             f"shards compare their functions, and one cannot be known: {why}; need functions of plain code and values. "
@@ -412,7 +412,7 @@ def state_of(folder: Path) -> str:
 
 
 def _is_locked(folder: Path) -> bool:
-    """True if another process writes to the folder."""
+    """True if a process holds the lock of the folder."""
     lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
     if not Path(lock.lock_file).exists():
         return False

@@ -203,7 +203,7 @@ class Observed:
         return sorted(counts, key=lambda one: (-counts[one], one))
 
     def run(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
-        """Loss of each sequence under edits."""
+        """Mean loss of each sequence under edits, in nats."""
         found = run_with(
             self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, loss=True
         ).loss
@@ -351,12 +351,12 @@ class Observed:
         return (score > threshold).float().masked_fill(score.isnan(), math.nan).nanmean(dim=(0, 2))
 
     def on(self, tokens: TokenBatch) -> "Observed":
-        """The same model on other tokens."""
+        """Observations of the same model on other tokens."""
         at = {"thresholds": self.thresholds, "seed": self.seed, "batch_size": self.batch_size}
         return Observed(self.lens, tokens, **at)
 
     def without_bos(self) -> "Observed":
-        """The same model without the first token of every sequence."""
+        """Observations of the same model on the same sequences without their first token."""
         return self.on(self.tokens.without_bos())
 
 
@@ -396,7 +396,7 @@ def _largest(site: str) -> Any:
 
 
 def digits(value: Any, n: int = 4) -> Any:
-    """Numbers to a few significant digits, in anything; what is undefined becomes None, so that bytes are stable."""
+    """Round all floats in nested mappings and lists to ``n`` significant digits; nan and infinities become None."""
     if isinstance(value, Mapping):
         return {str(name): digits(one, n) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -258,7 +258,7 @@ def _lanes(run: Run) -> list[_Lane]:
 
 
 def _node(kind: str, *, step: int | None = None, **values: Any) -> dict[str, Any]:
-    """One row of the table of nodes; what is not given is empty or nan."""
+    """One row of the table of nodes; fields that are not given are "" or nan."""
     row = dict.fromkeys(NODE_COLUMNS, "") | {"value": math.nan, "frozen_share": math.nan}
     row["input_share"] = math.nan
     return row | {"id": kind if step is None else f"{kind}:{step}", "kind": kind, "step": step} | values
@@ -273,7 +273,7 @@ def _upstream(
     links: pd.DataFrame,
     effect_of: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """Make the nodes that all growth steps share: token, aggregated values, what attention writes, plain nodes."""
+    """Nodes that all growth steps share: position, aggregated values, attention's output, nodes of own links."""
     layers = _named_layers(str(effect_of.get(into.get("attn_out", ""), {}).get("layers", "")))
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     names = {_kind(node): node for link in joined for node in (link.source, link.target)}
@@ -295,7 +295,7 @@ def _upstream(
 def _downstream(
     run: Run, position: int, *, kinds: Sequence[str], lanes: list[_Lane], threshold: float
 ) -> Iterator[dict[str, Any]]:
-    """Parts of every growth step: its super neurons, the dimension, the keys, the heads."""
+    """Nodes that each growth step has of its own: super neurons, dimension, keys and heads."""
     neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"])
     layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])
@@ -342,7 +342,7 @@ def _downstream(
 def _named_parts(
     kind: str, table: pd.DataFrame | None, lane: _Lane, *, unit: str, quantity: str
 ) -> Iterator[dict[str, Any]]:
-    """The parts of a step's node."""
+    """One node for each row of a table of neurons or heads, in the group of its growth step."""
     rows = [] if table is None else table[["layer", unit, quantity]].itertuples(index=False)
     for layer, which, value in rows:
         name = f"{layer:.0f}.{which:.0f}"
@@ -359,7 +359,7 @@ def _named_parts(
 def _arrows(
     joined: Sequence[NamedLink], links: pd.DataFrame, *, effect_of: Mapping[str, Any], lanes: list[_Lane]
 ) -> Iterator[dict[str, Any]]:
-    """The links; those that join nodes of a growth step once for each step."""
+    """One edge per link; a link between nodes of a growth step has an edge in each step."""
     for link in joined:
         rows = links.loc[links["link"] == link.name]
         first = _rows(rows.loc[rows["is_primary"].eq(True)])[:1] or [{}]
@@ -402,7 +402,7 @@ def _arrows_of_parts(
 def _with_paths(
     run: Run, nodes: list[dict[str, Any]], *, lanes: list[_Lane]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The nodes, with those of the MLPs and what their inputs carry, and an edge for each path between two of them."""
+    """(nodes, edges) of the measured paths: the nodes given, those of the MLPs and embeddings, an edge per path."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = run.optional("paths", columns=columns)
     if table is None or not len(table):

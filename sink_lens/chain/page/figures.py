@@ -255,7 +255,7 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
 
 
 def apart(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
-    """Ascending heights moved up until each is a gap over the one before, then down until all are under the top."""
+    """Move ascending heights so that neighbours are ``gap`` apart (upwards) and none exceeds ``top`` (downwards)."""
     moved: list[float] = []
     for height in heights:
         moved.append(max(height, moved[-1] + gap) if moved else height)
@@ -265,7 +265,7 @@ def apart(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
 
 
 def _nan_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis without nan; nan where there is nothing else."""
+    """Mean over the last axis without nan and infinities; nan where no number is left."""
     there = np.isfinite(values)
     counts = there.sum(axis=-1)
     return np.where(counts > 0, np.where(there, values, 0).sum(axis=-1) / np.maximum(counts, 1), np.nan)

@@ -14,7 +14,7 @@ from sink_lens.text import words
 
 
 def first_screen(run: Run) -> FirstScreen:
-    """Return the first screen of a trace's page, as far as its tables say."""
+    """First screen of a trace's page; a part is empty if the run lacks its tables."""
     found, missing = attempt(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
     return FirstScreen(
@@ -32,7 +32,7 @@ def first_screen(run: Run) -> FirstScreen:
 
 
 def meanings(text: str) -> tuple[tuple[str, str], ...]:
-    """The words of a headline that have a meaning of their own, each with it."""
+    """(word, meaning) of each technical word that a headline uses."""
     found = [(re.search(rf"\b(?:{word})\b", text, flags=re.I), said) for word, said in MEANINGS.items()]
     return tuple((match[0].lower() if match[0] != "BOS" else "BOS", said) for match, said in found if match is not None)
 
@@ -52,7 +52,7 @@ def _body(run: Run, links: Sequence[LinkRow]) -> str:
 
 
 def _verdicts(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
-    """The verdict on each link of the run's chain, with its statistic and what its intervention did."""
+    """Verdict on each link of the run's chain, with its primary statistic and its intervention's share."""
     rows = {row.link: row for row in reversed(links) if row.primary}
     judged = []
     for link in chain(run):

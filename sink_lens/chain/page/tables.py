@@ -140,7 +140,10 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _with_makers(run: Run, sets: pd.DataFrame) -> str:
-    """Explain that the chain's intervention takes more neurons than the set, and so removes another share."""
+    """A sentence that explains why the chain's intervention removes another share than the set of super neurons.
+
+    Empty unless the intervention ablates more neurons than the set.
+    """
     effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
     size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
     if effects is None or not size:
