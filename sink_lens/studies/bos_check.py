@@ -27,7 +27,7 @@ def bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
 
 
 def said_in_front(found: Mapping[str, int | None]) -> str:
-    """The numbers of ``bos_in_front`` in words."""
+    """The counts of ``bos_in_front`` as a clause."""
     said = f"the tokenizer puts {found['text'] or 'none'} in front of a text"
     if found["chat"] is not None:
         said += f", a chat begins with {found['chat'] or 'none'}"
@@ -37,6 +37,7 @@ def said_in_front(found: Mapping[str, int | None]) -> str:
 
 
 def _leading(ids: Sequence[int], token: int | None) -> int:
+    """Number of times that a token stands at the beginning of ids."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1
@@ -44,7 +45,7 @@ def _leading(ids: Sequence[int], token: int | None) -> int:
 
 
 def _chat(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """A chat of one turn as text; None without a template, or with one that ends with an error."""
+    """A chat of one turn as text; None without a chat template, or if the template fails."""
     if not getattr(tokenizer, "chat_template", None):
         return None
     try:

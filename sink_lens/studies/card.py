@@ -403,12 +403,12 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _layers(layers: str) -> str:
-    """Layers in words; the embedding if there are none."""
+    """The layers with the word in front of them: ``layers 3-11``; "embedding" for an empty text."""
     return f"layers {layers}" if layers else "embedding"
 
 
 def _maker(row: Mapping[str, Any]) -> str:
-    """Say what writes the outlier dimension in one growth layer: experts, neurons, else attention and MLP."""
+    """Text that names the experts, neurons or sublayers that write the outlier dimension in a layer."""
     units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
     if not units:
         said = {
@@ -427,7 +427,7 @@ def _maker(row: Mapping[str, Any]) -> str:
 
 
 def _said_tokens(sink: Mapping[str, Any]) -> str:
-    """The sink tokens; where several stand first, how many different ones do, and how often one of them is no sink."""
+    """Text that lists the sink tokens with their counts; only their number, if different ones stand at position 0."""
     if not sink["tokens"]:
         return "none"
     if sink["at_first_position"] == 1 and len(sink["tokens"]) > 1:
@@ -438,7 +438,7 @@ def _said_tokens(sink: Mapping[str, Any]) -> str:
 
 
 def _said_cache(cache: Mapping[str, Any]) -> str:
-    """The positions that a cache must keep, and how many of the sink tokens it then has."""
+    """Text with the positions that a cache must keep, and how many of all sink tokens stand there."""
     if cache["keep"] is None:
         return "unknown"
     where = listed(f"position {place}" for place in cache["keep"]) or "no token"

@@ -93,7 +93,7 @@ def rows_of(
     overwrite: bool = False,
     progress: bool = True,
 ) -> list[Row]:
-    """The row of every model and folder, in their order; the arguments and errors are those of ``cards``."""
+    """One row for each model or folder, in their order; the arguments and errors are those of ``cards``."""
     if not models:
         raise InputError("no model was given; need models, or folders of cards or traces")
     if out is not None and all(map(is_run, models)):
@@ -208,7 +208,7 @@ def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
 
 
 def frame_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
-    """The rows with numbers in full, and with columns for the ends of intervals."""
+    """The table with numbers in full; an interval's ends are in the columns ``NAME_low`` and ``NAME_high``."""
     made: dict[str, list[Any]] = {}
     for name in columns:
         cells = [row.get(name, Cell(value=None)) for row in rows]
@@ -219,7 +219,7 @@ def frame_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
 
 
 def shown_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
-    """The rows as texts: numbers to three digits with their intervals."""
+    """The table as texts: numbers to three digits with their intervals; empty where a row has no value."""
     return pd.DataFrame(
         [[row[name].shown if name in row else "" for name in columns] for row in rows], columns=list(columns)
     )
@@ -238,7 +238,7 @@ def table_text(rows: Sequence[Row], columns: Sequence[str], *, form: TableFormat
 
 
 def as_objects(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows for a program: value, and its interval where it has one."""
+    """One dict per row for ``--json``: column -> value, or value, low and high if it has an interval."""
     objects = []
     for row in rows:
         values = {}

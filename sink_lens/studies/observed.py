@@ -139,7 +139,7 @@ class Observed:
 
     @cached_property
     def scores(self) -> dict[str, Float[Tensor, "batch position"]]:
-        """``attention`` (fair shares) and ``norm`` (over the sequence's median) -> score of each token."""
+        """Scores of each token: ``attention`` (fair shares) and ``norm`` (over the sequence's median norm)."""
         _ = self.core  # the pass that fills what is read below
         valid = self.tokens.valid.cpu().split([len(one.shares) for one in self._received if one.shares is not None])
         pairs = list(zip(valid, self._received, self._norms, strict=True))
@@ -149,7 +149,10 @@ class Observed:
         }
 
     def marked(self, by: Rule) -> Bool[Tensor, "batch position"]:
-        """The tokens that are sinks (``attention``) or massive (``norm``): those above the gap in the scores."""
+        """Mask of the tokens above the gap in a score: sinks for ``attention``, massive ones for ``norm``.
+
+        All False if the scores have no gap.
+        """
         scores = self.scores[by]
         gap = find_gap(scores, by=by)
         return torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
@@ -175,7 +178,7 @@ class Observed:
         )
 
     def states_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
-        """The stream at a position before layer 0 and after each layer."""
+        """The stream at a position: first before layer 0, then after each layer."""
         if position == 0:
             return torch.cat([self.core.stacked("state_pre"), self.core.stacked("state")])[:, :, 0]
         kept = capture(self.lens, self.tokens, sites=["resid_pre", "resid_post"], positions=[position])
@@ -361,14 +364,14 @@ class Observed:
 
 
 def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
-    """[unit, share] of at most eight units that make at least ``SUPER_SHARE``, the largest first."""
+    """At most eight pairs [unit, share] with a share of ``SUPER_SHARE`` or more, the largest first."""
     top = shares.sort(descending=True, stable=True)
     pairs = zip(top.indices[:8].tolist(), top.values[:8].tolist(), strict=True)
     return [[unit, share] for unit, share in pairs if share >= SUPER_SHARE]
 
 
 def _residual(view: LayerView) -> Tensor:
-    """Share of the tokens after the first on which each dimension is large, and its mean magnitude on them."""
+    """By dimension, over the tokens after the first: share on which it is large, mean magnitude; "batch d_model 2"."""
     others = view.valid.clone()
     others[:, 0] = False
     h = view["resid_post"].float()
@@ -379,7 +382,10 @@ def _residual(view: LayerView) -> Tensor:
 
 
 def _largest(site: str) -> Any:
-    """Reads the largest entry of a site: its value, position, channel, and magnitude over its token's median."""
+    """Make a function that reads a site's largest entry in each sequence, "batch 4".
+
+    The four numbers are value, position, channel, and magnitude over the token's median magnitude.
+    """
 
     def largest(view: LayerView) -> Tensor:
         """The largest entry of the site in each sequence, and where it is."""

@@ -65,7 +65,10 @@ class Largest:
     """Largest magnitudes over the tokens that are no sinks."""
 
     def channels(self, n: int, *, without_sinks: bool) -> dict[str, dict[int, list[int]]]:
-        """The n largest channels of every site and layer."""
+        """Site -> layer -> the ``n`` channels with the largest magnitudes.
+
+        ``without_sinks`` ranks them by the tokens that are no sinks.
+        """
         found: dict[str, dict[int, list[int]]] = {}
         for (site, layer), values in (self.among_ordinary if without_sinks else self.among_all).items():
             order = values.sort(descending=True, stable=True).indices

@@ -43,7 +43,7 @@ C_contra = TypeVar("C_contra", bound=ReadConfig, contravariant=True)
 
 
 def shown_name(name: str) -> str:
-    """A model's name without the path of a folder or file."""
+    """The last part of the name if it is a path, else the name itself."""
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
@@ -76,7 +76,7 @@ def inputs(
 
 
 def _check_before(config: ReadConfig) -> None:
-    """Refuse what cannot be in any model of this size, before its weights are read."""
+    """Refuse sequences, positions and layers that the model cannot have, before its weights are read."""
     header = check_sequences(config)
     places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
     for place in places if not config.prompts else ():
@@ -119,7 +119,7 @@ def config_of_study(
 
 
 def prepare(config: StudyConfig, lens: LensModel, batch: TokenBatch) -> tuple[Setting, TraceConfig]:
-    """The setting of an intervention: where the sink is, and the baseline run; and what was asked to find it."""
+    """(setting of an intervention, with sink and baseline run; configuration of the trace that found the sink)."""
     why_not = why_no_interventions(lens, batch)
     if why_not is not None:
         raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
@@ -131,7 +131,7 @@ def prepare(config: StudyConfig, lens: LensModel, batch: TokenBatch) -> tuple[Se
 def summary_row(
     setting: Setting, baseline: Outcome, edited: Outcome, *, target_position: int, reads: Sequence[int]
 ) -> dict[str, Any]:
-    """Attention at both positions, the outcome and the loss, with and without the edits: a row of the summary."""
+    """A row of ``summary``: attention to target and sink position and loss, with and without the edits; the outcome."""
     assert baseline.loss is not None  # both were asked for it
     assert edited.loss is not None
     loss = paired_difference(edited.loss.numpy(), baseline.loss.numpy(), generator=np.random.default_rng(setting.seed))

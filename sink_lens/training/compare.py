@@ -209,7 +209,7 @@ def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, b
 
 
 def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Say if and when a variant reaches the baseline's final loss."""
+    """Sentence that says if a variant reaches the baseline's final loss, after how many tokens, and how much faster."""
     rows = _value_of(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"{_quoted(variant)} {{}} the baseline's final {curve} loss"
@@ -232,7 +232,7 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Sentence for variants whose final losses cannot be told apart: it gives the seeds, and no speed-up."""
+    """Sentence for a variant whose final loss is not told from the baseline's: each seed's speed-up, and no mean."""
     ratio = _value_of(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
@@ -243,7 +243,7 @@ def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _sinks(variant: str, born: Sequence[Birth]) -> str:
-    """Say if and when a variant's sink is born, and how strong it is at the end."""
+    """Sentences that say in how many seeds a sink is born, when, and how strong it is at the end."""
     threshold, least = born[0].threshold, born[0].min_rate
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
@@ -317,7 +317,7 @@ KEYS = ["measure", "threshold"]
 
 
 def sides(variants: Variants) -> tuple[pd.DataFrame, str]:
-    """The whole model's measures at every checkpoint of every run, and why there are none where there are none.
+    """(the whole model's measures at every checkpoint of every run, "") or (empty table, reason why there are none).
 
     Columns: variant, seed, step, tokens, measure, threshold, value, unit. The runs must have been watched on the same
     sequences.
@@ -337,7 +337,7 @@ def sides(variants: Variants) -> tuple[pd.DataFrame, str]:
 
 
 def measured_checkpoints(run: Run) -> pd.DataFrame | None:
-    """Read the measurements of a run's checkpoints; None where there are none."""
+    """The table ``watch`` of a run without failed checkpoints; None if nothing was measured."""
     if "watch" not in run.tables:
         return None
     frame = run.tables["watch"]

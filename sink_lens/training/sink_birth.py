@@ -41,7 +41,7 @@ class Birth:
 
     @property
     def brief(self) -> str:
-        """The birth in words, without the state at the end."""
+        """The clause that says between which checkpoints the sink was born, or that there is none."""
         if self.tokens is None:
             return f"no sink at threshold {self.threshold:g}"
         if self.before is None:
@@ -51,7 +51,7 @@ class Birth:
 
     @property
     def sentence(self) -> str:
-        """In words: when, or plainly that there is none."""
+        """``brief``, and the sink rate and largest mass at the last checkpoint."""
         at_others = listed(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
         rates = f"{self.rate:.1%} of layers and heads above {self.threshold:g}" + f" ({at_others})" * bool(at_others)
         mass = f"layer {self.layer} has most: mean mass {number(self.mass)}, uniform attention {number(self.uniform)}"
@@ -112,5 +112,5 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
 
 
 def whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """The rows of a measure that speak of the whole model."""
+    """Rows of a measure that are of the whole model, not of a layer."""
     return frame.loc[(frame["measure"] == measure) & frame["layer"].isna() & frame["position"].isna()]

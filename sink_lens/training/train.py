@@ -165,7 +165,7 @@ def train(
 
 
 def _by_layer(gains: tuple[float, ...]) -> str:
-    """The first and last layer's, and the range where it is another."""
+    """Gains of the layers as text: first and last layer, and their range if it is wider."""
     ends, span = (f"{gains[0]:.3g}", f"{gains[-1]:.3g}"), (f"{min(gains):.3g}", f"{max(gains):.3g}")
     if span[0] == span[1]:
         return span[0]

@@ -233,7 +233,7 @@ def _measure_all(
 
 
 def tokens_by_step(run: Run) -> Callable[[int], int]:
-    """Tokens that a run had seen at each step: from its log, else from its batch size and length.
+    """Return a function from step to tokens that the run had seen: by its log, else by batch size and length.
 
     Raises:
         RunError: neither says.
@@ -342,7 +342,7 @@ def evaluation_tokens(
 
 
 def write_course(run_folder: str | Path, frame: pd.DataFrame, *, born: Birth) -> "Figure":
-    """Draw ``course.png`` and ``course.svg`` of a run from what was watched, and its log where it has one."""
+    """Draw ``course.png`` and ``course.svg`` into a run's folder, from the table ``watch`` and the log, if any."""
     from .pages.training import course
 
     run = read_run(run_folder)
