@@ -58,7 +58,7 @@ class MeasuringPass:
 
     @functools.cached_property
     def constants(self) -> Callable[[int], Constants]:
-        """What biases make in a layer, of every token alike."""
+        """Return the constants that biases add in a layer, the same for every token."""
         return functools.cache(lambda layer: attention_constants(self.lens, layer=layer))
 
 

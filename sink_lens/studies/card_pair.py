@@ -231,7 +231,7 @@ def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
 
 
 def _names(first: LensModel, second: LensModel, config: CardConfig, *, bos: bool) -> tuple[str, str]:
-    """What the sentences call the two models, with dtype or BOS condition if that is compared."""
+    """Return the names of the two models in sentences, with dtype or BOS condition if that is compared."""
     names = (shown_name(first.name), shown_name(second.name))
     if config.by == "dtype":
         return f"{names[0]} in {_type(first)}", f"{names[1]} in {_type(second)}"

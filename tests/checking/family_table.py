@@ -67,8 +67,8 @@ def _reason(lens: LensModel, site: str) -> str:
 
 
 @torch.no_grad()
-def found(families: Iterable[str] = ALL_FAMILIES) -> dict[str, list[str]]:
-    """What is found at each site of each architecture, or the reason why the site is refused."""
+def read_cells(families: Iterable[str] = ALL_FAMILIES) -> dict[str, list[str]]:
+    """Read and edit each site of each architecture; return the cell of each, or the reason why it is refused."""
     tokens = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
     rows: dict[str, list[str]] = {}
     for family in families:
@@ -85,11 +85,11 @@ def found(families: Iterable[str] = ALL_FAMILIES) -> dict[str, list[str]]:
     return rows
 
 
-def made() -> str:
+def make_table() -> str:
     """The sites of every family, a table of the other sites with a row for families that are alike, and the reasons."""
     reasons: dict[str, str] = {}
     by_cells: dict[tuple[str, ...], list[str]] = {}
-    for architecture, cells in found().items():
+    for architecture, cells in read_cells().items():
         short = (c if c in (BOTH, READ) else reasons.setdefault(c, "abcdefgh"[len(reasons)]) for c in cells)
         by_cells.setdefault(tuple(short), []).append(f"`{architecture}`")
     common = [site for site, *cells in zip(SITES, *by_cells, strict=True) if set(cells) == {BOTH}]
@@ -112,7 +112,7 @@ def written() -> str:
 
 
 def read() -> dict[str, list[str]]:
-    """What the page says of each architecture, as ``found`` gives it."""
+    """What the page says of each architecture, as ``read_cells`` gives it."""
     everywhere, table, below, *_ = written().split("\n\n")
     reasons = dict(re.findall(r"^- (\w): refused, since it (.*)$", below, flags=re.M))
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
@@ -127,4 +127,4 @@ def read() -> dict[str, list[str]]:
 
 if __name__ == "__main__":
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(page.replace(written(), made()), encoding="utf-8")
+    PAGE.write_text(page.replace(written(), make_table()), encoding="utf-8")

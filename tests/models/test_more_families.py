@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from family_table import found, made, read, written
+from family_table import make_table, read, read_cells, written
 from jaxtyping import TypeCheckError
 from lenses import ALL_FAMILIES, lens_of, speaking
 from rounding import assert_rows_close
@@ -125,10 +125,10 @@ MEND = "run python tests/checking/family_table.py"
 
 def test_the_table_of_the_documentation_says_what_is_found_of_a_family_for_each_mechanism():
     said = read()
-    for architecture, cells in found(REPRESENTATIVES).items():
+    for architecture, cells in read_cells(REPRESENTATIVES).items():
         assert said[architecture] == cells, (architecture, MEND)
 
 
 @pytest.mark.exhaustive
 def test_the_table_of_the_documentation_is_what_is_found():
-    assert made() == written(), MEND
+    assert make_table() == written(), MEND

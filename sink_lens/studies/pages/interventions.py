@@ -252,7 +252,7 @@ def _most_amplified(run: Run) -> str:
 
 
 def _shift_words(centre: str) -> str:
-    """How amplification moved the values, in words: away from which mean, or scaled alone."""
+    """Say in words from which mean amplification moves the values away, or that it only scales them."""
     if centre == "none":
         return "scaled alone, the control"
     return f"away from the mean of the {_centre(centre)}"
