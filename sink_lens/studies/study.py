@@ -8,7 +8,7 @@ sink position, and of the loss.
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,6 @@ from ..chain.measure import scout
 from ..chain.setting import Setting, check_interior, setting_of, why_no_interventions
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
-from ..edits.effects import change_of
-from ..edits.outcome import Outcome
 from ..edits.part import checked_index
 from ..errors import InputError
 from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
@@ -34,8 +32,6 @@ from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
 from ..records import check_free, create_run, default_folder
 from ..schema import table_of
-from ..stats import paired_difference
-from ..text import span
 from .config import StudyConfig
 
 C = TypeVar("C", bound=ReadConfig)
@@ -126,31 +122,6 @@ def prepare(config: StudyConfig, lens: LensModel, batch: TokenBatch) -> tuple[Se
     question = config.question()
     location = scout(lens, batch, config=question)
     return setting_of(lens, batch, location=location, config=question, target_position=config.first_target()), question
-
-
-def summary_row(
-    setting: Setting, baseline: Outcome, edited: Outcome, *, target_position: int, reads: Sequence[int]
-) -> dict[str, Any]:
-    """A row of ``summary``: attention to target and sink position and loss, with and without the edits; the outcome."""
-    assert baseline.loss is not None  # both were asked for it
-    assert edited.loss is not None
-    loss = paired_difference(edited.loss.numpy(), baseline.loss.numpy(), generator=np.random.default_rng(setting.seed))
-    return {
-        "read_layers": span(reads),
-        "baseline_target_mass": float(baseline.mass_at(target_position, layers=reads).mean()),
-        "target_mass": float(edited.mass_at(target_position, layers=reads).mean()),
-        "baseline_sink_mass": float(baseline.mass_at(setting.sink_position, layers=reads).mean()),
-        "sink_mass": float(edited.mass_at(setting.sink_position, layers=reads).mean()),
-        "outcome": change_of(
-            baseline, edited, target_position=target_position, sink_position=setting.sink_position, layers=reads
-        ),
-        "baseline_loss_nats": float(baseline.loss.mean()),
-        "loss_nats": float(edited.loss.mean()),
-        "loss_change_nats": loss.estimate,
-        "loss_change_low": loss.low,
-        "loss_change_high": loss.high,
-        "n": setting.tokens.n_sequences,
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,9 @@ SENTENCES = {
     "quantise": ("sink_lens.studies.quantise:_sentence",),
     "card": ("sink_lens.studies.card:card",),
     "compare": ("sink_lens.training.compare:compare",),
-    "isolate": ("sink_lens.studies.isolate:isolate",),
-    "amplify": ("sink_lens.studies.amplify:amplify",),
-    "ablate": ("sink_lens.studies.ablate:ablate",),
+    "isolate": ("sink_lens.studies.interventions:isolate",),
+    "amplify": ("sink_lens.studies.interventions:amplify",),
+    "ablate": ("sink_lens.studies.interventions:ablate",),
     "tokens": ("sink_lens.studies.tokens.run:sink_tokens",),
 }
 """Kind -> what makes the sentences that its page reads from a table."""

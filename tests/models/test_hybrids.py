@@ -22,10 +22,8 @@ from sink_lens.models.load import load, random_init, wrap
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
-from sink_lens.studies.ablate import ablate
-from sink_lens.studies.amplify import amplify
 from sink_lens.studies.card import card, rows_of_card
-from sink_lens.studies.isolate import isolate
+from sink_lens.studies.interventions import ablate, amplify, isolate
 from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep

@@ -113,11 +113,11 @@ SAYS = {
     "quantise": ("int8 tensor: keep", "Keep <b> the sink tokens."),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": (
-        "position 9 (it attends to itself alone): the sink is shared; attention there goes from 1% to 30%",
+        "Position 9 isolated in all layers (it attends to itself alone): the sink is shared; attention there goes",
         "isolated in all layers: attention there 0.01 → 0.3",
     ),
     "amplify": (
-        "Position 9 amplified (5 times as far from the mean of the values): the sink is shared",
+        "Position 9 amplified, factor 5, away from the mean of the values: the sink is shared",
         "Factor 5, away from the mean of the values (2 times the attention): attention there 0.01 → 0.9",
     ),
     "ablate": (

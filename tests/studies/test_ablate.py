@@ -7,7 +7,7 @@ from planted_sequences import planted_lens, sequences
 
 from sink_lens import TokenBatch
 from sink_lens.errors import InputError
-from sink_lens.studies.ablate import ablate
+from sink_lens.studies.interventions import ablate
 
 
 def test_the_planted_neuron_alone_is_the_smallest_set(tmp_path):

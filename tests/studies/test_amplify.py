@@ -4,7 +4,7 @@ import numpy as np
 from planted_sequences import planted_lens, sequences
 
 from sink_lens import read_run
-from sink_lens.studies.amplify import amplify
+from sink_lens.studies.interventions import amplify
 
 
 def test_amplifying_sweeps_factors_and_centres(tmp_path):

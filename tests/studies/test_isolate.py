@@ -7,7 +7,7 @@ import pytest
 from planted_sequences import planted_lens, sequences
 
 from sink_lens.errors import InputError
-from sink_lens.studies.isolate import isolate
+from sink_lens.studies.interventions import isolate
 
 
 def test_isolating_reports_both_positions_by_layer_and_the_loss(tmp_path):

@@ -11,8 +11,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
 from sink_lens.studies import ablate, card, quantise
-from sink_lens.studies.amplify import amplify
-from sink_lens.studies.isolate import isolate
+from sink_lens.studies.interventions import amplify, isolate
 
 
 def test_a_study_leaves_a_finished_run(tmp_path):

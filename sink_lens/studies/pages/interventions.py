@@ -55,49 +55,6 @@ _HEADS = {
 _KINDS = (("set", ORANGE, "^"), ("single", BLUE, "o"), ("leave one out", GREEN, "v"), ("random", QUIET, "s"))
 
 
-def mass_by_layer(layers: pd.DataFrame) -> Figure:
-    """Attention to the edited position and to the sink position by layer, without and with the edit.
-
-    Args:
-        layers: layer, baseline_target_mass, target_mass, baseline_sink_mass, sink_mass; one row per layer.
-    """
-    layers = layers.sort_values("layer", kind="stable")
-    figure = canvas(width=7.4, height=3.2)
-    axes = panel(figure, xlabel="layer", ylabel="attention")
-    for name, label, colour, style, mark in _LINES:
-        axes.plot(
-            layers["layer"], layers[name], color=colour, linestyle=style, marker=mark, markersize=3.5, label=label
-        )
-    axes.set_ylim(bottom=0)
-    whole_numbers(axes, y=False)
-    legend(axes, columns=2)
-    return without_formulas(figure)
-
-
-def loss_by_factor(summary: pd.DataFrame) -> Figure:
-    """The change of the loss by factor, one line per centre, with its interval.
-
-    Args:
-        summary: centre, factor, loss_change_nats, loss_change_low, loss_change_high.
-    """
-    figure = canvas(height=3.2)
-    axes = panel(figure, xlabel="factor", ylabel="loss change, nats")
-    for centre, (colour, mark) in figures.CENTRES.items():
-        part = summary.loc[summary["centre"] == centre]
-        x, low, high = (
-            part["factor"].to_numpy(float),
-            part["loss_change_low"].to_numpy(float),
-            part["loss_change_high"].to_numpy(float),
-        )
-        if len(part):
-            axes.vlines(x, low, high, color=colour, linewidth=1, alpha=0.6)
-            change = part["loss_change_nats"].to_numpy(float)
-            axes.plot(x, change, color=colour, marker=mark, markersize=4, label=figures.NAMES[centre])
-    axes.axhline(0, color=QUIET, linewidth=0.8)
-    legend(axes, columns=3)
-    return without_formulas(figure)
-
-
 def removed_shares(ablations: pd.DataFrame) -> Figure:
     """Share of the sink that each ablation removes: the set, its neurons alone, each left out, random sets.
 
@@ -143,9 +100,22 @@ def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
     return run.need("summary", columns=columns)
 
 
-def _sentence(row: dict[Any, Any], what: str) -> str:
+def _edited(row: dict[Any, Any]) -> str:
+    """Name the edit of a row of ``summary``."""
+    if "centre" not in row:
+        layers = str(row.get("layers", "all"))
+        where = "all layers" if layers == "all" else f"layer{'s' * (not layers.isdecimal())} {layers}"
+        return f"Position {row['target_position']} isolated in {where}"
+    centre = visible(figures.NAMES.get(row["centre"], row["centre"]))
+    how = "scaled alone, the control" if row["centre"] == "none" else f"away from the mean of the {centre}"
+    return f"Factor {row['factor']:g}, {how}"
+
+
+def _sentence(row: dict[Any, Any]) -> str:
     """Say what an edit did to attention at both positions, and to the loss."""
-    cost = ""
+    what, cost = _edited(row), ""
+    if "times" in row:
+        what += f" ({number(row['times'])} times the attention)"
     if "loss_change_low" in row:
         change = f"{row['loss_change_nats']:+.3f} {bounds(row['loss_change_low'], row['loss_change_high'])}".rstrip()
         cost = f"; the loss changes by {change} nats"
@@ -158,10 +128,7 @@ def _sentence(row: dict[Any, Any], what: str) -> str:
 
 def isolated(summary: pd.DataFrame) -> list[str]:
     """Say what isolating each position did."""
-    return [
-        _sentence(row, f"Position {row['target_position']} isolated in {_in(row)}")
-        for row in summary.to_dict("records")
-    ]
+    return [_sentence(row) for row in summary.to_dict("records")]
 
 
 def amplified(summary: pd.DataFrame) -> list[str]:
@@ -170,12 +137,16 @@ def amplified(summary: pd.DataFrame) -> list[str]:
     for centre in figures.CENTRES:
         part = summary.loc[summary["centre"] == centre]
         if len(part):
-            best = part.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
-            what = f"Factor {best['factor']:g}, {_shift_words(centre)} ({number(best['times'])} times the attention)"
-            sentences.append(_sentence(best, what))
+            best = _strongest(part)
+            sentences.append(_sentence(best))
             if centre == "none" and best["times"] >= NORM_ALONE:
                 sentences.append("So the norm alone raises the attention too, which arXiv 2605.06611 does not expect.")
     return sentences
+
+
+def _strongest(rows: pd.DataFrame) -> dict[Any, Any]:
+    """The row whose edit gives the position the most attention."""
+    return rows.sort_values("target_mass", key=abs, ascending=False, kind="stable").to_dict("records")[0]
 
 
 def removed(summary: pd.DataFrame) -> list[str]:
@@ -196,71 +167,43 @@ def removed(summary: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _in(row: dict[Any, Any]) -> str:
-    layers = row.get("layers", "all")
-    return "all layers" if layers == "all" else f"layer{'s' * (not str(layers).isdecimal())} {layers}"
-
-
-def _outcomes(run: Run) -> str:
-    table = run.optional("summary", columns=["target_position", "outcome"])
-    if table is None:
-        return "Isolation by the attention mask"
-    places = listed([f"{place:.0f}" for place in table["target_position"].to_numpy(float)])
-    outcomes = listed(dict.fromkeys(table["outcome"].tolist()))
-    return f"Isolating position {places} (it attends to itself alone): the sink is {outcomes}{_attention(table)}"
-
-
-def _attention(table: pd.DataFrame) -> str:
-    """Say how the attention to the first row's position and to the sink position changes, if the table has it."""
-    if not len(table) or not set(_MASSES) <= set(table.columns):
-        return ""
-    row = table.to_dict("records")[0]
+def _title(run: Run) -> str:
+    """Title with the edit (of several the one that gives the position most attention) and what becomes of the sink."""
+    place = run.config.get("amplify_target_position")
+    table = run.optional("summary", columns=_MASSES)
+    if table is None or not len(table):
+        return "A position isolated by the attention mask" if place is None else f"Position {place} amplified"
+    if place is None:
+        row = table.to_dict("records")[0]
+        what = f"{_edited(row | {'target_position': listed(table['target_position'])})} (it attends to itself alone)"
+    else:
+        moved = table.loc[table["centre"].ne("none")]
+        row = _strongest(moved if len(moved) else table)
+        what = f"Position {place} amplified, f{_edited(row)[1:]}"
     return (
-        f"; attention there goes from {percent(row['baseline_target_mass'])} to {percent(row['target_mass'])}, at the "
-        f"sink position from {percent(row['baseline_sink_mass'])} to {percent(row['sink_mass'])}"
+        f"{what}: the sink is {visible(row['outcome'])}; attention there goes from "
+        f"{percent(row['baseline_target_mass'])} to {percent(row['target_mass'])}, at the sink position from "
+        f"{percent(row['baseline_sink_mass'])} to {percent(row['sink_mass'])}"
     )
 
 
 def _layer_curves(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of attention to the edited and the sink position by layer."""
     layers = run.need("layers", columns=["layer", *(name for name, *_ in _LINES)])
-    first = layers.drop_duplicates("layer")
+    first = layers.drop_duplicates("layer").sort_values("layer", kind="stable")
     which = f"position {first['target_position'].iloc[0]}" if "target_position" in first.columns else "the position"
     see = (
         f"Attention to {which} and to the sink position, layer by layer: dashed without the edit, solid with it. "
         "A sink that moves leaves its own position; one that is shared leaves part of it."
     )
-    return see, mass_by_layer(first)
-
-
-def _most_amplified(run: Run) -> str:
-    """Title with the factor and centre that add most attention at the position, and what becomes of the sink."""
-    title = f"Position {run.config.get('amplify_target_position', 'unknown')} amplified"
-    table = run.optional("summary", columns=["centre", "factor", *_MASSES])
-    if table is None or not len(table):
-        return title
-    moved = table.loc[table["centre"].ne("none")]
-    table = moved if len(moved) else table
-    best = table.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[:1]
-    factor, centre = f"{best['factor'].iloc[0]:g}", str(best["centre"].iloc[0])
-    how = (
-        f"scaled {factor} times"
-        if centre == "none"
-        else f"{factor} times as far from the mean of the {_centre(centre)}"
-    )
-    return f"{title} ({how}): the sink is {visible(best['outcome'].iloc[0])}{_attention(best)}"
-
-
-def _shift_words(centre: str) -> str:
-    """Say in words from which mean amplification moves the values away, or that it only scales them."""
-    if centre == "none":
-        return "scaled alone, the control"
-    return f"away from the mean of the {_centre(centre)}"
-
-
-def _centre(centre: str) -> str:
-    """The name of a centre on the page."""
-    return visible(figures.NAMES.get(centre, centre))
+    figure = canvas(width=7.4, height=3.2)
+    axes = panel(figure, xlabel="layer", ylabel="attention")
+    for name, label, colour, style, mark in _LINES:
+        axes.plot(first["layer"], first[name], color=colour, linestyle=style, marker=mark, markersize=3.5, label=label)
+    axes.set_ylim(bottom=0)
+    whole_numbers(axes, y=False)
+    legend(axes, columns=2)
+    return see, without_formulas(figure)
 
 
 def _factor_curve(run: Run) -> tuple[str, Figure]:
@@ -272,13 +215,6 @@ def _factor_curve(run: Run) -> tuple[str, Figure]:
     )
     names = {"target_mass": "mass", "baseline_target_mass": "baseline_mass"}
     return see, figures.amplification_curve(table.rename(columns=names))
-
-
-def _factor_losses(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the change of the loss by factor."""
-    columns = ["centre", "factor", "loss_change_nats", "loss_change_low", "loss_change_high"]
-    see = "What the same edits do to the loss, with 95% intervals over sequences."
-    return see, loss_by_factor(_summary(run, columns))
 
 
 def _carriers_title(run: Run) -> str:
@@ -330,18 +266,15 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
 
 _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
-    title=_outcomes,
+    title=_title,
     headline=lambda run: isolated(_summary(run, ["target_position", *_MASSES])),
     figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole("layers")),),
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
-    title=_most_amplified,
+    title=_title,
     headline=lambda run: amplified(_summary(run, ["centre", "factor", "times", *_MASSES])),
-    figures=(
-        Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),
-        Drawn(key="losses", title="What it costs", make=_factor_losses, data=whole("summary")),
-    ),
+    figures=(Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),),
     tables=(_SUMMARY,),
 )
 ABLATE = Page(

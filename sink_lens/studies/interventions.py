@@ -1,0 +1,159 @@
+"""``isolate``, ``amplify`` and ``ablate``: one edit, or several, beside the baseline run of one setting.
+
+``isolate``: does a sink come where tokens see only themselves, and what becomes of the model's own? ``amplify``: does
+one come where the variance of aggregated values is amplified? ``ablate``: which neurons must go together so that the
+sink goes? Its search is in ``neuron_sets``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..chain.amplification import added, edits_of
+from ..chain.setting import Setting
+from ..edits.amplification import Centre, centres_of, centring_means
+from ..edits.effects import change_of, layer_table
+from ..edits.isolation import isolate as isolating
+from ..edits.outcome import Outcome
+from ..errors import InputError
+from ..models.lens import check_attention
+from ..stats import paired_difference
+from ..text import span
+from .config import AblateConfig, AmplifyConfig, IsolateConfig
+from .neuron_sets import Found, find_sets, names
+from .pages.interventions import amplified, isolated, removed
+from .study import Measured, study
+
+
+@study(IsolateConfig)
+def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measured:
+    """Isolate positions by the attention mask, all at once, and see whether a sink comes there.
+
+    Raises:
+        InputError: a position or layer that does not exist, or sequences too short.
+        SiteError: a model whose attention cannot be edited.
+        RunError: the folder is in use, or holds another run.
+    """
+    chosen = list(config.target_positions) or [setting.target_position]
+    layers, sink = config.layers, setting.sink_position
+    baseline_run = setting.reading(tuple(dict.fromkeys([*chosen, sink])))
+    baseline, edit = baseline_run.outcome, isolating(chosen, layers=layers)
+    edited = setting.run([edit], loss=True, of=baseline_run, label="isolation" if progress else None)
+    by_layer, summary = [], []
+    for target in chosen:
+        table = layer_table(baseline, edited, target_position=target, sink_position=sink)
+        by_layer.append(table.assign(target_position=target))
+        row = {"target_position": target, "layers": "all" if layers is None else span(layers)}
+        row |= _row(setting, baseline, edited, target_position=target, reads=setting.late_layers)
+        summary.append(row)
+    frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
+    headline = "\n".join(isolated(frames["summary"]))
+    if mixing := setting.lens.mixer_layers:
+        headline += f"\nisolation masks attention alone: the mixers of layers {span(mixing)} still bring earlier tokens"
+    options = {"target_positions": chosen, "layers": None if layers is None else list(layers)}
+    return Measured(frames=frames, headline=headline, asked=options)
+
+
+@study(AmplifyConfig)
+def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measured:
+    """Amplify the variance of a position's aggregated values, by factor and centre, and see whether a sink comes there.
+
+    Raises:
+        InputError: a position, layer, factor or centre that cannot be used, or sequences too short.
+        RunError: the folder is in use, or holds another run.
+    """
+    lens, layers, target = setting.lens, config.layers, setting.target_position
+    centres: list[Centre] = [centre for centre in centres_of(lens) if centre in config.centres]
+    if not centres:
+        raise InputError(f"values of {lens.name} are gated, so they have no such centre; need aggregated or none")
+    chosen = list(setting.early_layers) if layers is None else list(layers)
+    check_attention(lens, chosen, what="values to amplify")
+    if not chosen:
+        raise InputError("the token grows before any layer with attention, so nothing can be amplified; name layers")
+    after = [layer for layer in lens.attention_layers if layer > max(chosen)]
+    reads = setting.next_layers if layers is None else after[:5]
+    if not reads:
+        raise InputError(f"layers {span(chosen)} leave no layer to read; need layers below the last one")
+    means = None
+    if any(centre != "none" for centre in centres):
+        means = centring_means(lens, seed=config.seed, progress=progress)
+    cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in config.factors]
+    edits, summary = edits_of(setting, cells, layers=chosen, means=means), []
+    runs = setting.runs(edits, loss=True, label="amplification" if progress else None)
+    for (centre, factor), run in zip(cells, runs, strict=True):
+        edited = setting.baseline if factor == 1 else run
+        rng = np.random.default_rng(config.seed)
+        change = added(setting, edited, factor=factor, reads=reads, generator=rng)
+        del change["mass"]  # the row has it
+        row = _row(setting, setting.baseline, edited, target_position=target, reads=reads)
+        summary.append({"centre": centre, "factor": factor, "layers": span(chosen)} | change | row)
+    frames = {"summary": pd.DataFrame(summary)}
+    where = f"Position {target} amplified in layers {span(chosen)}, at most:"
+    options = {"target_position": target, "layers": chosen, "factors": list(config.factors), "centres": list(centres)}
+    tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
+    headline = "\n".join([where, *amplified(frames["summary"])])
+    return Measured(frames=frames, headline=headline, asked=options, means=tensors)
+
+
+def _row(
+    setting: Setting, baseline: Outcome, edited: Outcome, *, target_position: int, reads: Sequence[int]
+) -> dict[str, Any]:
+    """A row of ``summary``: attention to target and sink position and loss, with and without the edits; the outcome."""
+    assert baseline.loss is not None  # both were asked for it
+    assert edited.loss is not None
+    loss = paired_difference(edited.loss.numpy(), baseline.loss.numpy(), generator=np.random.default_rng(setting.seed))
+    at = {"target_position": target_position, "sink_position": setting.sink_position}
+    return {
+        "read_layers": span(reads),
+        "baseline_target_mass": float(baseline.mass_at(target_position, layers=reads).mean()),
+        "target_mass": float(edited.mass_at(target_position, layers=reads).mean()),
+        "baseline_sink_mass": float(baseline.mass_at(setting.sink_position, layers=reads).mean()),
+        "sink_mass": float(edited.mass_at(setting.sink_position, layers=reads).mean()),
+        "outcome": change_of(baseline, edited, layers=reads, **at),
+        "baseline_loss_nats": float(baseline.loss.mean()),
+        "loss_nats": float(edited.loss.mean()),
+        "loss_change_nats": loss.estimate,
+        "loss_change_low": loss.low,
+        "loss_change_high": loss.high,
+        "n": setting.tokens.n_sequences,
+    }
+
+
+@study(AblateConfig)
+def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measured:
+    """For each growth step, the smallest set of neurons whose joint ablation removes the sink (``sets``).
+
+    The table ``ablations`` has every ablation: the set in every way, its neurons alone, each left out, random sets.
+
+    Raises:
+        InputError: a mixture of experts, a model without a growth step, or sequences too short.
+        RunError: the folder is in use, or holds another run.
+    """
+    found, table = find_sets(setting, progress=progress)
+    summary = pd.DataFrame([_set_row(one, table) for one in found])
+    headline = "\n".join([*removed(summary), setting.averaged.words])
+    return Measured(frames={"ablations": table, "summary": summary}, headline=headline)
+
+
+def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
+    """Row of ``summary`` of a growth step: its set's share removed, beside single neurons and random sets."""
+    of_step = f"step == {found.segment.number}"
+    usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
+
+    def shares(*kinds: str) -> np.ndarray:
+        return usual.query("kind in @kinds")["removed_share"].to_numpy(dtype=float)
+
+    random, single = shares("random, same layers", "random, same ranks outside"), shares("single")
+    return {
+        "step": found.segment.number,
+        "neurons": names(found.neurons),
+        "size": len(found.neurons),
+        "removes": found.removes,
+        "removed_share": float(shares("set")[0]),
+        "best_single": float(single.max()) if len(single) else float("nan"),
+        "random_mean": float(random.mean()),
+        "random_max": float(random.max()),
+        "read_layers": span(found.segment.layers),
+    }
