@@ -111,9 +111,9 @@ class Kept:
         """Write the centring means."""
         self.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in means.tensors().items()})
 
-    def plan(self, plan: Plan, deviation: float) -> None:
-        """Write the plan of the interventions' forwards, and their largest deviation from the bridge."""
-        self.writer.write_text("plan.json", plan.as_json(deviation=deviation))
+    def plan(self, plan: Plan) -> None:
+        """Write the plan of the interventions' forwards."""
+        self.writer.write_text("plan.json", plan.as_json())
 
 
 def causal_tables(
@@ -147,7 +147,7 @@ def causal_tables(
     def place() -> Setting:
         """The setting without makers."""
         found = setting_of(lens, batch, config=config, **at)
-        kept.plan(found.baseline_run.plan, found.baseline_run.deviation)
+        kept.plan(found.baseline_run.plan)
         return found
 
     @functools.cache

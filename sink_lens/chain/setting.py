@@ -436,9 +436,7 @@ def shorten(setting: Setting, *, most: int) -> Setting:
         return setting
     tokens, mask = setting.tokens.cut(length), setting.averaged.mask[:, :length]
     needs = dataclasses.replace(setting.baseline_run.needs, loss=False, whole=False, logits=False)
-    baseline_run = BaselineRun(
-        setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs, deviation=setting.baseline_run.deviation
-    )
+    baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     n_sinks = int(tokens.valid.sum()) - int(mask.sum())
     return dataclasses.replace(
         setting,

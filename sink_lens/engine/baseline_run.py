@@ -3,7 +3,6 @@
 It is the baseline run, or a run under edits of its own, which all its cells then share.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -35,7 +34,6 @@ class BaselineRun:
         every: int = 1,
         most: int | None = None,
         lanes: Lanes | None = None,
-        deviation: float = math.nan,
     ) -> None:
         """Prepare it.
 
@@ -48,14 +46,13 @@ class BaselineRun:
             every: of this many sequences one is run; 1 is all.
             most: batches of prompts that are kept; None keeps all.
             lanes: those of another run of the same model; None makes its own.
-            deviation: how far the worst of some compared numbers was from the bridge's; nan where none were.
 
         Raises:
             InputError: somebody's hook stands on the bridge.
         """
         check_no_hooks(lens)
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
-        self.edits, self.every, self.deviation = tuple(edits), every, deviation
+        self.edits, self.every = tuple(edits), every
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
         self.batch = lru_cache(maxsize=most)(self._batch)
         self._lanes = lanes
@@ -101,7 +98,6 @@ class BaselineRun:
             edits=edits,
             every=self.every if every is None else every,
             lanes=self.lanes if self.plan.lanes > 1 else None,
-            deviation=self.deviation,
         )
 
     def keeping(self, sites: Sequence[str]) -> "BaselineRun":

@@ -1,6 +1,7 @@
 """Plan the forward passes of many cells: how many share one pass, given the free memory and their cones."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path as FilePath
@@ -43,10 +44,12 @@ class Plan:
     """Forwards side by side on the cores of a CPU, see ``threads``."""
     n_compared: int | None = field(default=None, compare=False)
     """Number of cells that were compared with the bridge, besides the baseline; None before that."""
+    deviation: float = field(default=math.nan, compare=False)
+    """How far the worst of the compared numbers was from the bridge's; nan before that."""
 
-    def as_json(self, *, deviation: float) -> str:
-        """The plan as a run keeps it, with its largest deviation from the bridge."""
-        return json.dumps(asdict(self) | {"deviation": deviation}, indent=2) + "\n"
+    def as_json(self) -> str:
+        """The plan as a run keeps it."""
+        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:

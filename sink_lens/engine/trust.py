@@ -32,8 +32,8 @@ _TRIED = 8
 
 def check_plan(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
-) -> tuple[Plan, float]:
-    """Check a plan against the bridge; return a plan within ``TOLERANCE``, and the largest deviation of some cells.
+) -> Plan:
+    """Check a plan against the bridge; return one within ``TOLERANCE``, with the largest deviation of some cells.
 
     The given plan is taken if it is within ``TOLERANCE``. Where it is not, or where every cell that was tried failed,
     so that none was compared, other ways are taken: forwards side by side, later beginnings, shared forwards and the
@@ -49,7 +49,8 @@ def check_plan(
     for last in dict.fromkeys(ways):
         engine = Engine(lens, batch, cells, metrics, plan=last)
         compared, allowed = _compare(engine), _allowed_deviation(engine)
-        worst, last = compared.deviation, replace(last, n_compared=compared.n_cells)
+        worst = compared.deviation
+        last = replace(last, n_compared=compared.n_cells, deviation=worst)
         if worst <= allowed and compared.error is None:
             if (last.pack, last.cut, last.path) != (plan.pack, plan.cut, plan.path):
                 log.warning(
@@ -58,7 +59,7 @@ def check_plan(
                     first,
                     allowed,
                 )
-            return last, worst
+            return last
         if compared.error is not None and worst <= allowed:
             log.warning(
                 "no cell could be compared with the bridge, since all that were tried failed (%s: %s): this run takes "
@@ -66,16 +67,16 @@ def check_plan(
                 type(compared.error).__name__,
                 compared.error,
             )
-            return replace(ways[-1], n_compared=0), worst
+            return replace(ways[-1], n_compared=0, deviation=worst)
         first = worst if math.isnan(first) else first
     log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
-    return last, worst
+    return last
 
 
 def make_ground(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
 ) -> BaselineRun:
-    """Make the baseline run that a few cells at a time continue; ``deviation`` says how far the worst cell is off.
+    """Make the baseline run that a few cells at a time continue; its plan says how far the worst cell is off.
 
     The baseline run and the given cells are compared with the bridge; other plans are tried (``check_plan``) only where
     they differ more than they should.
@@ -94,11 +95,9 @@ def make_ground(
     engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), baseline_run=baseline_run)
     worst = max([engine.baseline_deviation(), *map(engine.deviation, range(len(cells)))])
     if worst <= _allowed_deviation(engine):
-        baseline_run.deviation = worst
-        baseline_run.plan = replace(plan, n_compared=len(cells))
+        baseline_run.plan = replace(plan, n_compared=len(cells), deviation=worst)
         return baseline_run
-    plan, worst = check_plan(lens, batch, cells, metrics, plan=plan)
-    return BaselineRun(lens, batch, plan=plan, needs=needs, deviation=worst)
+    return BaselineRun(lens, batch, plan=check_plan(lens, batch, cells, metrics, plan=plan), needs=needs)
 
 
 def make_engine(
@@ -109,7 +108,7 @@ def make_engine(
     *,
     batch_size: int | None = None,
     whole: bool = False,
-    keep_plan: Callable[[Plan, float], object] = lambda plan, deviation: None,
+    keep_plan: Callable[[Plan], object] = lambda plan: None,
 ) -> Engine:
     """Make the engine that runs some cells, by a plan that was compared with the bridge.
 
@@ -120,7 +119,7 @@ def make_engine(
         metrics: what to read.
         batch_size: sequences a forward; None chooses it by their length and the free memory.
         whole: all sequences are in one forward, since a metric gives one number for all of them.
-        keep_plan: called with the plan and its largest deviation from the bridge.
+        keep_plan: called with the plan.
     """
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
     if batch_size is not None:
@@ -128,8 +127,8 @@ def make_engine(
         plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
     if whole:
         plan = replace(plan, prompts=batch.n_sequences, pack=max(1, plan.pack * plan.prompts // batch.n_sequences))
-    plan, deviation = check_plan(lens, batch, cells, metrics, plan=plan)
-    keep_plan(plan, deviation)
+    plan = check_plan(lens, batch, cells, metrics, plan=plan)
+    keep_plan(plan)
     return Engine(lens, batch, cells, metrics, plan=plan)
 
 

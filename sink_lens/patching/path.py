@@ -232,7 +232,7 @@ def _baseline_runs(
     at = {"keys": needs.keys or (0,), "layers": (_layer_of(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of(some) for some in edits]
-    plan, _ = check_plan(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
+    plan = check_plan(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
     baseline_run = BaselineRun(lens, run, plan=plan, needs=needs)
     return baseline_run, baseline_run.under((), needs=of_receiver)
 

@@ -56,10 +56,10 @@ class Kept:
         self.sizes = {_BLOCK.format(block.number): len(block.cells) for block in blocks}
         return [one for one in blocks if self._only is None or _BLOCK.format(one.number) in self._only]
 
-    def keep_plan(self, plan: Plan, deviation: float) -> None:
-        """Write the plan, with its largest deviation from the bridge."""
+    def keep_plan(self, plan: Plan) -> None:
+        """Write the plan."""
         self._writer.clear()  # blocks without a plan were made by a plan that is lost
-        self._writer.write_text("plan.json", plan.as_json(deviation=deviation))
+        self._writer.write_text("plan.json", plan.as_json())
 
     def read(self, number: int) -> list[Row] | None:
         """The rows of a block; None if it is not there."""

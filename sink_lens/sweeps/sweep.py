@@ -320,8 +320,8 @@ def _plan(
         return read_plan(writer.folder / "plan.json")
     writer.clear()  # blocks without a plan were made by a plan that is lost
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
-    plan, deviation = check_plan(lens, batch, cells, metrics, plan=plan)
-    writer.write_text("plan.json", plan.as_json(deviation=deviation))
+    plan = check_plan(lens, batch, cells, metrics, plan=plan)
+    writer.write_text("plan.json", plan.as_json())
     return plan
 
 

@@ -164,8 +164,8 @@ class Keeper:
     def means(self, means):
         self.centring.append(means)
 
-    def plan(self, plan, deviation):
-        assert deviation >= 0
+    def plan(self, plan):
+        assert plan.deviation >= 0
 
     def once(self, name, make):
         if name not in self.tables:
