@@ -115,25 +115,24 @@ def _observed_attention(
     value: Float[Tensor, "batch kv_head key d_value"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    s_aux: Float[Tensor, "..."] | None = None,
-    weighting: Literal["softmax", "sigmoid"] = "softmax",
-    alibi: Float[Tensor, " head"] | None = None,
-    **kwargs: Any,
+    **given: Any,
 ) -> tuple[Float[Tensor, "batch query head d_value"], None]:
-    """Compute attention in place of transformers' own function, and pass the observed quantities on."""
+    """Compute attention in place of transformers' own function, and pass the observed quantities on.
+
+    Some families give a ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or slopes (``alibi``).
+    """
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observe_attention() only"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    s_aux, alibi = given.get("s_aux"), given.get("alibi")
     if alibi is not None:
         query, key = with_positions(query, key, slopes=alibi / scale)
         value = nn.functional.pad(value, (0, 1))
     mask = None if attention_mask is None else _additive_mask(attention_mask, query.dtype)
-    score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
+    score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
     lse: Tensor | None
     total: Tensor | None = None
-    if weighting == "sigmoid":
+    if given.get("weighting") == "sigmoid":
         (output, total), lse = _attention_by_rows(score, value, sigmoid=True), None
     elif watch.kernel == "fused":
         _check_fused(query.device.type, query.dtype, max(query.shape[-1], value.shape[-1]))

@@ -28,6 +28,7 @@ from ..data.tokens import Prompts, TokenBatch, batch_of
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, edits_in
 from ..engine.forward import run_applied
+from ..engine.needs import Needs
 from ..engine.trust import TOLERANCE
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
@@ -125,13 +126,15 @@ def direct_logit_attribution(
     signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]
     edited = {layer for one in given if one.site in _EDITED[by] for layer in one.over(lens.n_layers)}
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    layers, size = tuple(range(lens.n_layers)), max(1, _TOKENS_A_FORWARD // batch.n_positions)
+    at_end = {"loss": False, "logits": False, "whole": True}  # the last norm
+    every = tuple(range(lens.n_layers))
+    needs = Needs(keys=(0,), layers=every, sites=_READ[by], state=True, positions=None, **at_end)
+    size = max(1, _TOKENS_A_FORWARD // batch.n_positions)
     labels: list[Label] = []
     values, logits = [], []
     for first in range(0, batch.n_sequences, size):
         part = slice(first, min(first + size, batch.n_sequences))
-        read: dict[str, Any] = {"positions": (0,), "layers": layers, "sites": _READ[by], "loss": False}
-        run = run_applied(lens, batch[part], applied, prompts=part, logits=False, **read)
+        run = run_applied(lens, batch[part], applied, needs, prompts=part)
         rows = torch.arange(part.stop - part.start)
         tensors = {place: tensor[rows, at[part]] for place, tensor in run.tensors.items()}
         own = [(sign, ids[part]) for sign, ids in signed]

@@ -31,6 +31,7 @@ from ..models.running import running
 from ..models.sites import SITES, bridge_hook, site_of
 from ..models.unembedding import losses_of, next_token_losses
 from ..progress import tqdm
+from .needs import Needs
 
 _TOKENS_A_FORWARD = 1024
 """Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""
@@ -102,14 +103,9 @@ def run_with(
     if start is not None:
         _check_start(start, lens=lens, batch=batch, edits=given, read=read)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    options: dict[str, Any] = {
-        "positions": tuple(positions),
-        "layers": read,
-        "sites": sites,
-        "loss": loss,
-        "logits": logits,
-    }
-    outcome = run_applied(lens, batch, applied, start=start, batch_size=batch_size, progress=progress, **options)
+    of_end = {"loss": loss, "logits": logits, "whole": loss or logits}
+    needs = Needs(keys=tuple(positions), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
+    outcome = run_applied(lens, batch, applied, needs, start=start, batch_size=batch_size, progress=progress)
     if not quiet:
         applied.warn()
     return outcome
@@ -126,12 +122,8 @@ def run_applied(
     lens: LensModel,
     batch: TokenBatch,
     applied: Applied,
+    needs: Needs,
     *,
-    positions: tuple[int, ...],
-    layers: tuple[int, ...],
-    sites: Sequence[str],
-    loss: bool,
-    logits: bool,
     prompts: slice = slice(0, None),
     start: Start | None = None,
     batch_size: int | None = None,
@@ -139,8 +131,8 @@ def run_applied(
 ) -> Outcome:
     """``run_with`` for edits that are checked already; ``prompts`` are the batch's indices among all sequences."""
     first = 0 if start is None else start.layer
-    last = lens.n_layers if loss or logits else max(layers) + 1
-    collector = RunCollector(lens=lens, keys=positions, by_token=True)
+    last = lens.n_layers if needs.whole else needs.last
+    collector = RunCollector(lens=lens, keys=needs.keys, by_token=True)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
@@ -151,15 +143,17 @@ def run_applied(
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_pass_on, take=take))
-                for site, layer, take in collector.places(read=layers, sites=sites, valid=part.valid.to(lens.device))
+                for site, layer, take in collector.places(
+                    read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
+                )
             ]
             stream = None if start is None else start.stream[chosen].to(lens.device)
             out = bridge_pass(lens, part, hooks=hooks, first=first, last=last, stream=stream)
-            collector.finish(out, part=part, loss=loss, logits=logits)
+            collector.finish(out, part=part, loss=needs.loss, logits=needs.logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
     applied.check_shown(range(first, last))
-    return collector.outcome(layers, valid=batch.valid.cpu(), edits=applied.edits)
+    return collector.outcome(needs.layers, valid=batch.valid.cpu(), edits=applied.edits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

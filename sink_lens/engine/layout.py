@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -183,21 +183,18 @@ def _cell_attention(
     value: Float[Tensor, "1 kv_head row d_value"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    s_aux: Float[Tensor, "..."] | None = None,
-    weighting: Literal["softmax", "sigmoid"] = "softmax",
-    alibi: Float[Tensor, " head"] | None = None,
-    **kwargs: Any,
+    **given: Any,
 ) -> tuple[Float[Tensor, "1 row head d_value"], Float[Tensor, "sequence head query key"]]:
     """Eager attention of every family, in the order of operations of Hugging Face and of the bridge.
 
-    It fires the hook points of the layer's scores and pattern, with the sequences of all cells.
+    It fires the hook points of the layer's scores and pattern, with the sequences of all cells. Some families give a
+    ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or slopes (``alibi``).
     """
     how = _ATTENDING.get()
     assert how is not None, "the attention of cells runs inside attending() only"
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
     baseline, component = how.held.get(layer, (None, None)), attention_of(how.lens, layer)
+    s_aux: Tensor | None = given.get("s_aux")
     by_query = s_aux is not None and s_aux.dim() == 3
     if s_aux is not None and by_query:  # a logit of each query goes where the query goes
         query = torch.cat([query, s_aux[..., None]], dim=-1)
@@ -215,8 +212,8 @@ def _cell_attention(
         query, s_aux = query[..., :-1], query[..., -1]
     key, value = (by_head(one, n_heads=query.shape[1]) for one in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
-    scores = with_slopes(capped(scores, softcap), alibi)
+    scores = with_slopes(capped(scores, given.get("softcap")), given.get("alibi"))
     scores = component.hook_attn_scores(scores + how.mask(layer, like=scores))
-    pattern = weights_of(scores, sink=s_aux, sigmoid=weighting == "sigmoid")
+    pattern = weights_of(scores, sink=s_aux, sigmoid=given.get("weighting") == "sigmoid")
     pattern = component.hook_pattern(pattern.to(query.dtype))
     return layout.together(torch.matmul(pattern, value)), pattern

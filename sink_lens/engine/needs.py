@@ -1,8 +1,7 @@
-"""The union of what the metrics of a sweep read, which decides how far each pass must go."""
+"""What is read of a run, such as the union over the metrics of a sweep; it decides how far each pass must go."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER
@@ -14,9 +13,10 @@ from .cells import Touches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """The union over metrics; its fields are those of ``Metric``."""
+    """What is read of a run; its fields are those of ``Metric``."""
 
     keys: tuple[int, ...]
+    """Positions whose attention and stream are read."""
     layers: tuple[int, ...]
     sites: tuple[str, ...]
     loss: bool
@@ -64,17 +64,6 @@ class Needs:
     def unembeds(self) -> bool:
         """Check whether a pass to the end makes logits: a loss alone is taken from the states before them."""
         return self.logits or not self.loss
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments of ``run_with``."""
-        return {
-            "positions": self.keys,
-            "layers": self.layers,
-            "sites": self.sites,
-            "loss": self.loss,
-            "logits": self.logits,
-        }
 
     def end(self, n_layers: int) -> int:
         """``last`` of ``partial_pass``."""

@@ -71,9 +71,7 @@ class Passes:
     def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
         """Run one cell alone on the bridge, over all layers and positions: the reference for every faster way."""
         applied = Applied(lens=self.lens, edits=tuple(edits), n_sequences=self.n_sequences)
-        outcome = run_applied(
-            self.lens, part, applied, prompts=prompts, batch_size=part.n_sequences, **self.needs.options
-        )
+        outcome = run_applied(self.lens, part, applied, self.needs, prompts=prompts, batch_size=part.n_sequences)
         return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
 
     def pack(
