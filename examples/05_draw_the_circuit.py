@@ -20,7 +20,7 @@ Prints on the default model, with --interventions:
     the neurons that write the dimension (layer.neuron), and their share of it
     L11.N1229: 73%  L2.N90: 68%  L1.N83: 49%  L2.N430: 33%  L11.N1487: 26%
 
-    written to runs/circuit: circuit.png, circuit.svg, circuit.json, talk.png, column.pdf, heads.html
+    written to runs/circuit: circuit.png, circuit.svg, circuit.json, column.pdf, heads.html
 """
 
 import argparse
@@ -73,10 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for name in ("circuit.json", "circuit.png", "circuit.svg"):
         circuit.save(out / name)
-    circuit.save(out / "talk.png", style="talk")
     circuit.save(out / "column.pdf", style="paper", width=3.25)
     attention_heads(run).save(out / "heads.html")
-    print(f"\nwritten to {out}: circuit.png, circuit.svg, circuit.json, talk.png, column.pdf, heads.html")
+    print(f"\nwritten to {out}: circuit.png, circuit.svg, circuit.json, column.pdf, heads.html")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = read_run(folder)
     printed = output(run.tables["links"])
     circuit = circuit_of(run)
-    circuit.save(IMAGES / "circuit.png", style="talk")
+    circuit.save(IMAGES / "circuit.png")
     drawn = sketches.sketch_chain(circuit)
     kept = {
         "started": run.started,

@@ -359,15 +359,15 @@ class Circuit:
         )
 
     def draw(
-        self, style: Literal["page", "talk", "paper"] = "page", *, most: int = MOST_DRAWN, width: float | None = None
+        self, style: Literal["page", "paper"] = "page", *, most: int = MOST_DRAWN, width: float | None = None
     ) -> "Figure":
         """Draw the circuit; a matplotlib figure.
 
         Args:
-            style: ``page`` draws the strongest part, nodes by layer; ``talk`` and ``paper`` the few that lead to the
-                metric most, with a number each.
+            style: ``page`` draws the strongest part, nodes by layer; ``paper`` the few that lead to the metric
+                most, with a number each.
             most: edges of a page.
-            width: inches, of a talk's or a paper's figure; a single column is 3.25.
+            width: inches, of a paper's figure; a single column is 3.25.
 
         Raises:
             InputError: another style, or more than fits into the width.

@@ -15,8 +15,8 @@ from sink_lens.report.page import (
     Listed,
     Page,
     PageTable,
+    for_paper,
     has_table,
-    in_styles,
     listed_table,
     more,
     shown_table,
@@ -240,7 +240,7 @@ CIRCUIT = Page(
     headline=_headline,
     figures=(
         Drawn(key="circuit", title="The circuit", make=_picture, data=whole("circuit"), on_page=False),
-        *in_styles(edge_circuit, see="The strongest edges, one number each.", data=whole("circuit")),
+        for_paper(edge_circuit, see="The strongest edges, one number each.", data=whole("circuit")),
         Drawn(key="curve", title="How faithful it is", make=_curve, data=whole("curve")),
     ),
     tables=(

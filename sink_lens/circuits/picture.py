@@ -53,7 +53,7 @@ class EdgeCircuit(Drawable):
         return Explorer(graphs=[self.graph])
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
-        """The circuit as a figure: ``page`` with its strongest part, up to 60 edges, ``talk`` and ``paper`` with fewer.
+        """The circuit as a figure: ``page`` with its strongest part, up to 60 edges, ``paper`` with fewer.
 
         Raises:
             InputError: another style, or more than fits into the width.

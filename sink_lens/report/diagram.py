@@ -1,8 +1,7 @@
-"""A circuit for a talk or a paper: a few boxes with few words, and arrows with one number each.
+"""A circuit on a page or in a paper: a few boxes with few words, and arrows with one number each.
 
 What is drawn comes from elsewhere (``Diagram``); here it is placed and styled. Boxes stand in levels, each after all
-that lead to it, and in rows, so that arrows cross little; a chain that is too long for its width goes on in the line
-below, from right to left. The type is the largest that fits.
+that lead to it, and in rows, so that arrows cross little. The type is the largest that fits.
 """
 
 import functools
@@ -25,7 +24,7 @@ from matplotlib.transforms import Bbox
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, canvas, without_formulas
 
-Style = Literal["page", "talk", "paper"]
+Style = Literal["page", "paper"]
 MOST_WORDS = 8
 """Words of a box."""
 _KINDS = {
@@ -89,34 +88,22 @@ class _Form:
     """Form of a style: sizes in inches and points."""
 
     width: float
-    height: float | None
-    """As much as it needs if None."""
     largest: int
     smallest: int
     family: str
-    levels: int
-    """A chain of more levels is wrapped."""
     down: bool
     """True if it is read from top to bottom."""
     bold: bool
-    heavy: bool
-    """True if the words in the boxes are bold as well."""
 
 
 def _form(style: Style, width: float) -> _Form:
     """The sizes and fonts of a diagram of this style and width."""
-    if style == "talk":
-        scale = width / 13.33
-        sizes = {"height": width * 9 / 16, "largest": round(34 * scale), "smallest": max(5, round(15 * scale))}
-        return _Form(width=width, family="sans-serif", levels=4, down=False, bold=True, heavy=True, **sizes)
     if style == "page":
-        sizes = {"height": None, "largest": 11, "smallest": 7}
-        return _Form(width=width, family="sans-serif", levels=99, down=False, bold=True, heavy=False, **sizes)
-    sizes = {"height": None, "largest": 9, "smallest": 6}
-    return _Form(width=width, family="STIXGeneral", levels=99, down=width < 5, bold=False, heavy=False, **sizes)
+        return _Form(width=width, family="sans-serif", down=False, bold=True, largest=11, smallest=7)
+    return _Form(width=width, family="STIXGeneral", down=width < 5, bold=False, largest=9, smallest=6)
 
 
-WIDTHS: Mapping[str, float] = {"page": 9.0, "talk": 13.33, "paper": 6.75}
+WIDTHS: Mapping[str, float] = {"page": 9.0, "paper": 6.75}
 """Style -> width of its figure in inches; a single column of a paper is 3.25."""
 
 
@@ -125,8 +112,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figur
 
     Args:
         diagram: what is drawn.
-        style: ``page`` (of a report), ``talk`` (a slide of 16 to 9, readable from the last row) or ``paper`` (a column
-            or two, serifs).
+        style: ``page`` (of a report, and for slides) or ``paper`` (a column or two, serifs).
         width: inches; of a paper under 5 the figure is read from top to bottom.
 
     Raises:
@@ -140,19 +126,13 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figur
     form = _form(style, width or WIDTHS[style])
     levels = _levels(diagram)
     form = replace(form, down=form.down and len(levels) > 2)
-    wrapped = all(len(level) == 1 for level in levels) and len(levels) > form.levels
-    tries = [(form, size) for size in range(form.largest, form.smallest - 1, -1)]
-    if form.height is None and not form.down:  # a paper's figure that is too wide is read from top to bottom
-        tries += [(replace(form, down=True), size) for size in range(form.largest, form.smallest - 1, -1)]
-    for one, size in tries:
-        for room, heavy in ((1.5, form.heavy), (1.1, form.heavy), (1.1, False)):  # arrows as long as so many numbers
-            tried = replace(one, heavy=heavy)
-            placed = _place_all(diagram, levels, form=tried, size=size, wrapped=wrapped and not one.down, room_for=room)
+    forms = [form] if form.down else [form, replace(form, down=True)]  # what is too wide is read from top to bottom
+    for one, size in itertools.product(forms, range(form.largest, form.smallest - 1, -1)):
+        for room in (1.5, 1.1):  # arrows as long as so many numbers
+            placed = _place_all(diagram, levels, form=one, size=size, room_for=room)
             if placed is not None:
-                return _draw_placed(diagram, placed, form=tried, size=size)
+                return _draw_placed(diagram, placed, form=one, size=size)
     said = f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points"
-    if form.height is not None:  # its type grows with it
-        raise InputError(f"{said}; need fewer nodes, or shorter words. Draw it in the style 'paper'")
     widest = max((len(word) for box in diagram.boxes for word in box.text.split()), default=1)
     least = len(levels) * (0.55 * widest + 3) * form.smallest / 72
     raise InputError(f"{said}; need about {max(least, form.width + 0.5):.1f}. Draw it wider, or with fewer nodes")
@@ -204,17 +184,15 @@ class _Placed:
     height: float
     boxes: dict[str, Bbox]
     lines: dict[str, list[str]]
-    at: dict[str, tuple[int, int]]
-    """Box -> its level, and its line of a wrapped chain."""
+    at: dict[str, int]
+    """Box -> its level."""
     title: list[str]
     foot: list[str]
     foot_top: float
     """Where the words below the boxes end."""
 
 
-def _place_all(
-    diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, wrapped: bool, room_for: float
-) -> _Placed | None:
+def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, room_for: float) -> _Placed | None:
     """Place all boxes and arrows at a size of type; None where they do not fit."""
     em, edge = size / 72, 0.25 * form.width / 13.33 + 0.04
     pad, line = 0.45 * em, 1.22 * em
@@ -230,8 +208,7 @@ def _place_all(
         (len(foot) + len(_legend_entries(diagram, room, form=form, small=small))) * 1.35 * small / 72 + 0.4 * em + edge
     )
     rows, tallest = _row_places(levels)
-    per = math.ceil(len(levels) / 2) if wrapped else len(levels)
-    longest = max(_text_width(box.text, form=form, size=size, bold=form.heavy) for box in diagram.boxes)
+    longest = max(_text_width(box.text, form=form, size=size) for box in diagram.boxes)
     natural = longest / _FULL + 2 * pad
     beside = 0.0
     if form.down:
@@ -239,11 +216,11 @@ def _place_all(
         beside = _count_arcs(diagram, levels) * (label + 1.9 * em)
         wide = min(natural, across - beside * (1 if tallest > 1 else 2))
     else:
-        gap = max(room_for * label + 0.2 * em, 1.8 * em, 0.25 * room if per == 2 else 0.0)
-        wide = min(natural, (room - gap * (per - 1)) / per)
+        gap = max(room_for * label + 0.2 * em, 1.8 * em, 0.25 * room if len(levels) == 2 else 0.0)
+        wide = min(natural, (room - gap * (len(levels) - 1)) / len(levels))
     lines: dict[str, list[str]] = {}
     for box in diagram.boxes:
-        of = _wrap_text(box.text, wide - 2 * pad, form=form, size=size, bold=form.heavy)
+        of = _wrap_text(box.text, wide - 2 * pad, form=form, size=size)
         if of is None or len(of) > 4:
             return None
         lines[box.id] = of
@@ -251,66 +228,28 @@ def _place_all(
     if not form.down:
         tall = {name: max(own, _side_length(name, diagram, em=em)) for name, own in tall.items()}
     most = max(tall.values())
-    bands = 2 if wrapped else 1
+    over = _count_arcs(diagram, levels) * _OVER * em
     if form.down:
-        height = above + below + sum(max(tall[box.id] for box in level) for level in levels)
-        height += (len(levels) - 1) * 2.4 * em
-    elif form.height is None:
-        height = (
-            above
-            + below
-            + (tallest + 0.001) * most
-            + (tallest - 1) * 1.6 * em
-            + _count_arcs(diagram, levels) * _OVER * em
-        )
+        body = sum(max(tall[box.id] for box in level) for level in levels) + (len(levels) - 1) * 2.4 * em
     else:
-        height = form.height
-        free = (height - above - below - _count_arcs(diagram, levels) * _OVER * em - (bands - 1) * 1.3 * em) / bands
-        if not _has_room(levels, rows, tall=tall, height=free, pitch=(free + 1.3 * em) / tallest, gap=1.3 * em):
-            return None
-    boxes, at = {}, {}
-    body = height - above - below
-    down = height - above
+        body = (tallest + 0.001) * most + (tallest - 1) * 1.6 * em + over
+    height = above + below + body
+    boxes, at, down = {}, {}, height - above
+    pitch = (room - wide) / max(len(levels) - 1, 1)
     for place, level in enumerate(levels):
-        band, column = divmod(place, per)
+        at |= {box.id: place for box in level}
         if form.down:
             deep = max(tall[box.id] for box in level)
             for box in level:
                 x = form.width / 2 + rows[box.id] * room / tallest - (beside / 2 if tallest > 1 else 0)
                 boxes[box.id] = Bbox.from_bounds(x - wide / 2, down - deep / 2 - tall[box.id] / 2, wide, tall[box.id])
-                at[box.id] = (place, 0)
             down -= deep + 2.4 * em
             continue
-        column = per - 1 - column if band % 2 else column
-        pitch = (room - wide) / max(per - 1, 1)
-        x = edge + wide / 2 + column * pitch if per > 1 else form.width / 2
+        x = edge + wide / 2 + place * pitch if len(levels) > 1 else form.width / 2
         for box in level:
-            over = 0.0 if wrapped else _count_arcs(diagram, levels) * _OVER * em
-            across = (body - over + (1.3 * em if tallest > 1 else 0)) / (bands * tallest)
-            if form.height is None:
-                across = most + 1.6 * em
-            y = below + body * (1 - (band + 0.5) / bands) - over / 2 - rows[box.id] * across
+            y = below + (body - over) / 2 - rows[box.id] * (most + 1.6 * em)
             boxes[box.id] = Bbox.from_bounds(x - wide / 2, y - tall[box.id] / 2, wide, tall[box.id])
-            at[box.id] = (place, band)
     return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot, foot_top=below - 0.4 * em)
-
-
-def _has_room(
-    levels: Sequence[Sequence[Box]],
-    rows: Mapping[str, float],
-    *,
-    tall: Mapping[str, float],
-    height: float,
-    pitch: float,
-    gap: float,
-) -> bool:
-    """True if the boxes of every level are inside a height, and apart from each other by a gap."""
-    inside = all(2 * abs(rows[name]) * pitch + tall[name] <= height + 1e-9 for name in tall)
-    apart = True
-    for level in levels:
-        for one, other in itertools.pairwise(sorted((box.id for box in level), key=lambda name: rows[name])):
-            apart &= (rows[other] - rows[one]) * pitch + 1e-9 >= (tall[one] + tall[other]) / 2 + gap
-    return inside and apart
 
 
 def _side_length(name: str, diagram: Diagram, *, em: float) -> float:
@@ -407,7 +346,7 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
         lines = placed.lines[name]
         for at, line in enumerate(lines):
             y = (box.y0 + box.y1) / 2 + ((len(lines) - 1) / 2 - at) * 1.22 * em
-            _write(axes, (box.x0 + box.x1) / 2, y, line, form=form, size=size, bold=form.heavy)
+            _write(axes, (box.x0 + box.x1) / 2, y, line, form=form, size=size)
     _draw_labels(axes, diagram, curves, placed, form=form, size=size)
     _draw_words(axes, diagram, placed, form=form, size=size)
     without_formulas(figure)
@@ -455,9 +394,8 @@ def _curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
 def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> list[_Piece]:
     """The pieces of an arrow, each by the four control points of a curve."""
     source, target = placed.boxes[arrow.source], placed.boxes[arrow.target]
-    (from_level, from_band), (to_level, to_band) = placed.at[arrow.source], placed.at[arrow.target]
-    far = to_level - from_level > 1
-    if form.down and far:  # beside the boxes, on the right
+    from_level, to_level = placed.at[arrow.source], placed.at[arrow.target]
+    if form.down and to_level - from_level > 1:  # beside the boxes, on the right
         right = max(source.x1, target.x1) + 1.3 * em
         start, end = (source.x1, (source.y0 + source.y1) / 2), (target.x1, (target.y0 + target.y1) / 2)
         return [(start, (right, start[1]), (right, end[1]), end)]
@@ -469,33 +407,28 @@ def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
         y = (source.y0 + source.y1) / 2
         start, end = ((source.x1, y), (target.x0, y)) if source.x0 < target.x0 else ((source.x0, y), (target.x1, y))
         return [_straight(start, end)]
-    if form.down or from_band != to_band:
+    if form.down:
         ports = [_arrow_place(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
-        if far:  # past the turn of a wrapped chain, slantwise
-            ports = [source.x0 + 0.25 * source.width, target.x1 - 0.3 * target.width]
         start, end = (ports[0], source.y0), (ports[1], target.y1)
         middle = (start[1] + end[1]) / 2
         return [(start, (start[0], middle), (end[0], middle), end)]
-    forwards = from_band % 2 == 0
     between = [[] for _ in range(to_level - from_level - 1)]
     for name, box in placed.boxes.items():
-        if from_level < placed.at[name][0] < to_level:
-            between[placed.at[name][0] - from_level - 1].append(box)
+        if from_level < placed.at[name] < to_level:
+            between[placed.at[name] - from_level - 1].append(box)
     level_with = [box for some in between for box in some if abs(box.y0 + box.y1 - source.y0 - source.y1) < 0.1 * em]
     if level_with and len(level_with) == len(between) and abs(source.y0 + source.y1 - target.y0 - target.y1) < 0.1 * em:
         top = max(box.y1 for box in (*level_with, source, target)) + 1.2 * em
-        one, other = (0.7, 0.3) if forwards else (0.3, 0.7)
-        start, end = (source.x0 + one * source.width, source.y1), (target.x0 + other * target.width, target.y1)
+        start, end = (source.x0 + 0.7 * source.width, source.y1), (target.x0 + 0.3 * target.width, target.y1)
         high = top + (top - max(start[1], end[1])) / 3
         return [(start, (start[0], high), (end[0], high), end)]
     ends = [_arrow_place(arrow, diagram, placed, out=out) for out in (True, False)]
-    points = [(source.x1 if forwards else source.x0, ends[0])]
+    points = [(source.x1, ends[0])]
     for at, some in enumerate(between, start=1):
         y = ends[0] + (ends[1] - ends[0]) * at / (len(between) + 1)
         free = _free_height(some, y, em=em)
-        sides = (min(box.x0 for box in some), max(box.x1 for box in some))
-        points += [(x, free) for x in (sides if forwards else sides[::-1])]
-    points.append((target.x0 if forwards else target.x1, ends[1]))
+        points += [(min(box.x0 for box in some), free), (max(box.x1 for box in some), free)]
+    points.append((target.x0, ends[1]))
     pieces = []
     for one, other in itertools.pairwise(points):
         middle = (one[0] + other[0]) / 2
@@ -521,7 +454,7 @@ def _arrow_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, 
     own = placed.boxes[arrow.source if out else arrow.target]
     beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
     # those that lead past a level, or within one, leave and enter elsewhere
-    beside = [one for one in beside if one is arrow or placed.at[one.target][0] - placed.at[one.source][0] == 1]
+    beside = [one for one in beside if one is arrow or placed.at[one.target] - placed.at[one.source] == 1]
 
     def end(one: Arrow) -> float:
         box = placed.boxes[one.target if out else one.source]

@@ -184,16 +184,10 @@ class Drawn:
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
 
 
-def in_styles(
-    circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame], title: str = "For a"
-) -> tuple[Drawn, ...]:
-    """A circuit for a talk and for a paper, as files of figures have it."""
-
-    def drawn(style: str) -> Drawn:
-        about: dict[str, Any] = {"data": data, "title": f"{title} {style}", "on_page": False}
-        return Drawn(key=f"circuit-{style}", make=lambda run: (see, cast("Any", circuit(run)).draw(style)), **about)
-
-    return drawn("talk"), drawn("paper")
+def for_paper(circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame]) -> Drawn:
+    """A circuit for a paper, as files of figures have it."""
+    about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
+    return Drawn(key="circuit-paper", make=lambda run: (see, cast("Any", circuit(run)).draw("paper")), **about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

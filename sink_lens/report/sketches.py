@@ -1,4 +1,4 @@
-"""The few boxes and arrows that a talk or a paper shows of a circuit: of a trace, or of edges.
+"""The few boxes and arrows that a figure shows of a circuit: of a trace, or of edges.
 
 Each function chooses and words; ``diagram`` places and styles.
 """

@@ -1,4 +1,4 @@
-"""Circuits for talks and papers: one number an arrow, few words, readable, from traces and edges."""
+"""Circuits on pages and in papers: one number an arrow, few words, readable, from traces and edges."""
 
 import re
 
@@ -18,7 +18,7 @@ from sink_lens.report.style import svg
 
 from .circuits import tables, traced
 
-WIDTHS = [("talk", None), ("paper", 3.25), ("paper", 5.5), ("paper", 6.75)]
+WIDTHS = [("page", None), ("paper", 3.25), ("paper", 5.5), ("paper", 6.75)]
 
 
 def edges():
@@ -62,26 +62,19 @@ def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(t
             numbers = [text for text in said if re.fullmatch(r"−?\d+%", text)]
             assert sorted(numbers) == sorted(arrow.label for arrow in drawn.arrows)
             assert len(numbers) == len(drawn.arrows)
-            if style == "talk":  # points of a slide of 13.33 inches; two growth steps with own numbers fill it
-                sizes = [text.get_fontsize() for text in figure.axes[0].texts if text.get_text() in numbers]
-                assert min(sizes) >= (15 if any(box.row for box in drawn.boxes) else 20)
 
 
 def test_a_circle_is_refused_and_so_is_what_does_not_fit():
     circle = [Arrow(source=a, target=b, label="1%", share=0.01, kind="holds") for a, b in ("ab", "ba")]
     boxes = (Box(id="a", text="one"), Box(id="b", text="two"))
     with pytest.raises(RunError, match="lead in a circle"):
-        diagram.draw(Diagram(boxes=boxes, arrows=tuple(circle)), style="talk")
+        diagram.draw(Diagram(boxes=boxes, arrows=tuple(circle)), style="paper")
     with pytest.raises(RunError, match="no node"):
-        diagram.draw(Diagram(boxes=(), arrows=()), style="talk")
-    with pytest.raises(InputError, match="need one of page, talk, paper"):
+        diagram.draw(Diagram(boxes=(), arrows=()), style="paper")
+    with pytest.raises(InputError, match="need one of page, paper"):
         diagram.draw(Diagram(boxes=boxes, arrows=()), style="poster")
     long = tuple(Box(id=str(n), text="supercalifragilistic") for n in range(12))
     arrows = tuple(Arrow(source=str(n), target=str(n + 1), label="1%", share=0, kind="holds") for n in range(11))
-    with pytest.raises(
-        InputError, match=r"do not fit into 5\.5 inches at 6 points; need fewer nodes, or shorter words"
-    ):
-        diagram.draw(Diagram(boxes=long, arrows=arrows), style="talk", width=5.5)  # the type of a talk grows with it
     with pytest.raises(InputError, match=r"do not fit into 0\.7 inches at 6 points; need about \d+"):
         diagram.draw(Diagram(boxes=long, arrows=arrows), style="paper", width=0.7)
 
@@ -135,8 +128,8 @@ def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(
         run.write_table("circuit", sink_edges())
     circuit = circuit_of(tmp_path / "run")
     assert circuit.about["outputs"] == ["a4.kv1<k>", "a4.kv0<k>", "a5.h1<q>", "a5.kv0<k>"]
-    for style in ("talk", "paper"):
-        figure = circuit.draw(style)
+    for width in (None, 3.25):
+        figure = circuit.draw("paper", width=width)
         assert faults(figure) == []
         said = [text.get_text() for text in figure.axes[0].texts]
         assert {"110%", "20%", "33%", "MLP 2", "L3.H2"} <= set(said)
@@ -166,13 +159,13 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
     runs = [traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=edges())]
     for folder in runs:
         circuit = circuit_of(folder)
-        for name in ("talk.png", "talk.svg", "talk.pdf", "a.json"):
-            file = circuit.save(tmp_path / "new" / folder.name / name, style="talk")
+        for name in ("column.png", "column.svg", "column.pdf", "a.json"):
+            file = circuit.save(tmp_path / "new" / folder.name / name, style="paper")
             assert file.stat().st_size > 500
         with pytest.raises(InputError, match=r"need (\.html, )?\.json, \.png, \.svg or \.pdf"):
             circuit.save(tmp_path / "circuit.doc")
         assert faults(circuit.draw("page")) == []
-        figure = circuit.draw("talk")
+        figure = circuit.draw("paper")
         assert figure.save(tmp_path / "more" / f"{folder.name}.svg").read_bytes().startswith(b"<?xml")
         with pytest.raises(InputError, match=r"need \.png, \.svg or \.pdf"):
             figure.save(tmp_path / "x.txt")
@@ -186,7 +179,7 @@ def test_undefined_numbers_are_drawn_as_such(tmp_path):
     assert {arrow.label for arrow in drawn.arrows} == {"?"}
     assert all(np.isnan(arrow.share) for arrow in drawn.arrows)
     assert "No link of this run was intervened on" in drawn.says
-    assert faults(diagram.draw(drawn, style="talk")) == []
+    assert faults(diagram.draw(drawn, style="paper")) == []
 
 
 def test_boxes_of_a_page_stand_on_its_own_paper(tmp_path):

@@ -126,7 +126,7 @@ class ChainCircuit(Drawable):
         """The circuit as a figure.
 
         Args:
-            style: ``page`` as in a report, ``talk`` for a slide, ``paper`` for a column or two.
+            style: ``page`` as in a report, ``paper`` for a column or two.
             width: in inches; a single column is 3.25.
 
         Raises:

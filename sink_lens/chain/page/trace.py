@@ -19,7 +19,7 @@ from sink_lens.chain.page.story import (
 from sink_lens.chain.page.tables import TABLES, causal_table, has_interventions
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Page, in_styles, largest_first, whole
+from sink_lens.report.page import Drawn, Page, for_paper, largest_first, whole
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.text import head_name, interval, number, plural
@@ -228,7 +228,7 @@ def _edges(run: Run) -> pd.DataFrame:
 
 _FIGURES = (
     Drawn(key="circuit", title="The circuit", make=_circuit, data=_edges),
-    *in_styles(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_edges, title="The circuit for a"),
+    for_paper(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_edges),
     Drawn(
         key="scores",
         title="Where heads attend",
