@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, zero
 from sink_lens.edits.metrics import loss
@@ -22,7 +23,7 @@ from sink_lens.engine.forward import Start, run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (3, 14), generator=torch.Generator().manual_seed(1))
 PLANS = {"late": {"pack": 1}, "shared": {"pack": 4}, "side by side": {"pack": 2, "lanes": 2}}

@@ -23,13 +23,14 @@ import pandas as pd
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
+from analyses.tiny_families import tiny
 from sink_lens import studies, sweep, trace
 from sink_lens.activations import attention
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits import metrics
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.patching import patch
 from sink_lens.sweeps import EditGrid, Grid
 

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 import sink_lens
+from analyses.tiny_families import tiny
 from sink_lens.arguments import checked, fits
 from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.errors import InputError
-from sink_lens.models.tiny import tiny
 from sink_lens.patching.pairs import PromptPair
 
 META = torch.zeros(2, 2, device="meta")

@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformer_lens.patching as reference
 
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from analyses.tiny_families import tiny
+from sink_lens.models.tiny import tiny_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "coming_from.md"
 

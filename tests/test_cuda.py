@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens import TokenBatch, TraceConfig, capture, edits, generate, run_with, sink_mask, sweep, trace, wrap
 from sink_lens.edits import metrics
 from sink_lens.edits.quantisation import format_of, round_to
@@ -15,7 +16,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.patching.patch import patch
 from sink_lens.schema import QUANTISED_FORMATS
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from analyses.our_own.published_facts.facts import facts_of
+from analyses.tiny_families import tiny
 from sink_lens import edits, load, measures, stream
 from sink_lens.activations.views import Reading
 from sink_lens.circuits import Circuit
@@ -21,7 +22,7 @@ from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.header import read_header
 from sink_lens.models.headnorm import HeadNormConfig
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run
 from sink_lens.report.export import save_figures

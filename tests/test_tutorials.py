@@ -12,8 +12,9 @@ import pytest
 import torch
 import typer
 
+from analyses.tiny_families import tiny
 from sink_lens import cli
-from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.training import SinkMonitor
 

@@ -32,7 +32,8 @@ def train(folder: Path, *, steps: int) -> None:
     import psutil
     import torch
 
-    from sink_lens.models.tiny import VOCAB_SIZE, tiny
+    from analyses.tiny_families import tiny
+    from sink_lens.models.tiny import VOCAB_SIZE
     from sink_lens.training import SinkMonitor
 
     logging.getLogger("sink_lens").setLevel(logging.ERROR)  # its alarms are in the table

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from sink_lens.models.tiny import BOS_ID, build_random, config_of
+from analyses.tiny_families import config_of
+from sink_lens.models.tiny import BOS_ID, build_random
 
 from .truth import BROKEN, LINKS, NOTHING, SEEN, Maker, Truth, ZooModel
 from .with_sink import fire, mark

@@ -11,6 +11,7 @@ from lenses import lens_of as lens
 from spying import spied
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
+from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import LayerView, Reading, capture, estimate_bytes, stream
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import zero
@@ -18,7 +19,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, KernelError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
+from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
 
 LENGTH = 24
 RAW = {  # layers, then within a layer: attention and MLP as they add to the stream, W_O, down-projection

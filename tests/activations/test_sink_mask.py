@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from analyses.tiny_families import TINY_FAMILIES, tiny
 from analyses.zoo import ZOO, build
 from sink_lens import TokenBatch, load, sink_mask, wrap
 from sink_lens.activations.record import capture
@@ -16,7 +17,7 @@ from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.measures.sink_tokens import earlier_keys, fair_shares, share_score
-from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny
+from sink_lens.models.tiny import planted
 from sink_lens.studies.observed import Observed
 
 WITH_SINK = [

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from analyses.tasks import Example, agreement, answer_examples, batches, genres, pad_prompts, questions
+from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 
 TEXTS = {
     name: [" ".join(f"{name}{n}w{i}" for i in range(60)) for n in range(6)] + ["too short"]

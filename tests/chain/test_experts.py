@@ -5,12 +5,13 @@ import functools
 import pytest
 import torch
 
+from analyses.tiny_families import config_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, build_random, config_of, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, build_random, tiny_tokenizer
 from sink_lens.records import read_run
 
 N_EXPERTS, LAYER, EXPERT, NEURON, OUTLIER = 64, 2, 41, 11, 23

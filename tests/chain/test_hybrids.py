@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from analyses.tiny_families import HYBRID_FAMILIES, tiny
 from analyses.zoo import build
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location, feeding_layers
@@ -13,7 +14,7 @@ from sink_lens.chain.setting import segments
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import HYBRID_FAMILIES, tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import QUESTIONS
 

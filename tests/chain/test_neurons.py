@@ -7,6 +7,7 @@ import pytest
 import torch
 from lenses import lens_of
 
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import measure
@@ -21,7 +22,7 @@ from sink_lens.chain.neurons import (
 )
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, planted
+from sink_lens.models.tiny import planted
 from sink_lens.models.weights import mlp_weights
 
 WITH_NEURONS = TINY_FAMILIES

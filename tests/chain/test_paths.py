@@ -6,6 +6,7 @@ import pytest
 import torch
 from mlps import BESIDE, EXPERTS
 
+from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from analyses.zoo import build
 from analyses.zoo.with_sink import fire, mark
 from analyses.zoo.writing import HUGE, activation, draft, lock, neuron
@@ -20,7 +21,7 @@ from sink_lens.chain.paths import End, Path, Writings, neuron_groups, path_table
 from sink_lens.chain.setting import setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, MORE_FAMILIES, TINY_FAMILIES, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 from sink_lens.schema import ALL_STEPS, columns_of
 
 CONFIG = TraceConfig(model="tiny", intervention_sequences=3, intervention_length=20, controls=5)

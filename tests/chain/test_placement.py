@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from analyses.zoo import build
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.placement import kind_of, placement_table
@@ -15,7 +16,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 from sink_lens.schema import columns_of
 
 

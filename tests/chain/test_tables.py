@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.chain import tables
 from sink_lens.chain.config import TraceConfig
@@ -14,7 +15,7 @@ from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import measure, scout_and_measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny
+from sink_lens.models.tiny import planted
 
 CONFIG = TraceConfig(model="tiny")
 OWN = [link.readings for link in LINKS]

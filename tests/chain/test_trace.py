@@ -12,6 +12,7 @@ import torch
 from lenses import lens_of, speaking
 from rich.console import Console
 
+from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens import schema
 from sink_lens.chain import amplification, interventions, mediate
 from sink_lens.chain import trace as tracing
@@ -25,7 +26,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import default_folder, read_run
 
 KEYS = {

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.metrics import evaluate
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 
 
 @functools.cache

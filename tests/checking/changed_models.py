@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from transformers.pytorch_utils import Conv1D
 
+from analyses.tiny_families import tiny
 from sink_lens import Reading, TokenBatch, capture, run_with, stream, sweep, wrap
 from sink_lens.edits import edit, freeze, zero
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import ModelError, SinkLensError
 from sink_lens.models.adapters import base_of
-from sink_lens.models.tiny import tiny
 from sink_lens.patching import patch
 from sink_lens.records import display
 from sink_lens.sweeps import EditGrid, Grid

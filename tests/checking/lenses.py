@@ -5,17 +5,17 @@ import functools
 
 import torch
 
-from sink_lens.models.lens import LensModel
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import (
+from analyses.tiny_families import (
     BY_LAYER_FAMILIES,
     HYBRID_FAMILIES,
     LATENT_FAMILIES,
     MORE_FAMILIES,
     TINY_FAMILIES,
     tiny,
-    tiny_tokenizer,
 )
+from sink_lens.models.lens import LensModel
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny_tokenizer
 
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 _AS_BUILT: dict[str, tuple[LensModel, dict[str, torch.Tensor], str]] = {}

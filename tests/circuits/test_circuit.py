@@ -9,6 +9,7 @@ import pytest
 import torch
 from lenses import speaking
 
+from analyses.tiny_families import tiny
 from sink_lens import circuits
 from sink_lens.circuits.ablated import circuit_values
 from sink_lens.circuits.command import show
@@ -24,7 +25,6 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.estimate import Sizes
 from sink_lens.models.header import read_header
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny
 from sink_lens.records.shards import progress_of
 
 from .tiny_runs import circuit, reference_pairs

@@ -6,13 +6,14 @@ import pytest
 import torch
 from rounding import assert_moved, assert_rows_close
 
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import random_tokens
 from sink_lens.edits.amplification import CENTRES, CentringMeans, amplify, centring_means
 from sink_lens.edits.constructors import At
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import expand_kv
-from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import VOCAB_SIZE
 
 P = 5
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from rounding import assert_moved, assert_rows_close
 
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import expand_kv
-from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import VOCAB_SIZE
 
 P, LENGTH = 9, 16
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, capture, edits, run_with, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
@@ -10,7 +11,7 @@ from sink_lens.chain.setting import setting_of
 from sink_lens.edits import MEANS
 from sink_lens.edits.mean_ablation import Averaged, tokens_to_average
 from sink_lens.errors import InputError
-from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec
 from sink_lens.sweeps.cells import grid_cells
 

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, run_with
 from sink_lens.edits.metrics import kl_to, logit_difference, loss, on_tokens, sink_mass
 from sink_lens.edits.named_metrics import METRICS
@@ -15,7 +16,7 @@ from sink_lens.engine.measured import metric_config, metrics_on
 from sink_lens.engine.needs import Needs
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.patching.config import MetricName
 from sink_lens.sweeps import MetricSpec
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.activations.record import Reading, stream
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.amplification import amplify, centring_means
@@ -22,7 +23,6 @@ from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import SITES, bridge_hook, site_at, sites_of
-from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.patch import patch
 from sink_lens.sweeps import cell_of
 from sink_lens.sweeps.sweep import sweep

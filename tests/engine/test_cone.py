@@ -9,6 +9,7 @@ from lenses import ALL_FAMILIES, lens_of
 from rounding import MOVED, assert_close
 from spying import spied
 
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
 from sink_lens.edits.isolation import isolate
@@ -19,7 +20,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.engine.trust import check_plan
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import VOCAB_SIZE
 
 LENGTHS = (20, 17, 20)
 METRICS = (

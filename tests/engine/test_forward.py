@@ -7,6 +7,7 @@ import torch
 from rounding import assert_close, assert_moved, assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
+from analyses.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.activations.record import capture
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import freeze, scale, set_value, zero
@@ -14,7 +15,7 @@ from sink_lens.engine.forward import Start, run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.delegation import beginning_at
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.unembedding import next_token_losses
 
 BATCH, LENGTH = 3, 14

@@ -5,6 +5,7 @@ import pytest
 import torch
 from lenses import lens_of
 
+from analyses.tiny_families import HYBRID_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import scale
 from sink_lens.edits.metrics import evaluate, loss, norm, sink_mass
@@ -18,7 +19,7 @@ from sink_lens.engine.partial_pass import Pass, Visit, partial_pass
 from sink_lens.engine.plan import Plan
 from sink_lens.errors import SiteError
 from sink_lens.models.running import block_of_passes
-from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import VOCAB_SIZE
 
 EVERY = pytest.mark.parametrize("family", HYBRID_FAMILIES)
 RIGHT = mixers._run_mixer

@@ -8,13 +8,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from analyses.tiny_families import tiny
 from sink_lens import cli, load, read_run
 from sink_lens.cli.console import table_of
 from sink_lens.identity import fingerprint
 from sink_lens.identity.fingerprint import FingerprintConfig
 from sink_lens.identity.pages import fingerprint as page
 from sink_lens.identity.pages.fingerprint import FINGERPRINT
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.schema import FINGERPRINT_ERRORS
 
 module = import_module("sink_lens.identity.fingerprint")

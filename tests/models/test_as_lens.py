@@ -11,13 +11,13 @@ from rounding import assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 import sink_lens
+from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, TraceConfig, read_run
 from sink_lens.edits.constructors import scalar
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import InputError, SinkLensError
 from sink_lens.identity import FingerprintConfig
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny
 from sink_lens.sweeps import EditGrid, Grid
 
 CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, interventions=False, random_init=False)

@@ -6,12 +6,13 @@ from lenses import lens_of
 from mlps import EXPERTS
 from rounding import assert_rows_close
 
+from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.edits.constructors import edit, scalar, scale, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.experts import columns_of
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import mlp_weights
 
 LAYER = 1

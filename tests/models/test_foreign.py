@@ -20,8 +20,8 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.utils.hub import cached_files
 
+from analyses.tiny_families import tiny
 from sink_lens.models import foreign
-from sink_lens.models.tiny import tiny
 
 PACKAGE = Path(foreign.__file__).parents[1]
 OF_MODULES = {"_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}

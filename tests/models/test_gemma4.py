@@ -8,6 +8,7 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
+from analyses.tiny_families import tiny
 from sink_lens import patching
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain.locate import GrowthStep
@@ -24,7 +25,7 @@ from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, ModelError, SiteError
 from sink_lens.models.load import load, wrap
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import attention_weights, norm_weights
 from sink_lens.studies.card import card
 from sink_lens.studies.observed import Observed

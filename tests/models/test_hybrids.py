@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from analyses.tiny_families import HYBRID_FAMILIES, tiny
 from analyses.zoo import build
 from sink_lens import patching
 from sink_lens.activations.attention import OBSERVED
@@ -20,7 +21,7 @@ from sink_lens.measures.attention import sink_mass
 from sink_lens.models.families import family_of
 from sink_lens.models.load import load, random_init, wrap
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
+from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
 from sink_lens.studies.card import card, rows_of_card
 from sink_lens.studies.interventions import ablate, amplify, isolate

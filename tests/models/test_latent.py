@@ -6,6 +6,7 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
+from analyses.tiny_families import LATENT_FAMILIES, tiny
 from analyses.zoo import ZOO, build
 from sink_lens import patching
 from sink_lens.activations.record import Reading, capture, stream
@@ -21,7 +22,7 @@ from sink_lens.engine.generation import generate
 from sink_lens.errors import ModelError
 from sink_lens.models.families import family_of
 from sink_lens.models.load import load, wrap
-from sink_lens.models.tiny import LATENT_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
+from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, keys_of
 from sink_lens.records import read_run
 from sink_lens.schema import QUESTIONS

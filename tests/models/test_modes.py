@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
+from analyses.tiny_families import tiny
 from sink_lens import Reading, TokenBatch, capture, generate, load, run_with, stream, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.identity.preference import last_logits
-from sink_lens.models.tiny import tiny
 from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.records import display

@@ -8,6 +8,7 @@ from lenses import ALL_FAMILIES, lens_of, speaking
 from rounding import assert_rows_close
 from tiers import REPRESENTATIVES
 
+from analyses.tiny_families import MORE_FAMILIES, config_of, tiny
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.errors import ModelError
@@ -15,7 +16,7 @@ from sink_lens.models.families import FAMILIES, family_of_model
 from sink_lens.models.foreign import set_attention
 from sink_lens.models.interfaced import take_interface
 from sink_lens.models.load import load, weights_hash, wrap
-from sink_lens.models.tiny import MORE_FAMILIES, VOCAB_SIZE, config_of, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import norm_weights
 from sink_lens.records import read_run
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from rounding import assert_rows_close
 
+from analyses.tiny_families import tiny
 from sink_lens.models.load import wrap
 from sink_lens.models.neox import PartOfFused, SharedNeoxAdapter
-from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 
 
 def tokens():

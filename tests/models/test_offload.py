@@ -7,6 +7,7 @@ import pytest
 import torch
 from rounding import CLOSE, assert_rows_close
 
+from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.chain.config import TraceConfig
@@ -16,7 +17,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import load, random_init, weights_hash
 from sink_lens.models.offload import bytes_on_disk
-from sink_lens.models.tiny import VOCAB_SIZE, tiny, tiny_tokenizer
+from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
 
 FAMILIES = ("llama", "mixtral", "bloom")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.edits.constructors import scalar, zero
@@ -12,7 +13,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.packed import is_packed, weight_of
-from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import attention_weights, mlp_weights
 
 NEEDED = "the weight of Packed is packed, .* need it in 16 or 32 bit"

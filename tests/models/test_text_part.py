@@ -14,10 +14,10 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
 )
 
+from analyses.tiny_families import config_of
 from sink_lens.models.families import TEXT_PART
 from sink_lens.models.header import read_folder
 from sink_lens.models.load import load, random_init, wrap
-from sink_lens.models.tiny import config_of
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
 

@@ -5,8 +5,9 @@ import random
 import pytest
 import torch
 
+from analyses.tiny_families import TINY_FAMILIES, WINDOW, tiny
 from sink_lens.errors import InputError, ModelError
-from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, VOCAB_SIZE, WINDOW, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, VOCAB_SIZE, planted, tiny_tokenizer
 
 WINDOWED = ("mistral", "gemma2", "gemma3", "phi3", "gpt_oss")
 LENGTH = 24

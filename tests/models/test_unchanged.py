@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from analyses.tiny_families import tiny
 from sink_lens import Reading, TokenBatch, capture, generate, run_with, stream, sweep, wrap
 from sink_lens.edits import edit, fwd_hooks
 from sink_lens.engine import threads
 from sink_lens.errors import ModelError
 from sink_lens.models.load import weights_hash
 from sink_lens.models.running import take_turn
-from sink_lens.models.tiny import tiny
 from sink_lens.models.unchanged import Values
 from sink_lens.models.weights import attention_weights
 from sink_lens.patching import patch

@@ -9,9 +9,10 @@ from einops import einsum
 from lenses import lens_of as lens
 from mlps import EXPERTS, UNGATED
 
+from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES
 from sink_lens.activations.record import capture
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import NormName, attention_weights, mlp_weights, norm_weights
 
 LAYERS = (0, 1, 2)

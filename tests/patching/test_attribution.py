@@ -6,6 +6,7 @@ from lenses import lens_of
 from matplotlib.figure import Figure
 from rounding import CLOSE
 
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import edit
@@ -13,7 +14,6 @@ from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.patching.patch import patch
 

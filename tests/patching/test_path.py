@@ -8,12 +8,12 @@ import transformer_lens.patching as reference
 from lenses import lens_of
 from rounding import close
 
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import freeze
 from sink_lens.edits.part import Part
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
-from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.patch import patch
 from sink_lens.patching.path import path_patch
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from lenses import speaking
 
+from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, MORE_FAMILIES, TINY_FAMILIES, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import CARD_SCHEMA
 from sink_lens.studies import card

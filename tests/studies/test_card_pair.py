@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.html import content
 from sink_lens.studies import card

@@ -7,11 +7,12 @@ from importlib import import_module
 import pytest
 import torch
 
+from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.studies.config import CardConfig, QuantiseConfig

@@ -6,10 +6,11 @@ import torch
 from lenses import speaking
 from planted_sequences import planted_lens, sequences
 
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens import TokenBatch, read_run
 from sink_lens.chain.config import TraceConfig
 from sink_lens.errors import InputError, RunError
-from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import ablate, card, quantise
 from sink_lens.studies.interventions import amplify, isolate
 

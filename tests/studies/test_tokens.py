@@ -4,11 +4,12 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from analyses.zoo import build
 from sink_lens import read_run, wrap
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
-from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.report.html import content
 from sink_lens.schema import TABLES
 from sink_lens.studies.tokens.config import TokensConfig

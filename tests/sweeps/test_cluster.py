@@ -16,6 +16,7 @@ import pytest
 import torch
 from rounding import CLOSE, NEAR_ZERO
 
+from analyses.tiny_families import tiny
 from sink_lens import load
 from sink_lens.data.tokens import random_tokens
 from sink_lens.edits.constructors import zero
@@ -24,7 +25,6 @@ from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny
 from sink_lens.records import display, read_run
 from sink_lens.records.writing import RunWriter
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster

@@ -6,12 +6,13 @@ import json
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from sink_lens import TokenBatch
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.measured import metrics_on
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, read_sweep
 from sink_lens.sweeps.config import EXAMPLE, sweep_config

@@ -16,6 +16,7 @@ import torch
 from rounding import CLOSE, close
 
 import sink_lens
+from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import Metric, evaluate, logit_difference, loss, sink_mass
@@ -26,7 +27,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.engine.passes import Passes
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from sink_lens.models.tiny import tiny
+from analyses.tiny_families import tiny
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.train import leave_processes
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
+from analyses.tiny_families import tiny
 from sink_lens.errors import InputError, ModelError
-from sink_lens.models.tiny import tiny
 from sink_lens.records import read_run
 from sink_lens.report.html import page_text
 from sink_lens.training import SinkMonitor, SinkMonitorCallback

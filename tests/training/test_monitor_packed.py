@@ -7,8 +7,9 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AttentionInterface, DataCollatorWithFlattening
 
+from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, load, sink_mask
-from sink_lens.models.tiny import planted, tiny
+from sink_lens.models.tiny import planted
 from sink_lens.training import SinkMonitor
 from sink_lens.training.monitor_documents import documents_in
 

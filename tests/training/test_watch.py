@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.tiny_families import tiny
 from sink_lens.chain.chain_measures import chain_measures
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import load, wrap
-from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoints_of
 from sink_lens.training.checkpoint_folders import checkpoints_in

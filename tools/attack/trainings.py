@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sink_lens.models.tiny import tiny
+from analyses.tiny_families import tiny
 from sink_lens.records import read_run
 from sink_lens.training import SinkMonitor
 from sink_lens.training.monitor_keys import KeySums

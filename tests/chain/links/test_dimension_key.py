@@ -8,11 +8,11 @@ import pytest
 import torch
 from link_readings import DIMS, batch, plan
 
+from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import stream
 from sink_lens.chain.links.dimension_key import DIMENSION_KEY, has_rotary_keys
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, tiny
 from sink_lens.models.weights import attention_weights
 
 LINK = DIMENSION_KEY

@@ -6,8 +6,9 @@ import pytest
 import torch
 from tiers import first
 
+from analyses.tiny_families import tiny
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.models.tiny import VOCAB_SIZE
 
 VARIANTS = {
     "softmax": {},

@@ -12,6 +12,7 @@ from rounding import assert_close, assert_gradients_close, assert_rows_close, ga
 from safetensors.torch import save_file
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
+from analyses.tiny_families import tiny
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.constructors import scale, zero
@@ -23,7 +24,7 @@ from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register
 from sink_lens.models.load import load, wrap
-from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 
 
 def twin(model):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig
-from sink_lens.models.tiny import tiny
 
 
 @pytest.mark.parametrize(

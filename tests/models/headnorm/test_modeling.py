@@ -6,6 +6,7 @@ from rounding import assert_gradients_close, assert_moved, assert_rows_close
 from torch import nn
 from transformers import AutoModelForCausalLM, StaticCache, Trainer, TrainingArguments
 
+from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM, convert, undecayed
 from sink_lens.models.headnorm.modeling import (
@@ -15,7 +16,6 @@ from sink_lens.models.headnorm.modeling import (
     sigmoid_attention,
     sink_attention,
 )
-from sink_lens.models.tiny import tiny
 
 
 @torch.no_grad()
