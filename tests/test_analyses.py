@@ -172,7 +172,8 @@ def test_the_table_of_circuits_and_the_numbers_in_the_readme_are_those_of_its_ro
     sentence = functions["sentence_of"](circuits)
     (models,) = re.findall(r"On ([\d,]+) models", sentence)
     ((false, edges),) = re.findall(r"([\d,]+) of ([\d,]+) core edges are not the mechanism's", sentence)
-    assert f"on {models} such models, `circuit` was sure of {edges} edges; {false} are false" in told
+    assert f"[{models} small models](docs/zoo.md" in told
+    assert f"| {false} of {edges} connections" in told
 
 
 def test_a_circuits_sentences_on_its_nodes_follow_the_rates_that_were_measured():

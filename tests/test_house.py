@@ -123,7 +123,7 @@ def test_the_tree_of_the_documentation_is_the_real_one():
 
 def test_the_table_of_getting_started_has_every_command_once_with_one_sentence():
     page = (ROOT / "docs" / "getting_started.md").read_text(encoding="utf-8")
-    table = page.partition("| command | it tells you |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    table = page.partition("| command | purpose |\n| --- | --- |\n")[2].partition("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+\.) \|$", table, flags=re.M))
     assert set(rows) == set(typer.main.get_group(app).commands)
     assert len(rows) == len(table.splitlines()) == 19
