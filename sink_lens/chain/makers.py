@@ -37,6 +37,7 @@ from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.effects import share_removed
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
+from ..measures.reductions import widen
 from ..models.weights import attention_weights
 from ..schema import columns_of
 from ..stats import Interval
@@ -404,7 +405,8 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
 
 def _null_mass(run: Outcome, reads: Sequence[int]) -> Tensor:
     """Attention that goes to no key, by sequence; the first query, which sees one key, is left out."""
-    return torch.stack([1 - run.tensors["pattern", layer][:, :, 1:].sum(-1).mean((1, 2)) for layer in reads]).mean(0)
+    patterns = (widen(run.tensors["pattern", layer]) for layer in reads)
+    return torch.stack([1 - pattern[:, :, 1:].sum(-1).mean((1, 2)) for pattern in patterns]).mean(0)
 
 
 def maker_tables(

@@ -1,6 +1,7 @@
 """The makers of the sink: found on every model of the zoo whose makers were written by hand."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,6 +88,12 @@ def test_sets_are_tested_on_other_sequences_beside_random_sets_of_their_size_wit
     listed = tables["makers"]
     assert listed.loc[listed["is_maker"], "removed_alone"].max() < 0.5  # either is enough
     assert listed["rank"].is_monotonic_increasing
+
+
+def test_what_sink_logits_take_is_summed_in_float32_in_a_model_of_half_precision():
+    pattern = torch.tensor([0.25, 0.25, 2**-10], dtype=torch.bfloat16).expand(2, 1, 3, 3)  # their sum rounds to 0.5
+    found = makers._null_mass(SimpleNamespace(tensors={("pattern", 4): pattern}), [4])
+    assert found.numpy().tolist() == [0.5 - 2**-10] * 2
 
 
 def test_a_dimension_is_written_wherever_its_own_value_grows_whatever_its_rate():
