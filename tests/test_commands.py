@@ -547,7 +547,7 @@ REFUSED = {
     "fingerprint TWO --null bayes": "--null is 'bayes'; need one of analytical",
     "card RANDOM --threshold 2": "threshold is 2.0; need a number between 0 and 1",
     "card RANDOM --columns loss": "--columns was given; need more than two models, or folders of runs for it",
-    "card RANDOM --by bos --trace x": "--trace goes with the card of one model",
+    "card RANDOM other --trace x": "--trace goes with the card of one model",
     "origin MODEL missing": "origin",
     f"trace {LONG}": "too long",
 }

@@ -269,8 +269,6 @@ MEANS: Mapping[Mean, str] = {
 """Name of a mean -> what a part is set to."""
 CARD_SCHEMA = "sink_lens.card/1"
 """Version of a card's JSON; the number grows where a field goes or changes its meaning."""
-ComparedBy = Literal["weights", "dtype", "bos"]
-"""What two models that ``card`` compares may differ by."""
 QuantisedFormat = Literal[
     "int8_tensor",
     "int8_token",

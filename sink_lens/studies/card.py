@@ -75,11 +75,11 @@ def card(
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
-        **fields: fields of ``CardConfig``, such as ``length=128`` or ``by="bos"``; they win over those of ``config``.
+        **fields: fields of ``CardConfig``, such as ``length=128``; they win over those of ``config``.
 
     Raises:
         InputError: a value that cannot be used, tokens that the model cannot take, a trace of another model, or two
-            models of different shapes, or that differ by more than ``by`` names.
+            models of different shapes, or of different types.
         RunError: the folder is in use, or holds another run; or the trace's folder has no run.
     """
     if other is not None:

@@ -2,7 +2,7 @@
 
 Both models are read once on the same sequences; every difference is paired by sequence. The one judgement is that of
 the loss, which may rise by a bound that is given. Beside the numbers stand indices, BOS tokens, and what differs
-between the tokenizers and configurations; of two sets of weights also the tensors that changed most.
+between the tokenizers and configurations, and the tensors that changed most.
 """
 
 import math
@@ -50,39 +50,33 @@ def compare(
     overwrite: bool,
 ) -> Study:
     """Compare two models on the same tokens."""
-    second = second_of(lens, config, other)
-    _check_alike(lens, second, config)
-    thresholds = Thresholds(threshold=config.threshold)
-    a = Observed(lens, sequences, thresholds=thresholds, seed=config.seed, batch_size=config.batch_size)
-    b = _read_second(a, second, config)
-    changes = [*_numbers(a, b), *_indices(a, b)]
-    if second is not lens:
-        changes += _texts(lens, second)
-    names = _names(lens, second, config, bos=a.tokens.bos)
-    tensors = _tensors(lens, second) if config.by == "weights" else None
+    second = _second(config, other)
+    _check_alike(lens, second)
+    how = {"thresholds": Thresholds(threshold=config.threshold), "seed": config.seed, "batch_size": config.batch_size}
+    a, b = (Observed(one, sequences, **how) for one in (lens, second))
+    changes = [*_numbers(a, b), *_indices(a, b), *_texts(lens, second)]
+    names = (shown_name(lens.name), shown_name(second.name))
+    names = names if names[0] != names[1] else (names[0], "the second model")
+    tensors = _tensors(lens, second)
     decision = _decision(changes, tensors, names=names, config=config, n=len(a.token_losses))
-    frames = {"changes": pd.DataFrame(changes), "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}])}
-    if tensors is not None:
-        frames["tensors"] = tensors
+    summary = pd.DataFrame([{name: decision[name] for name in _SUMMARY}])
+    frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
     found = Measured(frames=frames, kernel=a.core.kernel, decision=decision, headline=decision["sentence"])
     return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite)
 
 
-_SUMMARY = ("sentence", "by", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
+_SUMMARY = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
 
 
-def second_of(lens: LensModel, config: CardConfig, other: ModelLike | None) -> LensModel:
+def _second(config: CardConfig, other: ModelLike | None) -> LensModel:
     """The second model of a comparison."""
     if other is not None and not isinstance(other, str | Path):
         return as_lens(other)
-    if config.by == "bos" and not config.others:
-        return lens
-    name = config.others[0] if config.others else config.model
-    return load(name, device=config.device, dtype=config.other_dtype or config.dtype)
+    return load(config.others[0], device=config.device, dtype=config.dtype)
 
 
-def _check_alike(first: LensModel, second: LensModel, config: CardConfig) -> None:
-    """Refuse two models of different shapes, or of different dtypes unless dtypes are compared."""
+def _check_alike(first: LensModel, second: LensModel) -> None:
+    """Refuse two models of different shapes or dtypes."""
     for name in _WEIGHT_SIZES:
         mine, its = (getattr(one.config, name, None) for one in (first, second))
         if mine != its and not (name == "vocab_size" and its is not None and mine is not None):
@@ -90,33 +84,10 @@ def _check_alike(first: LensModel, second: LensModel, config: CardConfig) -> Non
                 f"{shown_name(first.name)} has {name} {mine} and {shown_name(second.name)} {its}; need two models of "
                 "one shape. Give the folders of their cards for a table"
             )
-    if first.dtype != second.dtype and config.by != "dtype":
+    if first.dtype != second.dtype:
         raise InputError(
-            f"the models differ in dtype ({first.dtype}, {second.dtype}); need one type, or --by dtype if that is "
-            "what is compared"
+            f"the models differ in dtype ({first.dtype}, {second.dtype}); need one type. Load both with the same dtype"
         )
-    if first.dtype == second.dtype and config.by == "dtype":
-        raise InputError(f"both models are in {first.dtype}; need another --other-dtype to compare by dtype")
-
-
-def _read_second(a: Observed, second: LensModel, config: CardConfig) -> Observed:
-    """The second model's observations on the same tokens; with the opposite BOS condition if BOS is compared."""
-    seen = Observed(second, a.tokens, thresholds=a.thresholds, seed=a.seed, batch_size=config.batch_size)
-    if config.by != "bos":
-        return seen
-    if a.tokens.bos:
-        return seen.without_bos()
-    token = None if second.tokenizer is None else bos_id(second.tokenizer)
-    if token is None:
-        raise InputError(f"{shown_name(second.name)} has no BOS token; need one to compare by BOS")
-    return seen.on(a.tokens.with_bos(token))
-
-
-def _losses(a: Observed, b: Observed) -> tuple[Tensor, Tensor]:
-    """Loss by sequence and token of both models, cut at the front to the tokens that both predict."""
-    first, second = a.token_losses.double(), b.token_losses.double()
-    width = min(first.shape[1], second.shape[1])
-    return first[:, first.shape[1] - width :], second[:, second.shape[1] - width :]
 
 
 _ROWS = {
@@ -130,7 +101,7 @@ _ROWS = {
 
 def _numbers(a: Observed, b: Observed) -> list[dict[str, Any]]:
     """Rows of ``changes`` for the loss, over all, early and later positions, and for every compared quantity."""
-    first, second = _losses(a, b)
+    first, second = a.token_losses.double(), b.token_losses.double()
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), seed=a.seed)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
     for name, block in blocks:
@@ -230,25 +201,9 @@ def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
     return table.head(_TENSORS).reset_index(drop=True)
 
 
-def _names(first: LensModel, second: LensModel, config: CardConfig, *, bos: bool) -> tuple[str, str]:
-    """Return the names of the two models in sentences, with dtype or BOS condition if that is compared."""
-    names = (shown_name(first.name), shown_name(second.name))
-    if config.by == "dtype":
-        return f"{names[0]} in {_type(first)}", f"{names[1]} in {_type(second)}"
-    if config.by == "bos":
-        conditions = ("with BOS", "without BOS") if bos else ("without BOS", "with BOS")
-        return f"{names[0]} {conditions[0]}", conditions[1] if first is second else f"{names[1]} {conditions[1]}"
-    return names if names[0] != names[1] else (names[0], "the second model")
-
-
-def _type(lens: LensModel) -> str:
-    """A model's dtype without ``torch.``."""
-    return str(lens.dtype).removeprefix("torch.")
-
-
 def _decision(
     changes: Sequence[Mapping[str, Any]],
-    tensors: pd.DataFrame | None,
+    tensors: pd.DataFrame,
     *,
     names: tuple[str, str],
     config: CardConfig,
@@ -258,7 +213,6 @@ def _decision(
     loss = changes[0]
     is_above = loss["change"] > config.most_loss and not loss["change_low"] <= 0
     found = {
-        "by": config.by,
         "first": names[0],
         "second": names[1],
         "most_loss": config.most_loss,
@@ -272,10 +226,10 @@ def _decision(
     return {"sentence": _sentence(found, changes, tensors)} | found
 
 
-def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame | None) -> str:
+def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
     """Two sentences: the change of the loss and whether it is within its bound, then the main further changes."""
     others = [_change(row) for row in changes[1:] if row["changed"]]
-    if tensors is not None and len(tensors):
+    if len(tensors):
         top = tensors.iloc[0]
         others.insert(3, f"most of all weights {top['tensor']} (by {number(float(top['change']))} of its norm)")
     within = "within" if found["within_bound"] else "not within"

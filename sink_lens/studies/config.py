@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
 from ..configuration import check_least, check_most
 from ..errors import InputError
-from ..schema import CENTRES, FACTORS, SINK_THRESHOLD, Centre, ComparedBy, QuantisedFormat
+from ..schema import CENTRES, FACTORS, SINK_THRESHOLD, Centre, QuantisedFormat
 
 MOST_IN_SET = 32
 """Most neurons of the set that ``ablate`` makes."""
@@ -109,11 +109,6 @@ class CardConfig(ReadConfig):
     trace: str | None = field(default=None, metadata={"metavar": "RUN"})
     """Folder of a trace of the same weights with interventions: the card then shows its answers about the chain and the
     sink's makers. Default: the card says that they were not asked for."""
-    by: ComparedBy = "weights"
-    """What differs between the two that are compared: weights (base and tuned, two checkpoints), dtype or bos. By dtype
-    or bos one model is compared with itself."""
-    other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """With --by dtype: the type of the second model's weights."""
     most_loss: float = 0.25
     """End with exit code 1 if the second model's loss is above the first model's by more than this many nats."""
     columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
@@ -125,17 +120,15 @@ class CardConfig(ReadConfig):
         ReadConfig.__post_init__(self)
         if not 0 < self.threshold < 1:
             raise InputError(f"threshold is {self.threshold}; need a number between 0 and 1, both excluded")
-        if (self.other_dtype is not None) != (self.by == "dtype"):
-            raise InputError("--other-dtype goes with --by dtype; need both, as --by dtype --other-dtype bfloat16")
         if not self.most_loss > 0:
             raise InputError(f"most_loss is {self.most_loss}; need nats above 0")
-        if self.trace is not None and (self.others or self.compares):
-            raise InputError("--trace goes with the card of one model; need it without other models and without --by")
+        if self.trace is not None and self.others:
+            raise InputError("--trace goes with the card of one model; need it without other models")
 
     @property
     def compares(self) -> bool:
-        """Return True if two are compared: two models, or one under two conditions."""
-        return len(self.others) == 1 or self.by != "weights"
+        """Return True if two models are compared."""
+        return len(self.others) == 1
 
     def makes_table(self) -> bool:
         """Check whether a table is asked for: by more than two models, or by a folder of a run.
@@ -146,7 +139,7 @@ class CardConfig(ReadConfig):
         names = (self.model, *self.others)
         table = len(names) > 2 or any(map(is_run, names))
         default = CardConfig()
-        for name in ("by", "most_loss", "trace") if table else ("columns", "format"):
+        for name in ("most_loss", "trace") if table else ("columns", "format"):
             if getattr(self, name) != getattr(default, name):
                 needs = "one model, or two that are compared" if table else "more than two models, or folders of runs"
                 raise InputError(f"--{name.replace('_', '-')} was given; need {needs} for it")

@@ -96,8 +96,6 @@ sink-lens card ./my-model --text mine.txt --out runs/card --trace runs/my-trace
 
 sink-lens card ./base ./tuned --text mine.txt  [dim]what changed: base and fine-tuned, or two checkpoints[/dim]
 
-sink-lens card ./base --by dtype --other-dtype bfloat16  [dim]one model in two types; or --by bos[/dim]
-
 sink-lens card runs/* --columns model,sink_rate,loss --format latex > models.tex  [dim]a row per card or trace[/dim]
 """,
 )

@@ -28,8 +28,7 @@ def passes(config: StudyConfig, sizes: Sizes) -> Passes:
     counted = study_passes(config, sizes, forwards=_forwards(config))
     if isinstance(config, CardConfig):
         facts = {} if config.compares else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
-        others = config.others or (config.model,) * (config.by == "dtype")
-        return replace(counted, bound="about", facts=facts, others=others)
+        return replace(counted, bound="about", facts=facts, others=config.others)
     return replace(counted, bound="about") if isinstance(config, AblateConfig) else counted
 
 

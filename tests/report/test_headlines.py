@@ -92,13 +92,13 @@ def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5,
     return page("card", summary=[row])
 
 
-def diff(*, within=True, changed=True, tensors=None, by="models"):
+def diff(*, within=True, changed=True, tensors=(), low=0.4):
     change = {"change": 0.5, "change_low": 0.4, "change_high": 0.6, "first": 3.0, "second": 3.5, "unit": "nats"}
     changes = [change | {"quantity": name, "changed": changed} for name in ("loss", "sink_rate")]
     found = {"first": "ONE", "second": "OTHER", "within_bound": within, "most_loss": 0.01}
-    row = {"sentence": card_pair._sentence(found, changes, tensors), "by": by, "loss_change_nats": 0.5}
-    row |= {"loss_change_low": 0.4, "loss_change_high": 0.6}
-    return page("diff", config={"others": ["OTHER"], "other_dtype": "bfloat16"}, summary=[row])
+    row = {"sentence": card_pair._sentence(found, changes, pd.DataFrame(tensors)), "loss_change_nats": 0.5}
+    row |= {"loss_change_low": low, "loss_change_high": 0.6}
+    return page("diff", config={"others": ["OTHER"]}, summary=[row])
 
 
 def quantised(**change):
@@ -308,9 +308,7 @@ CASES = {
         "cache": (card_of, {}, {"found": False}),
     },
     "diff": {
-        "title": (diff, {}, {"by": "dtype"}),
-        "title: type": (diff, {"by": "dtype"}, {}),
-        "title: BOS": (diff, {"by": "bos"}, {}),
+        "title": (diff, {}, {"low": NAN}),
         "within": (diff, {}, {"within": False}),
         "not within": (diff, {"within": False}, {}),
         "others": (diff, {}, {"changed": False}),

@@ -3,6 +3,7 @@
 import copy
 import math
 
+import pandas as pd
 import pytest
 import torch
 
@@ -175,7 +176,7 @@ def test_a_fine_tune_keeps_the_bound_and_a_broken_norm_does_not(base, tmp_path):
 def test_a_loss_that_is_no_number_is_not_within_its_bound():
     row = {"quantity": "loss", "unit": "nats", "first": 5.0, "changed": True}
     row |= dict.fromkeys(("second", "change", "change_low", "change_high"), math.nan)
-    found = _decision([row], None, names=("base", "tuned"), config=CardConfig(), n=4)
+    found = _decision([row], pd.DataFrame(), names=("base", "tuned"), config=CardConfig(), n=4)
     assert not found["within_bound"]
     assert "loss 5 → undefined" in found["sentence"]
 
@@ -196,27 +197,6 @@ def test_the_difference_of_a_loss_is_paired_by_sequence(base, tmp_path):
     assert row["first"] == pytest.approx(float(losses[0].mean()), rel=1e-4)
 
 
-def test_one_model_is_compared_by_bos(base, tmp_path):
-    lens = wrap(base, tokenizer=tokenizer(), name="base")
-    study = card(lens, by="bos", tokens=sequences(), out=tmp_path / "run", progress=False)
-    changes = study.tables["changes"].set_index("quantity")
-    assert changes.loc["sink_rate", "second"] < 0.1 < changes.loc["sink_rate", "first"]
-    assert changes.loc["sink_rate", "changed"]
-    assert study.headline.startswith("From base with BOS to without BOS: loss ")
-    assert "tensors" not in study.tables
-
-
-def test_one_model_is_compared_by_type_where_that_is_asked_for(base, tmp_path):
-    half = wrap(copy.deepcopy(base).bfloat16(), tokenizer=tokenizer(), name="half")
-    lens = wrap(base, tokenizer=tokenizer(), name="base")
-    given = {"tokens": sequences(), "out": tmp_path / "run", "progress": False}
-    with pytest.raises(InputError, match=r"differ in dtype .*need one type, or --by dtype"):
-        card(lens, half, **given)
-    study = card(lens, half, by="dtype", other_dtype="bfloat16", **given)
-    assert study.decision["within_bound"]
-    assert "base in float32 to half in bfloat16" in study.headline
-
-
 def test_models_of_other_shapes_and_one_model_alone_are_refused(base, tmp_path):
     lens = wrap(base, tokenizer=tokenizer(), name="base")
     given = {"tokens": sequences(), "out": tmp_path / "run", "progress": False}
@@ -224,8 +204,9 @@ def test_models_of_other_shapes_and_one_model_alone_are_refused(base, tmp_path):
         card(lens, wrap(tiny("llama"), tokenizer=tokenizer(), name="other"), **given)
     with pytest.raises(InputError, match="3 models were given; need one, or two to compare"):
         card(lens, others=("a", "b"), **given)
-    with pytest.raises(InputError, match="--other-dtype goes with --by dtype"):
-        CardConfig(other_dtype="bfloat16")
+    half = wrap(copy.deepcopy(base).bfloat16(), tokenizer=tokenizer(), name="half")
+    with pytest.raises(InputError, match=r"differ in dtype .*need one type. Load both with the same dtype"):
+        card(lens, half, **given)
 
 
 def test_a_change_names_neurons_as_neurons():

@@ -24,15 +24,14 @@ def with_names(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _title(run: Run) -> str:
     """Title with the change of the loss."""
-    table = run.optional("summary", columns=["by", "loss_change_nats", "loss_change_low", "loss_change_high"])
+    table = run.optional("summary", columns=["loss_change_nats", "loss_change_low", "loss_change_high"])
     if table is None or table.empty:
         return "Two models compared"
     row = table.to_dict("records")[0]
     change = f"{number(row['loss_change_nats'])} {interval(row['loss_change_low'], row['loss_change_high'])}".rstrip()
     others = run.config.get("others") or [run.config.get("other")]  # a run of 0.2 has one
     other = Path(str(others[0] or "the second model"))
-    named = {"dtype": run.config.get("other_dtype"), "bos": "the other BOS condition"}
-    second = named.get(str(row["by"])) or (other.name if other.is_absolute() else other)
+    second = other.name if other.is_absolute() else other
     return f"The loss changes by {change} nats, from the first model to {visible(second)}"
 
 
