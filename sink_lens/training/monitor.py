@@ -37,7 +37,7 @@ from ..models.foreign import COMPILED, UNCOMPILED, WRAPPED, kernel_of
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first, query_and_key, stays_apart, uncached_autocast
 from .monitor_documents import Documents, documents_in, whole_mask
-from .monitor_keys import ON_REQUEST, KeySums, Reading, names_for_trackers
+from .monitor_keys import KeySums, Reading, names_for_trackers
 from .monitor_readings import ReadingLog, Readings
 
 __all__ = ["SinkMonitor"]
@@ -91,7 +91,6 @@ class SinkMonitor:
         tokens: Int[Tensor, "batch position"] | None = None,
         sequences: int = 4,
         threshold: float = 0.3,
-        extras: Sequence[str] = (),
         folder: str | Path | None = None,
         first_step: int = 0,
     ) -> None:
@@ -104,7 +103,6 @@ class SinkMonitor:
             sequences: how many sequences of the training batch (of its first forward in a step, on each process) are
                 read; documents of two tokens or more in a packed batch.
             threshold: of the sink score, in (0, 1).
-            extras: keys that are read on request.
             folder: run folder for the readings and alarms, which the first process writes. A training that goes on
                 continues it. Where it holds something else, the readings go into a folder beside it, with a warning.
             first_step: the number of the first step, for a training that goes on.
@@ -113,7 +111,7 @@ class SinkMonitor:
             ModelError: no known family.
             InputError: an option out of its range.
         """
-        check_options(every=every, sequences=sequences, threshold=threshold, extras=extras)
+        check_options(every=every, sequences=sequences, threshold=threshold)
         self.alarms: list[Alarm] = []
         """Alarms of the rules in ``monitor_alarms``; each is logged as a warning too."""
         self.stopped = False
@@ -127,7 +125,7 @@ class SinkMonitor:
         top = self._family.attention.partition(".")[0]
         self._attending = [at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None]
         self._every, self._tokens, self._sequences = every, tokens, sequences
-        self._threshold, self._extras = threshold, frozenset(extras)
+        self._threshold = threshold
         self._folder, self._step = None if folder is None else Path(folder), first_step
         self._handles: list[Any] = []
         self._end: Any = None
@@ -163,7 +161,6 @@ class SinkMonitor:
                     "every": self._every,
                     "sequences": self._sequences,
                     "threshold": self._threshold,
-                    "extras": sorted(self._extras),
                     "fixed_tokens": self._tokens is not None,
                 },
                 provenance={
@@ -230,7 +227,7 @@ class SinkMonitor:
 
     def _arm(self) -> None:
         """Set the hooks for the step that is read, or run the monitor's own tokens."""
-        self._sums = KeySums(threshold=self._threshold, extras=self._extras)
+        self._sums = KeySums(threshold=self._threshold)
         if self._tokens is not None:
             device = next(self._model.parameters()).device
             self._replay({"input_ids": self._tokens.to(device)}, call=_callable(self._outer))
@@ -536,8 +533,6 @@ def check_options(**options: Any) -> None:
             raise InputError(f"{name} is {options[name]}; need at least 1")
     if not 0 < options.get("threshold", 0.3) < 1:
         raise InputError(f"threshold is {options['threshold']}; need a number between 0 and 1")
-    if unknown := sorted(set(options.get("extras", ())) - set(ON_REQUEST)):
-        raise InputError(f"extras has {', '.join(unknown)}; need some of {', '.join(ON_REQUEST)}")
 
 
 def _children(module: nn.Module) -> Iterator[nn.Module]:

@@ -16,7 +16,6 @@ from torch import Tensor
 from ..measures import attention
 from ..measures.dimensions import dominance_ratio
 from ..measures.neurons import column_kurtosis
-from ..measures.rank import effective_rank
 from ..measures.reductions import median_where
 
 PREFIX = "sinks/"
@@ -85,16 +84,11 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "coverage_dimension": Key(unit="dimension", whole="alone", meaning="that dimension, where coverage is largest"),
         "entropy": Key(unit="nats", whole="mean", meaning="entropy of a row of the pattern, mean over sampled queries"),
         "max_logit": Key(unit="logits", whole="max", meaning="largest attention score of the sampled queries"),
-        "effective_rank": Key(
-            unit="directions", whole="mean", meaning="directions that a sequence's states use, position 0 left out"
-        ),
     }
 )
-"""Name without the prefix -> what it is. ``effective_rank`` is read where it is asked for."""
+"""Name without the prefix -> what it is."""
 Reading = Mapping[tuple[str, int | None], float]
 """(Key without the prefix, layer) -> number; layer -1 is the stream before the first, None the whole model."""
-ON_REQUEST = ("effective_rank",)
-"""Keys that cost more, read where they are asked for."""
 _ANYWHERE = ("max_activation", "kurtosis", "entropy", "max_logit")
 """Keys that do not ask where a sequence begins."""
 
@@ -104,7 +98,6 @@ class KeySums:
     """Running totals of one reading: (name, layer) -> sums, or largest values."""
 
     threshold: float
-    extras: frozenset[str] = frozenset()
     without_first: bool = False
     """Where the sequences begin is not known, so that only the keys that do not ask it are given."""
     added: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -140,8 +133,6 @@ class KeySums:
         some = some[(some >= OTHERS_FROM) & (some < h.shape[1])]
         magnitude = h[:, some][ordinary[:, some]].abs()
         self._add("coverage", torch.cat([_over(magnitude), torch.tensor([len(magnitude)], device=h.device)]), layer)
-        if "effective_rank" in self.extras:
-            self._mean("effective_rank", effective_rank(h, valid=valid, without=0), layer)
 
     def take_attention(
         self,
@@ -216,9 +207,7 @@ class KeySums:
         added = _all_reduced(padded, op=distributed.ReduceOp.SUM, device=device)
         without_first = bool(added.pop(("without_first", 0)))
         largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
-        return KeySums(
-            threshold=self.threshold, extras=self.extras, without_first=without_first, added=added, largest=largest
-        )
+        return KeySums(threshold=self.threshold, without_first=without_first, added=added, largest=largest)
 
     def numbers(self, *, n_layers: int) -> Reading:
         """(key, layer) -> number of a reading, after ``settled``; undefined numbers are left out."""
@@ -226,7 +215,7 @@ class KeySums:
         layers = range(n_layers)
         attention = [layer for layer in layers if ("score_by_key", layer) in added]
         by_layer: dict[str, list[float]] = {}
-        for name in ("rate_first", "mass_first", "entropy", "kurtosis", *sorted(self.extras)):
+        for name in ("rate_first", "mass_first", "entropy", "kurtosis"):
             by_layer[name] = [_ratio(added.get((name, layer), _NOTHING)) for layer in layers]
         for name in ("norm_ratio", "dominance"):
             by_layer[name] = [_ratio(added[name, layer]) for layer in range(-1, n_layers)]

@@ -177,7 +177,7 @@ def test_two_processes_read_what_one_does(how, tmp_path):
 def test_other_keys_against_loops_over_hidden_states_and_attentions():
     model, tokens = tiny("llama"), batches(1, length=70)[0]
     model.set_attn_implementation("eager")
-    reading = one_reading(model, tokens, threshold=0.1, extras=("effective_rank",))
+    reading = one_reading(model, tokens, threshold=0.1)
     with torch.no_grad():
         out = model.model(input_ids=tokens, output_attentions=True, output_hidden_states=True)
     rows = np.linspace(0, 69, 64).round().astype(int)
@@ -198,12 +198,6 @@ def test_other_keys_against_loops_over_hidden_states_and_attentions():
         centred = h - h.mean(-1, keepdims=True)
         kurtosis = (centred**4).mean(-1) / (centred**2).mean(-1) ** 2 - 3
         assert reading[f"sinks/kurtosis/layer_{layer}"] == pytest.approx(kurtosis.mean(), rel=1e-4)
-        ranks = []
-        for sequence in h:
-            s = np.linalg.svd(np.delete(sequence, 0, axis=0), compute_uv=False)
-            share = s[s > 1e-12] / s.sum()
-            ranks.append(math.exp(-(share * np.log(share)).sum()))
-        assert reading[f"sinks/effective_rank/layer_{layer}"] == pytest.approx(np.mean(ranks), rel=1e-4)
 
 
 def test_largest_logit_is_the_scaled_product_of_rotated_query_and_key():
@@ -346,7 +340,7 @@ def test_fixed_tokens_are_read_in_place_of_the_batch(compiled):
 
 
 def test_every_key_is_documented_and_under_one_prefix():
-    reading = one_reading(tiny("llama"), batches(1)[0], extras=("effective_rank",))
+    reading = one_reading(tiny("llama"), batches(1)[0])
     names = {key.removeprefix("sinks/").partition("/layer_")[0] for key in reading}
     assert all(key.startswith("sinks/") for key in reading)
     assert names == set(KEYS)

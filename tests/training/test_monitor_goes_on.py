@@ -235,7 +235,7 @@ def test_an_error_of_the_monitors_own_is_one_warning_and_no_more(monkeypatch, ca
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss"])
 def test_batches_of_any_length_are_read(family):
     training = Training(tiny(family))
-    with SinkMonitor(training.model, every=1, extras=("effective_rank",)) as monitor:
+    with SinkMonitor(training.model, every=1) as monitor:
         for length in range(1, 12):
             tokens = batches(1, length=length)[0]
             training.model(input_ids=tokens)
@@ -352,7 +352,6 @@ def test_a_model_that_cannot_be_watched_is_trained(tmp_path, caplog, monkeypatch
         ({"threshold": "0.3"}, "threshold.*'0.3'.*need a number"),
         ({"threshold": float("nan")}, "threshold.*nan.*need a number"),
         ({"tokens": [1, 2]}, "tokens.*need a tensor"),
-        ({"extras": ("rank",)}, "extras has rank; need some of effective_rank"),
     ],
 )
 def test_options_are_refused_before_the_training(options, says):

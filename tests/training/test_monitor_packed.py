@@ -57,7 +57,7 @@ def blocks(found):
 def reading(model, inputs, *, sequences=4, call=None):
     call = model if call is None else call
     with (
-        SinkMonitor(call, every=1, sequences=sequences, threshold=0.1, extras=("effective_rank",)) as monitor,
+        SinkMonitor(call, every=1, sequences=sequences, threshold=0.1) as monitor,
         torch.no_grad(),
     ):
         logits = call(**inputs).logits
