@@ -27,7 +27,16 @@ ANSWERS = ("holds", "holds in part", "does not hold", "not shown", "not tested h
 PARTS = {"weaker": "true, but weaker", "settings": "true in some settings"}
 """Part of a claim that holds -> the verdict on the page."""
 _MARKS = {"holds": "●", **dict.fromkeys(PARTS.values(), "◐"), "does not hold": "○"}
-_ORDER = ("holds", *PARTS.values(), "does not hold", "not shown", "not tested here")
+_MEANINGS = {
+    "holds": "all intervals lie in their ranges",
+    "true, but weaker": "the effect is smaller or narrower than the paper says",
+    "true in some settings": "the effect is there for some models, layers, texts or tasks, but not for all",
+    "does not hold": "all intervals lie outside their ranges",
+    "not shown": "the intervals decide nothing, or two measurements of the same effect disagree",
+    "not tested here": "we could not test the claim",
+}
+"""Verdict, in the order of the page -> its line in the table of verdicts."""
+_ORDER = tuple(_MEANINGS)
 _PLACE = re.compile(r"\{([^{}|]+/[^{}|]+)(?:\|([^{}]+))?\}")
 _ID = re.compile(r"\[([A-D]\d+[a-z]?)\]")
 _AT = " @ "
@@ -403,13 +412,13 @@ def claims_page(page: Page, results: Results) -> str:
             lines.append(line(words, f"**{verdict_of(row, results)}**", results.fill(row.short)))
         tables.append(f"## {name}\n\n{paper.words}\n" + "\n".join(lines))
     found = counts(page, results)
-    told = (
-        f"{found['holds']} hold. {sum(found[part] for part in PARTS.values())} hold in part: "
-        f"{found[PARTS['weaker']]} are true but weaker, {found[PARTS['settings']]} in some settings. "
-        f"{found['does not hold']} do not hold, {found['not shown']} are not shown, and "
-        f"{found['not tested here']} were not tested"
+    opening = page.opening.format(
+        n=len(page.rows),
+        holds=found["holds"],
+        part=sum(found[verdict] for verdict in PARTS.values()),
+        verdicts="\n".join(line(_MARKS.get(one, "·"), one, str(n), _MEANINGS[one]) for one, n in found.items()),
+        boxes="\n\n".join(boxes),
     )
-    opening = page.opening.format(n=len(page.rows), told=told, boxes="\n\n".join(boxes))
     return "\n\n".join([opening.rstrip("\n"), *tables, page.closing.lstrip("\n")])
 
 
