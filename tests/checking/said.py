@@ -18,12 +18,9 @@ _NO_WORDS = ("sink_lens.records", "sink_lens.text", "sink_lens.report", "sink_le
 SENTENCES = {
     "circuit": ("sink_lens.circuits.tasks:Task.sentence", "sink_lens.circuits.given:Comparison.sentences"),
     "quantise": ("sink_lens.studies.quantise:_sentence",),
-    "card": ("sink_lens.studies.card:card",),
+    "card": ("sink_lens.studies.card:sentence",),
     "compare": ("sink_lens.training.compare:compare",),
-    "isolate": ("sink_lens.studies.interventions:isolate",),
-    "amplify": ("sink_lens.studies.interventions:amplify",),
-    "ablate": ("sink_lens.studies.interventions:ablate",),
-    "tokens": ("sink_lens.studies.tokens.run:sink_tokens",),
+    "tokens": ("sink_lens.studies.tokens.run:_thresholds",),
 }
 """Kind -> what makes the sentences that its page reads from a table."""
 

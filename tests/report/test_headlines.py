@@ -1,5 +1,6 @@
 """Every sentence of the other kinds is in tests/headlines.md, is said if what it stands on holds, and else not."""
 
+import tempfile
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from sink_lens.records import Run
 from sink_lens.studies import card_pair
 from sink_lens.training.sink_birth import Birth
 
+from ..training.runs import write_run
+
 card, quantise, compare, marked = (  # functions hide three of these modules
     import_module(f"sink_lens.{name}")
     for name in ("studies.card", "studies.quantise", "training.compare", "studies.tokens.run")
@@ -30,21 +33,23 @@ class Tables(dict):
     shortened: ClassVar[dict] = {}
 
 
-def page(kind, *, config=None, **tables):
+def page(kind, *, config=None, folder="nowhere", **tables):
     """The title and the sentences of a page, with every number as N."""
     frames = {name: pd.DataFrame(table) for name, table in tables.items() if table is not None}
     run = Run(
-        folder=Path("nowhere"), kind=kind, status="finished", error=None, started="", ended=None, config=config or {},
+        folder=Path(folder), kind=kind, status="finished", error=None, started="", ended=None, config=config or {},
         provenance={"least_effect": 0.01}, tables=Tables(frames), missing=[],
     )  # fmt: skip
     shown = import_object(kinds()[kind].page)
     return normalised(f"{shown.title(run)}. {' '.join(shown.headline(run))}")
 
 
-def tokens(*, sinks=(4, 2, 1), massive=0, first=32, dimensions=("residual", "sink token"), gap=True, given=None):
+def tokens(
+    *, sinks=(4, 2, 1), massive=0, first=32, dimensions=("residual", "sink token"), gap=True, given=None, by="attention"
+):
     between = ScoreGap(threshold=3.0, low=1.0, high=9.0, above=1, within=1) if gap else None
     found = {"gaps": between, "scores": torch.tensor([[9.0, 1.0, 1.0]]), "thresholds": 3.0}
-    found = SimpleNamespace(**{name: {"attention": one} for name, one in found.items()})
+    found = SimpleNamespace(**{name: {by: one} for name, one in found.items()})
     thresholds = marked._thresholds(found, SimpleNamespace(sink_threshold=given, massive_threshold=None))
     row = {"massive": massive, "both": 0, "sink_only": sum(sinks), "massive_only": massive}
     names = ("first", "delimiter", "other")
@@ -61,13 +66,15 @@ MASSES = {
 }  # fmt: skip
 
 
-def isolate(**change):
-    row = MASSES | {"target_position": 9, "layers": "all"} | change
-    return page("isolate", summary=[{name: one for name, one in row.items() if one is not None}])
+def isolate(*, positions=(9,), **change):
+    row = MASSES | {"layers": "all"} | change
+    row = {name: one for name, one in row.items() if one is not None}
+    return page("isolate", summary=[row | {"target_position": one} for one in positions])
 
 
 def amplify(*, times=3.0, centres=("values", "none"), **change):
-    rows = [MASSES | {"centre": centre, "factor": 9.0, "times": times} | change for centre in centres]
+    row = {name: one for name, one in (MASSES | change).items() if one is not None}
+    rows = [row | {"centre": centre, "factor": 9.0, "times": times} for centre in centres]
     return page("amplify", config={"amplify_target_position": 9}, summary=rows)
 
 
@@ -80,7 +87,7 @@ def a_number(value, low, high):
     return {"value": value, "low": low, "high": high}
 
 
-def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5, bos=0.3, needed=True):
+def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5, bos=0.3, needed=True, written=False):
     made = {
         "sink": {"found": found, "positions": [0], "rate": a_number(rate, 0.5, 0.7), "to_no_key": {"value": to_no_key}},
         "outlier_dimensions": [{"dimension": one} for one in dimensions],
@@ -89,7 +96,10 @@ def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5,
     }
     row = {"sentence": card.sentence(made), "sink_positions": "0" if found else "", "sink_rate": rate or NAN}
     row |= {"outlier_dimensions": ",".join(map(str, dimensions)), "sink_rate_low": 0.5, "sink_rate_high": 0.7}
-    return page("card", summary=[row])
+    with tempfile.TemporaryDirectory() as folder:
+        if written:
+            (Path(folder) / "card.md").touch()
+        return page("card", folder=folder, summary=[row])
 
 
 def diff(*, within=True, changed=True, tensors=(), low=0.4):
@@ -208,6 +218,16 @@ def disparity(*, measured=("dominance_ratio", "effective_rank")):
     return normalised(" ".join(compare._disparity(compare.Variants(by=("lr",), runs=runs, notes=()), table)))
 
 
+def notes(*, seeds=1, watched=True, texts="aa", attention="gate_headwise"):
+    with tempfile.TemporaryDirectory() as folder:
+        for variant, text in zip(("softmax", attention), texts, strict=True):
+            masses = {"masses": [0.0, 0.2], "tokens_sha256": text} if watched else {}
+            for seed in range(seeds):
+                write_run(Path(folder) / f"{variant}{seed}", [3.0, 2.0], seed=seed, attention=variant, **masses)
+        found = compare.compare(sorted(Path(folder).iterdir()))
+    return normalised(". ".join(found.notes)).replace(normalised(f"{folder}/softmax0"), "RUN")
+
+
 def monitor(*, alarms=1, rule="sink_born", rate=True):
     keys = ("rate_first", "mass_first") if rate else ("mass_first",)
     readings = [{"step": 8, "key": key, "layer": NAN, "value": 0.5, "unit": ""} for key in keys]
@@ -269,6 +289,7 @@ CASES = {
         "counted": (tokens, {}, {"sinks": (0, 0, 0)}),
         "all first": (tokens, {"sinks": (4, 0, 0)}, {}),
         "gap": (tokens, {}, {"gap": False}),
+        "gap in norms": (tokens, {"by": "norm"}, {"by": "norm", "gap": False}),
         "no gap": (tokens, {"gap": False}, {}),
         "given": (tokens, {"given": 3.0}, {}),
         "both": (tokens, {}, {"sinks": (0, 0, 0)}),
@@ -279,6 +300,7 @@ CASES = {
     },
     "isolate": {
         "title": (isolate, {}, {"outcome": "unchanged"}),
+        "title: several": (isolate, {"positions": (9, 20)}, {}),
         "isolated": (isolate, {}, {"layers": "3-5"}),
         "cost": (isolate, {}, {"loss_change_low": None}),
     },
@@ -287,11 +309,14 @@ CASES = {
         "title: scaled": (amplify, {"centres": ("none",)}, {}),
         "factor": (amplify, {}, {"centres": ("none",)}),
         "control": (amplify, {}, {"centres": ("values",)}),
+        "cost": (amplify, {}, {"loss_change_low": None}),
         "norm alone": (amplify, {}, {"times": 1.9}),
     },
     "ablate": {
         "title": (ablate, {}, {"size": 1}),
         "removes": (ablate, {}, {"removes": False}),
+        "one": (ablate, {"neurons": "1.2", "size": 1}, {}),
+        "one, not enough": (ablate, {"neurons": "1.2", "size": 1, "removes": False}, {"removes": False}),
         "not enough": (ablate, {"removes": False}, {}),
     },
     "card": {
@@ -306,6 +331,7 @@ CASES = {
         "BOS": (card_of, {}, {"needed": False}),
         "no BOS": (card_of, {"needed": False}, {}),
         "cache": (card_of, {}, {"found": False}),
+        "files": (card_of, {"written": True}, {}),
     },
     "diff": {
         "title": (diff, {}, {"low": NAN}),
@@ -388,6 +414,11 @@ CASES = {
         "sink": (sinks, {}, {"tokens": None}),
         "no sink": (sinks, {"tokens": None}, {}),
         "disparity": (disparity, {}, {"measured": ()}),
+        "note: one seed": (notes, {}, {"seeds": 2}),
+        "note: two seeds": (notes, {"seeds": 2}, {}),
+        "note: not watched": (notes, {"watched": False}, {}),
+        "note: other text": (notes, {"texts": "ab"}, {}),
+        "note: sigmoid": (notes, {"attention": "sigmoid"}, {}),
     },
     "monitor": {
         "title": (monitor, {}, {"rule": "outlier_grows"}),

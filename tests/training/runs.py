@@ -49,14 +49,16 @@ def watched(masses, *, tokens_sha256="a" * 64, layers=2, uniform=0.25):
     return frame.astype({"layer": "Int64", "position": "Int64", "error": "string"})
 
 
-def write_run(folder, losses, *, masses=None, provenance=None, status=None, evaluation=True, **config):
+def write_run(
+    folder, losses, *, masses=None, provenance=None, status=None, evaluation=True, tokens_sha256="a" * 64, **config
+):
     """A run folder of a training; its path."""
     known = PROVENANCE | (provenance or {})
     try:
         with create_run(folder, kind="train", config=CONFIG | config, provenance=known) as writer:
             writer.write_table("log", log(losses, evaluation=evaluation))
             if masses is not None:
-                writer.write_table("watch", watched(masses))
+                writer.write_table("watch", watched(masses, tokens_sha256=tokens_sha256))
             if status == "failed":
                 raise ZeroDivisionError
     except ZeroDivisionError:

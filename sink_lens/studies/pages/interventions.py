@@ -26,7 +26,7 @@ from sink_lens.report.style import (
 )
 from sink_lens.schema import NORM_ALONE
 from sink_lens.text import interval as bounds
-from sink_lens.text import listed, named_parts, number, percent, plural, visible
+from sink_lens.text import named_parts, number, percent, plural, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
 _RANDOM = ["random_mean", "random_max"]
@@ -174,8 +174,10 @@ def _title(run: Run) -> str:
     if table is None or not len(table):
         return "A position isolated by the attention mask" if place is None else f"Position {place} amplified"
     if place is None:
-        row = table.to_dict("records")[0]
-        what = f"{_edited(row | {'target_position': listed(table['target_position'])})} (it attends to itself alone)"
+        row, others = _strongest(table), ""
+        if len(table) > 1:
+            others = f"; of {len(table)}, one at a time, it then gets the most attention"
+        what = f"{_edited(row)} (it attends to itself alone{others})"
     else:
         moved = table.loc[table["centre"].ne("none")]
         row = _strongest(moved if len(moved) else table)
