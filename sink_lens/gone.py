@@ -45,6 +45,10 @@ GONE: tuple[Gone, ...] = (
         options=("tokens --gradient-sequences",),
     ),
     Gone(instead="your own copy of the model, whose down-projection you change", names=("bake",)),
+    Gone(
+        instead="a card of each, and sink-lens card runs/one runs/other; a card says what BOS is worth",
+        options=("card --by", "card --other-dtype"),
+    ),
     Gone(instead="the page, which has the tables, or the run folder", options=("trace --verbose", "trace -v")),
     Gone(instead="sink_lens.edits.metrics", names=("metrics",)),
     Gone(instead="sink_lens.models.headnorm.HeadNormConfig", names=("HeadNormConfig",)),

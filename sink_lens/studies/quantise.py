@@ -21,6 +21,7 @@ from torch import Tensor
 from ..activations.record import Reading, stream
 from ..activations.sink_mask import sink_mask
 from ..activations.views import LayerView
+from ..chain.evidence import ratio_of_means
 from ..data.tokens import TokenBatch
 from ..edits.quantisation import quantisation, quantised_weights
 from ..engine.forward import run_with
@@ -55,25 +56,12 @@ class Kept:
     channels: Channels = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Largest:
-    """Largest magnitudes of the baseline run."""
-
-    among_all: Sizes
-    """Largest magnitudes over all tokens."""
-    among_ordinary: Sizes
-    """Largest magnitudes over the tokens that are no sinks."""
-
-    def channels(self, n: int, *, without_sinks: bool) -> dict[str, dict[int, list[int]]]:
-        """Site -> layer -> the ``n`` channels with the largest magnitudes.
-
-        ``without_sinks`` ranks them by the tokens that are no sinks.
-        """
-        found: dict[str, dict[int, list[int]]] = {}
-        for (site, layer), values in (self.among_ordinary if without_sinks else self.among_all).items():
-            order = values.sort(descending=True, stable=True).indices
-            found.setdefault(site, {})[layer] = order[:n].tolist()
-        return found
+def largest_channels(sizes: Sizes, n: int) -> dict[str, dict[int, list[int]]]:
+    """Site -> layer -> the ``n`` channels with the largest magnitudes; empty for none."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for (site, layer), values in sizes.items() if n else ():
+        found.setdefault(site, {})[layer] = values.sort(descending=True, stable=True).indices[:n].tolist()
+    return found
 
 
 @study(QuantiseConfig, every_layer=True)
@@ -90,7 +78,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
     sinks = {name: sink_mask(lens, part, by="norm").cpu() for name, part in halves.items()}
     largest = _largest_magnitudes(lens, halves["choose"], sinks=sinks["choose"], sites=list(targets))
     rows: list[dict[str, Any]] = []
-    costly, chosen = True, None
+    chosen, costly = None, True
     with tqdm(desc="quantised runs", unit="run", disable=not progress, leave=False) as bar:
         for name, part in halves.items():
 
@@ -108,23 +96,24 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
             rows.append(half.row("all", half.worst))
             costly = costly and half.is_costly
             if not costly:
-                chosen = None
                 continue
-            for what, kept in _sets(largest, sinks[name], sizes=sorted(set(config.channels))):
-                rows.append(half.row(losses=run(kept), **what))
+            for tokens, size in _candidates(sinks[name], sizes=config.channels):
+                kept = Kept(tokens=sinks[name] if tokens else None, channels=largest_channels(largest[tokens], size))
+                what = "channels" if not tokens else "both" if size else "tokens"
+                rows.append(half.row(what, run(kept), sink_tokens=tokens, channels=size))
             if name == "choose":
                 chosen = _chosen(rows, goal=config.goal)
             elif chosen is not None:
-                drawn = _random_sets(chosen, largest=largest, sinks=sinks[name], valid=part.valid.cpu(), config=config)
-                for draw, kept in enumerate(drawn):
-                    what = {"sink_tokens": chosen["sink_tokens"], "channels": chosen["channels"], "draw": draw}
-                    rows.append(half.row("random", run(kept), **what))
-    conditions = pd.DataFrame(rows).astype({"draw": "Int64"})
+                given = {"sink_tokens": chosen["sink_tokens"], "channels": chosen["channels"]}
+                drawn = _random_sets(**given, largest=largest, sinks=sinks[name], valid=part.valid.cpu(), config=config)
+                rows += [half.row("random", run(kept), **given, draw=draw) for draw, kept in enumerate(drawn)]
     marked = torch.cat([sinks["choose"], sinks["judge"]])
-    decision = _decision(lens, config, rows, chosen, largest=largest, sinks=marked)
+    decision = _decision(lens, config, rows, chosen if costly else None, largest=largest, sinks=marked)
+    sequence, position = np.nonzero(marked.numpy())
+    ids = batch.tokens.cpu().numpy()[sequence, position]
     frames = {
-        "conditions": conditions,
-        "sinks": _sink_table(batch, marked),
+        "conditions": pd.DataFrame(rows).astype({"draw": "Int64"}),
+        "sinks": pd.DataFrame({"sequence": sequence, "position": position, "token_id": ids}),
         "summary": pd.DataFrame([{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]),
     }
     return Measured(frames=frames, decision=decision, headline=decision["sentence"])
@@ -199,8 +188,8 @@ def _losses(
 
 def _largest_magnitudes(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], sites: Sequence[str]
-) -> Largest:
-    """The largest magnitude of each channel by (site, layer), over all tokens and over tokens that are no sinks."""
+) -> dict[bool, Sizes]:
+    """The largest magnitude of each channel by (site, layer), over all tokens (False), and without the sinks (True)."""
     size = max(1, _PART_TOKENS // part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
@@ -211,10 +200,7 @@ def _largest_magnitudes(
             for layer in range(lens.n_layers):
                 found.setdefault((site, layer), []).append(streamed[site, layer])
     together = {place: torch.cat(tensors).amax(0) for place, tensors in found.items()}
-    return Largest(
-        among_all={place: both[0] for place, both in together.items()},
-        among_ordinary={place: both[1] for place, both in together.items()},
-    )
+    return {without: {place: both[int(without)] for place, both in together.items()} for without in (False, True)}
 
 
 def _magnitude_reading(site: str, *, sinks: Bool[Tensor, "batch position"]) -> Reading:
@@ -229,19 +215,10 @@ def _magnitude_reading(site: str, *, sinks: Bool[Tensor, "batch position"]) -> R
     return Reading(name=site, sites=(site,), function=read)
 
 
-def _sets(
-    largest: Largest, sinks: Bool[Tensor, "batch position"], *, sizes: Sequence[int]
-) -> Iterator[tuple[dict[str, Any], Kept]]:
-    """(columns of the table, tokens and channels to keep) of each candidate, the smallest first."""
-    any_sink = bool(sinks.any())
-    for size in (0, *sizes):
-        for tokens in (False, True):
-            if (not tokens and not size) or (tokens and not any_sink):
-                continue
-            channels = largest.channels(size, without_sinks=tokens) if size else {}
-            name = "channels" if not tokens else "both" if size else "tokens"
-            what = {"kept": name, "sink_tokens": tokens, "channels": size}
-            yield what, Kept(tokens=sinks if tokens else None, channels=channels)
+def _candidates(sinks: Bool[Tensor, "batch position"], *, sizes: Sequence[int]) -> list[tuple[bool, int]]:
+    """(sink tokens or not, number of channels) of each set that is tried, the smallest first."""
+    kinds = (False, True) if bool(sinks.any()) else (False,)
+    return [(tokens, size) for size in (0, *sorted(set(sizes))) for tokens in kinds if tokens or size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,51 +237,44 @@ class _Half:
     @property
     def is_costly(self) -> bool:
         """Check whether ``worst`` is clearly above ``best``; otherwise no gap is there to be closed."""
-        return is_cost(self.worst, self.best, seed=self.seed)
+        found = self._change(self.worst, self.best)
+        return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
+
+    def _change(self, more: Tensor, less: Tensor) -> Interval:
+        """The paired difference of two losses."""
+        rng = np.random.default_rng(self.seed)
+        return paired_difference(more.double().numpy(), less.double().numpy(), generator=rng)
 
     def row(
         self, kept: str, losses: Tensor, *, sink_tokens: bool = False, channels: int = 0, draw: int | None = None
     ) -> dict[str, Any]:
         """A row of ``conditions``: mean loss, its difference to the clean loss, and the share of the gap closed."""
-        here, full, low = (one.double().numpy() for one in (losses, self.worst, self.best))
-        change = paired_difference(here, self.clean.double().numpy(), generator=np.random.default_rng(self.seed))
-        closed = share_gained(full - here, full - low, seed=self.seed) if self.is_costly else _UNDEFINED
+        change, closed = self._change(losses, self.clean), _UNDEFINED
+        if self.is_costly:
+            here, full, low = (one.double().numpy() for one in (losses, self.worst, self.best))
+            ends = {"statistic": ratio_of_means, "n_resamples": 1000}
+            pairs = np.stack([full - here, full - low], axis=1)
+            closed = interval(pairs, generator=np.random.default_rng(self.seed), **ends)
+        mean = float(losses.double().numpy().mean())
         return {
             "part": self.part,
             "kept": kept,
             "sink_tokens": sink_tokens,
             "channels": channels,
             "draw": draw,
-            "loss_nats": float(here.mean()),
-            "perplexity": float(np.exp(here.mean())),
+            "loss_nats": mean,
+            "perplexity": float(np.exp(mean)),
             "change_nats": change.estimate,
             "change_low": change.low,
             "change_high": change.high,
             "closed_share": closed.estimate,
             "closed_low": closed.low,
             "closed_high": closed.high,
-            "n": len(here),
+            "n": len(losses),
         }
 
 
 _UNDEFINED = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
-
-
-def share_gained(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interval:
-    """Mean of ``gained`` over the mean of ``whole``, each a number per sequence, with its 95% bootstrap interval."""
-
-    def ratio(rows: np.ndarray) -> float:
-        below = rows[:, 1].mean()
-        return float(rows[:, 0].mean() / below) if below else math.nan
-
-    pairs = np.stack([gained, whole], axis=1)
-    return interval(pairs, generator=np.random.default_rng(seed), statistic=ratio, n_resamples=1000)
-
-
-def is_cost(more: Tensor, less: Tensor, *, seed: int) -> bool:
-    """Check if the loss ``more`` exceeds ``less`` by ``WORTH_KEEPING_NATS``, and its paired interval lies above 0."""
-    found = paired_difference(more.double().numpy(), less.double().numpy(), generator=np.random.default_rng(seed))
-    return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
 
 
 def _chosen(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
@@ -315,21 +285,21 @@ def _chosen(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | 
 
 
 def _random_sets(
-    chosen: Mapping[str, Any],
     *,
-    largest: Largest,
+    sink_tokens: bool,
+    channels: int,
+    largest: Mapping[bool, Sizes],
     sinks: Bool[Tensor, "batch position"],
     valid: Bool[Tensor, "batch position"],
     config: QuantiseConfig,
 ) -> Iterator[Kept]:
     """Random sets as large as the chosen one, one per control, none of them with its tokens or channels."""
     generator = torch.Generator().manual_seed(config.seed)
-    keeps_tokens, size = bool(chosen["sink_tokens"]), int(chosen["channels"])
-    taken = largest.channels(size, without_sinks=keeps_tokens)
+    taken = largest_channels(largest[sink_tokens], channels)
     for _ in range(config.controls):
-        tokens = random_tokens(sinks, valid=valid, generator=generator) if keeps_tokens else None
-        channels = random_channels(largest.among_all, taken=taken, n=size, generator=generator) if size else {}
-        yield Kept(tokens=tokens, channels=channels)
+        tokens = random_tokens(sinks, valid=valid, generator=generator) if sink_tokens else None
+        drawn = random_channels(largest[False], taken=taken, n=channels, generator=generator) if channels else {}
+        yield Kept(tokens=tokens, channels=drawn)
 
 
 def random_tokens(
@@ -363,13 +333,15 @@ def _decision(
     rows: Sequence[Mapping[str, Any]],
     chosen: Mapping[str, Any] | None,
     *,
-    largest: Largest,
+    largest: Mapping[bool, Sizes],
     sinks: Bool[Tensor, "batch position"],
 ) -> dict[str, Any]:
     """Choose the tokens and channels to keep, and state the cost that is then left on the sequences that judge."""
     judged = [row for row in rows if row["part"] == "judge"]
-    clean, worst = (next(row for row in judged if row["kept"] == name) for name in ("clean", "all"))
+    by_set = {(row["kept"], row["channels"]): row for row in judged if row["kept"] != "random"}
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]
+    clean, worst = by_set["clean", 0], by_set["all", 0]
+    kept = {} if chosen is None else by_set[chosen["kept"], chosen["channels"]]
     found = {
         "model": lens.name,
         "verdict": "nothing to keep",
@@ -383,27 +355,21 @@ def _decision(
         "sink_tokens": 0.0,
         "channels": 0,
         "kept_channels": {},
-        "kept_loss_nats": math.nan,
-        **dict.fromkeys(("left_nats", "left_low", "left_high", "closed_share", "closed_low", "closed_high"), math.nan),
+        "kept_loss_nats": kept.get("loss_nats", math.nan),
+        **{f"left_{end}": kept.get(f"change_{end}", math.nan) for end in ("nats", "low", "high")},
+        **{f"closed_{end}": kept.get(f"closed_{end}", math.nan) for end in ("share", "low", "high")},
         "random_most": max(random, default=math.nan),
         "controls": len(random),
         "n": clean["n"],
         "notes": list(lens.notes),
     }
-    if chosen is not None:
-        same = ("kept", "sink_tokens", "channels")
-        kept = next(row for row in judged if all(row[name] == chosen[name] for name in same))
-        found["kept_loss_nats"] = kept["loss_nats"]
-        found |= {f"left_{end}": kept[f"change_{end}"] for end in ("nats", "low", "high")}
-        found |= {f"closed_{end}": kept[f"closed_{end}"] for end in ("share", "low", "high")}
-        if random and not kept["closed_low"] > max(random):
-            found["verdict"] = "no small set"
-        else:
-            found["verdict"] = "keep" if kept["closed_share"] >= config.goal else "keep a part"
-            size, tokens = int(kept["channels"]), bool(kept["sink_tokens"])
-            found["sink_tokens"] = float(sinks.sum(1).double().mean()) if tokens else 0.0
-            found["channels"] = size
-            found["kept_channels"] = largest.channels(size, without_sinks=tokens) if size else {}
+    if kept and random and not kept["closed_low"] > max(random):
+        found["verdict"] = "no small set"
+    elif kept:
+        found["verdict"] = "keep" if kept["closed_share"] >= config.goal else "keep a part"
+        found["sink_tokens"] = float(sinks.sum(1).double().mean()) if kept["sink_tokens"] else 0.0
+        found["channels"] = kept["channels"]
+        found["kept_channels"] = largest_channels(largest[kept["sink_tokens"]], kept["channels"])
     return found | {"sentence": _sentence(found)}
 
 
@@ -434,9 +400,3 @@ def _sentence(found: Mapping[str, Any]) -> str:
         f"Keep {listed([*sinks, *channels])} in 16 bit: {cost}; with them kept, {left} are left, which closes "
         f"{closed}; chosen on one half of the text, judged on the other.{missed}"
     )
-
-
-def _sink_table(batch: TokenBatch, sinks: Bool[Tensor, "batch position"]) -> pd.DataFrame:
-    sequence, position = np.nonzero(sinks.numpy())
-    ids = batch.tokens.cpu().numpy()[sequence, position]
-    return pd.DataFrame({"sequence": sequence, "position": position, "token_id": ids})

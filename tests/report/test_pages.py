@@ -162,7 +162,7 @@ def test_every_kind_of_run_has_a_page_that_says_what_was_found(tmp_path, kind):
     shown = [*part.figures, *part.tables]
     assert [one.missing for one in shown if one.missing] == []
     assert all(one.see for one in shown)
-    assert part.figures
+    assert part.figures or part.tables
     assert sum(bool(one.csv) for one in shown)
 
 
@@ -180,7 +180,7 @@ def test_what_is_not_there_damaged_or_empty_breaks_nothing_but_its_own_part(tmp_
     for path in paths:
         path.write_bytes(b"PAR1 not really")
     damaged = content(read_run(folder))
-    assert damaged.figures
+    assert damaged.figures or damaged.tables
     assert not paths or "damaged" in " ".join(one.missing for one in (*damaged.figures, *damaged.tables))
 
     for name, frame in frames.items():

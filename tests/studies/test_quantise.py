@@ -16,7 +16,7 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.studies.config import CardConfig, QuantiseConfig
-from sink_lens.studies.quantise import quantise, random_channels, random_tokens
+from sink_lens.studies.quantise import largest_channels, quantise, random_channels, random_tokens
 
 module = import_module("sink_lens.studies.quantise")
 
@@ -77,7 +77,7 @@ def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_p
     assert found["channels"] > 0
     sinks = sink_mask(lens, tokens, by="norm").cpu()[:4]
     largest = module._largest_magnitudes(lens, tokens[:4], sinks=sinks, sites=list(LINEAR_INPUTS))
-    assert found["kept_channels"] == largest.channels(found["channels"], without_sinks=bool(found["sink_tokens"]))
+    assert found["kept_channels"] == largest_channels(largest[bool(found["sink_tokens"])], found["channels"])
     assert read_run(tmp_path / "run").missing == []
 
 
@@ -142,12 +142,12 @@ def test_the_largest_channels_are_those_of_the_raw_model():
     with torch.no_grad():
         lens.plain(tokens.tokens)
     hook.remove()
-    for among, x in ((found.among_all, kept["z"]), (found.among_ordinary, kept["z"][:, 1:])):
+    for among, x in ((found[False], kept["z"]), (found[True], kept["z"][:, 1:])):
         assert among["z", 2].tolist() == pytest.approx(x.abs().amax((0, 1)).tolist(), rel=1e-5)
-    for without_sinks, among in ((False, found.among_all), (True, found.among_ordinary)):
-        chosen = found.channels(2, without_sinks=without_sinks)
+    for among in found.values():
+        chosen = largest_channels(among, 2)
         assert chosen["z"][2] == among["z", 2].topk(2).indices.tolist()
-    top = found.channels(1, without_sinks=False)["resid_post"]
+    top = largest_channels(found[False], 1)["resid_post"]
     assert [top[layer] for layer in range(truth.layer, lens.n_layers)] == [[truth.outlier_dimension]] * (
         lens.n_layers - truth.layer
     )
