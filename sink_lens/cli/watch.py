@@ -39,25 +39,24 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     """Measure the chain on every checkpoint of a training: when is the sink born?
 
     Checkpoints are those of a run of sink-lens train, or the subfolders of any folder whose names end in their step,
-    such as checkpoint-500 of the Hugging Face Trainer. Writes watch.parquet, course.png and course.svg into the folder.
+    such as checkpoint-500 of the Hugging Face Trainer. Writes watch.parquet into the folder.
     """
     from ..errors import RunError
     from ..training.sink_birth import births
     from ..training.watch import watch as measure
-    from ..training.watch import watch_folder, write_course
+    from ..training.watch import watch_folder
 
     run, threshold = watch_folder(config), config.threshold
     frame = measure(config, progress=not quiet)
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
     born = births(frame, threshold=threshold)
-    write_course(run, frame, born=born)
     if not quiet:
         console().print(_table(frame, threshold=threshold))
     console().print(born.sentence, soft_wrap=True)
     page = render_report(run, quiet=quiet)
     if not quiet:
-        echo(str(run / "course.png"))
+        echo(str(run))
     answer = {"run": run, "report": page, "sentence": born.sentence, "table": run / "watch.parquet"}
     return Answer(found=lambda: answer)
 

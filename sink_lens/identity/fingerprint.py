@@ -319,9 +319,6 @@ def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool
         writer.write_table("nulls", found.nulls)
         said = [*found.sentences, *(f"note: {note}" for note in found.notes)]
         writer.write_text("findings.txt", "\n".join(said) + "\n")
-        figure = found.figure()
-        writer.write_bytes("fingerprint.png", display.image(figure, "png"))
-        writer.write_bytes("fingerprint.svg", display.image(figure, "svg"))
     return replace(found, folder=out)
 
 

@@ -269,7 +269,7 @@ def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
 
 
 def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """A run folder of kind "compare": the tables, the figure, and what was compared with what.
+    """A run folder of kind "compare": the tables, the sentences, and what was compared with what.
 
     Raises:
         RunError: the folder holds another run, or cannot be written.
@@ -282,21 +282,18 @@ def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False
     config["runs"] = compared
     of_first = variants.runs[variants.baseline][variants.seeds[0]].provenance
     provenance = {name: of_first.get(name) for name in DATA} | {"versions": versions()}
-    figure = comparison.figure()
     with create_run(
         folder,
         kind="compare",
         config=config,
         provenance=provenance,
-        expects=("curves", "bands", "finals", "differences", "compare"),
+        expects=("curves", "bands", "finals", "differences"),
         overwrite=overwrite,
     ) as writer:
         for name, table in comparison.tables.items():
             writer.write_table(name, table)
         said = [*comparison.sentences, *(f"note: {note}" for note in comparison.notes)]
         writer.write_text("findings.txt", "\n".join(said) + "\n")
-        writer.write_bytes("compare.png", display.image(figure, "png"))
-        writer.write_bytes("compare.svg", display.image(figure, "svg"))
     return Path(folder)
 
 

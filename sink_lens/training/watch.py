@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import pandas as pd
 import torch
@@ -25,17 +25,14 @@ from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import keep_random_state
 from ..progress import tqdm
-from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display, read_run, versions
+from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, read_run, versions
 from ..records.checkpoints import checkpoints_of
+from ..schema import SINK_THRESHOLD
 from .batches import corpus_of
 from .checkpoint_files import read_checkpoint
 from .checkpoint_folders import Checkpoints, checkpoints_in, tokens_seen
 from .config import WatchConfig, train_config
 from .sink_birth import Birth, births
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-from ..schema import SINK_THRESHOLD
 
 __all__ = ["Birth", "births", "measure_checkpoint", "watch"]
 
@@ -339,22 +336,3 @@ def evaluation_tokens(
         )
     warnings.warn(f"{run.folder} is measured on the bundled prose: its own data cannot be read ({why})", stacklevel=3)
     return from_text(bundled_text(), tokenizer, sequences=sequences, length=length, name="moby_dick")
-
-
-def write_course(run_folder: str | Path, frame: pd.DataFrame, *, born: Birth) -> "Figure":
-    """Draw ``course.png`` and ``course.svg`` into a run's folder, from the table ``watch`` and the log, if any."""
-    from .pages.training import course
-
-    run = read_run(run_folder)
-    whole = frame.loc[frame["error"].isna()]
-    figure = course(
-        whole,
-        log=run.tables.get("log"),
-        threshold=born.threshold,
-        born=born.tokens,
-        title=f"{run.folder.name}: {born.brief}",
-    )
-    with add_to_run(run.folder) as kept:
-        kept.write_bytes("course.png", display.image(figure, "png"))
-        kept.write_bytes("course.svg", display.image(figure, "svg"))
-    return figure

@@ -42,12 +42,11 @@ def tables(*, sinks=True, low=-0.6):
 
 
 def test_the_course_has_a_panel_for_each_measure():
-    figure = course(watched([0.0, 0.2, 0.6]), log=log([5.0, 4.0, 3.0]), title="a run")
+    figure = course(watched([0.0, 0.2, 0.6]), log=log([5.0, 4.0, 3.0]))
     assert set(panels(figure)) == {
         "loss, nats", "share of heads with a sink", "attention to position 0", "S2: first token ÷ others",
         "norm ÷ others' median", "dominance ratio", "effective rank, layer mean", "how many", "layer",
     }  # fmt: skip
-    assert figure.get_suptitle() == "a run"
     assert texts(panels(figure)["loss, nats"]) == ["training", "evaluation", "watched sequences"]
     assert texts(panels(figure)["share of heads with a sink"]) == ["above 0.1", "above 0.3"]
     assert figure_bytes(figure, "png").startswith(b"\x89PNG")

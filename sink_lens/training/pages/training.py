@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
-from sink_lens.errors import RunError
+from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
@@ -32,7 +32,10 @@ from sink_lens.report.style import (
     whole_numbers,
     without_formulas,
 )
+from sink_lens.schema import SINK_THRESHOLD
 from sink_lens.text import interval, listed, number, percent, plural, short, visible, words
+from sink_lens.training.sink_birth import Birth, births
+from sink_lens.training.variants import FEWEST_SEEDS
 
 
 def course(
@@ -41,7 +44,6 @@ def course(
     log: pd.DataFrame | None = None,
     threshold: float = 0.3,
     born: float | int | None = None,
-    title: str = "",
 ) -> Figure:
     """The measures of a run's checkpoints against tokens: small multiples, layers by colour, the birth marked.
 
@@ -50,7 +52,6 @@ def course(
         log: tokens, loss and eval_loss of the run; the loss on the watched sequences alone if None.
         threshold: of the sink score: the line that is drawn thick.
         born: tokens at the sink's birth.
-        title: above the figure.
     """
     watched, unit = _with_steps(watched)
     figure = canvas(width=9.4, height=9.6)
@@ -102,8 +103,6 @@ def course(
         if born is not None:
             axes.axvline(scale.place(born), color=ORANGE, linestyle="--", linewidth=1.2)
     layer_scale(figure, images, by_layer)
-    if title:
-        figure.suptitle(title, fontsize=FONT, color=INK, x=0.01, ha="left", wrap=True)
     return without_formulas(figure)
 
 
@@ -369,9 +368,6 @@ def _nothing(axes: Axes, why: str) -> None:
     axes.set_yticks([])
 
 
-_THRESHOLD, _MIN_RATE = 0.3, 0.05
-_FEWEST_SEEDS = 3
-"""With fewer seeds no difference is told."""
 _LOG = ["step", "tokens", "loss"]
 _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"]
 
@@ -397,13 +393,9 @@ def _end(run: Run) -> str:
         values = log[column].to_numpy(float) if log is not None and column in log.columns else np.array([])
         if np.isfinite(values).any() and not parts:
             parts.append(f"{name} {values[np.isfinite(values)][-1]:.3f} nats")
-    if watch is not None:
-        rates = watch.loc[watch["measure"].eq("sink_rate") & watch["layer"].isna()]
-        rates = rates.loc[np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)].sort_values("step")
-        if len(rates):
-            last = float(rates["value"].iloc[-1])
-            sink = "a sink at position 0" if last >= _MIN_RATE else "no sink at position 0"
-            parts.append(f"{sink} at the end ({percent(last)} of heads)")
+    if watch is not None and (born := _birth(watch)) is not None:
+        sink = "no sink at position 0" if born.tokens is None else "a sink at position 0"
+        parts.append(f"{sink} at the end ({percent(born.rate)} of heads)")
     return ", ".join(parts)
 
 
@@ -423,22 +415,25 @@ def _sentences(run: Run) -> list[str]:
     return sentences if watch is None else [*sentences, _sink(watch)]
 
 
+def _birth(watch: pd.DataFrame) -> Birth | None:
+    """The birth of the sink at the usual threshold; None where that was not measured."""
+    try:
+        return births(watch)
+    except InputError:
+        return None
+
+
 def _sink(watch: pd.DataFrame) -> str:
     """Since when position 0 is a sink, as ``sink-lens watch`` tells it, at the usual threshold."""
-    rates = watch.loc[watch["measure"] == "sink_rate"]
-    rates = rates.loc[rates["layer"].isna() & np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)]
-    rates, unit = _with_steps(rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")])
-    if not len(rates):
-        return f"The share of heads with a sink score above {_THRESHOLD:g} was not measured."
-    tokens, rate = rates["tokens"].to_numpy(float), rates["value"].to_numpy(float)
-    under = np.flatnonzero(~(rate >= _MIN_RATE))
-    end = f"at the last checkpoint {rate[-1]:.1%} of layers and heads have a sink score above {_THRESHOLD:g}"
-    if len(under) and under[-1] == len(rate) - 1:
+    born = _birth(watch)
+    if born is None:
+        return f"The share of heads with a sink score above {SINK_THRESHOLD:g} was not measured."
+    end = f"at the last checkpoint {born.rate:.1%} of layers and heads have a sink score above {born.threshold:g}"
+    if born.tokens is None:
         return f"No attention sink at position 0: {end}."
-    if not len(under):
+    if born.before is None:
         return f"Position 0 is a sink from the first checkpoint on: {end}."
-    before, after = (short(float(tokens[at])) for at in (under[-1], under[-1] + 1))
-    return f"Position 0 became a sink between {before} and {after} {unit}: {end}."
+    return f"Position 0 became a sink between {short(born.before)} and {short(born.tokens)} {born.unit}: {end}."
 
 
 def _course(run: Run) -> tuple[str, Figure]:
@@ -452,7 +447,8 @@ def _course(run: Run) -> tuple[str, Figure]:
         "Each panel is a measure of the chain at the checkpoints, by tokens (logarithmic); a line is a layer where the "
         "scale says so. Check whether the sink comes with the norm and the outlier dimension, or before them."
     )
-    return see, course(watch, log=run.optional("log", columns=_LOG))
+    born = _birth(watch)
+    return see, course(watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens)
 
 
 def _loss(run: Run) -> tuple[str, Figure]:
@@ -476,9 +472,9 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     rows = _watched_rows(run)
     level = rows["threshold"].to_numpy(float)
-    rows = rows[np.isnan(level) | np.isclose(level, _THRESHOLD)]
+    rows = rows[np.isnan(level) | np.isclose(level, SINK_THRESHOLD)]
     wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
-    see = f"The whole model at each checkpoint; a head has a sink if its sink score is above {_THRESHOLD:g}."
+    see = f"The whole model at each checkpoint; a head has a sink if its sink score is above {SINK_THRESHOLD:g}."
     return see, shown_table(wide, wide.columns, most=60)
 
 
@@ -538,8 +534,8 @@ def _compare_title(run: Run) -> str:
     told = f"{visible(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
     if last["low"] <= 0 <= last["high"] or not bounds:
         told = "no difference can be told" if bounds else ""
-    elif last.get("n", _FEWEST_SEEDS) < _FEWEST_SEEDS:
-        told = f"{_FEWEST_SEEDS} seeds are needed to tell a difference"
+    elif last.get("n", FEWEST_SEEDS) < FEWEST_SEEDS:
+        told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
     return f"{title}: {visible(last['curve'])} loss {change} nats {bounds}{'; ' if told else ''}{told}"
 
 
