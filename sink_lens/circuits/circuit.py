@@ -65,6 +65,8 @@ class Circuit:
     """Edges that were asked for; those that lead nowhere were dropped."""
     rows: tuple[int, ...] = field(default=(), repr=False)
     """Pairs whose scores chose the edges; all if empty."""
+    given: bool = False
+    """It was given, so that no pair chose it and all judge it; ``rows`` choose the part that is drawn."""
     templates: tuple[str, ...] = field(repr=False)
     """Template of each pair."""
     seed: int
@@ -106,9 +108,13 @@ class Circuit:
     def judge(self) -> Judge:
         """Gives circuits their faithfulness on the half of the pairs that chooses no edge of a curve.
 
+        All pairs judge a circuit that was given.
+
         Raises:
-            InputError: there is one pair.
+            InputError: there is one pair, and the circuit was chosen.
         """
+        if self.given:
+            return Judge(runs=self.runs, seed=self.seed)
         if self.runs.n_pairs < 2:
             raise InputError("a single pair cannot both choose and judge edges; need at least 2 pairs")
         return Judge(runs=self.runs.some(self.halves[1].tolist()), seed=self.seed)

@@ -47,6 +47,8 @@ class SavedCircuit:
     scores: Float[np.ndarray, " edge"] = field(repr=False)
     """0 where the file gives none."""
     chosen: Bool[np.ndarray, " edge"] = field(repr=False)
+    found_on: str = ""
+    """Hash of the sequences whose scores chose it; empty where the file does not say."""
 
     @property
     def n_edges(self) -> int:
@@ -79,7 +81,8 @@ class SavedCircuit:
                 f"{_sizes_text(self.graph)}, and the model has {_sizes_text(graph)}. Need a circuit of this model"
             )
         there = at >= 0
-        return SavedCircuit(graph=graph, scores=np.where(there, self.scores[at], 0.0), chosen=there & self.chosen[at])
+        scores, chosen = np.where(there, self.scores[at], 0.0), there & self.chosen[at]
+        return replace(self, graph=graph, scores=scores, chosen=chosen)
 
     def save(self, path: str | Path) -> Path:
         """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
@@ -127,6 +130,8 @@ def read(path: str | Path, *, lens: "LensModel | None" = None, n_kv_heads: int |
         elif path.name == "run.json":
             run = read_run(path.parent)
             circuit = _circuit_of_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
+            if not run.config.get("circuit"):
+                circuit = replace(circuit, found_on=str(run.provenance.get("tokens_sha256") or ""))
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path)
             circuit = _circuit_of_table(frame, frame.attrs.get("d_model"))

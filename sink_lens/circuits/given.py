@@ -5,6 +5,7 @@ judged.frame           # faithfulness of the circuit, of all edges but its own, 
 circuits.compare("runs/a", "runs/b").sentences
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,7 @@ def evaluate(
     config: CircuitConfig | None = None,
     **fields: Any,
 ) -> Judged:
-    """Judge a given circuit on pairs, none of which has chosen it.
+    """Judge a given circuit on all of the pairs.
 
     Cost: two forwards, and about two for each circuit.
 
@@ -101,6 +102,11 @@ def evaluate(
     if len(sizes) and not own.scores.any():
         raise InputError("sizes need scores, and the circuit has none; leave sizes out, or find a circuit of your own")
     judge, generator = Judge(runs=runs, seed=config.seed), np.random.default_rng([config.seed, 10])
+    if own.found_on == runs.clean.hash:
+        warnings.warn(
+            "the circuit was found on these same pairs, which flatters it; need other pairs, such as another seed's",
+            stacklevel=2,
+        )
     if not judge.used(own.chosen).any():
         raise InputError("no edge of the circuit lies on a path from the input to the metric; need one that does")
     masks = [own.chosen, ~own.chosen]
@@ -118,7 +124,8 @@ def evaluate(
 def saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
     """Return a circuit without its runs; read it first if a path is given."""
     if isinstance(circuit, Circuit):
-        return SavedCircuit(graph=circuit.graph, scores=circuit.mean, chosen=circuit.chosen)
+        found_on = "" if circuit.given else circuit.runs.clean.hash
+        return SavedCircuit(graph=circuit.graph, scores=circuit.mean, chosen=circuit.chosen, found_on=found_on)
     return circuit if isinstance(circuit, SavedCircuit) else read(circuit, lens=lens)
 
 

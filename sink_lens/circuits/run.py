@@ -34,7 +34,7 @@ from .checks import CONFIRMED, check_from_table
 from .circuit import Circuit, circuit_by_scores
 from .config import Ablation, CircuitConfig, asked_by
 from .core import core_of
-from .curve import Judge, size_fields, steady_share
+from .curve import size_fields, steady_share
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
@@ -285,8 +285,10 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
     def evaluation() -> tuple[pd.DataFrame, pd.DataFrame]:
         """The areas and the table of the curve with the circuit's rows; its gap is written first."""
         found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
-        writer.write_text("judged.json", json.dumps({"gap": asdict(found.gap)}))
-        own = _judged_rows(half.judge, one_circuit(half, found.frame, config=config, given=asked.given)[0])
+        chosen, _ = one_circuit(half, found.frame, config=config, given=asked.given)
+        own = _judged_rows(chosen, half)
+        gap = chosen.judge.gap if chosen.given else found.gap
+        writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
         return found.areas, pd.concat([found.frame, own], ignore_index=True)
 
     areas = writer.once("areas", lambda: evaluation()[0])
@@ -324,7 +326,8 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
         alone = half.judge.judged(half.judge.values(mask[None]))
     writer.once("prompt", lambda: _prompt_table(lens, task.clean))
     writer.once("attention", attention)
-    found = _Found(circuit=circuit, rule=rule, curve=curve, areas=areas, gap=gap, completeness=completeness)
+    seen = asked.given is not None and asked.given.found_on == task.clean.hash
+    found = _Found(circuit=circuit, rule=rule, curve=curve, areas=areas, gap=gap, completeness=completeness, seen=seen)
     found = replace(found, check=check, nodes=nodes, core=core, alone=alone, sink=sink)
     summary = _summary_table(found)
     summary["left_sum"], summary["left_pairs"] = left_sum_completeness(runs, config=config)
@@ -433,7 +436,7 @@ def one_circuit(
     share = steady_share(curve)
     if given is not None:
         mask = given.on(half.graph).chosen
-        circuit, rule = replace(half, chosen=half.judge.used(mask), size=int(mask.sum()), rows=()), "given"
+        circuit, rule = replace(half, chosen=half.judge.used(mask), size=int(mask.sum()), given=True), "given"
     elif config.choice == "threshold" or config.edges is not None:
         circuit, rule = half, "threshold" if config.choice == "threshold" else "asked"
     elif share < 1:
@@ -447,15 +450,25 @@ def one_circuit(
     return circuit, rule
 
 
-def _judged_rows(judge: Judge, circuit: Circuit) -> pd.DataFrame:
-    """Rows of the curve: the circuit, its drawn part, all edges but its own, and as many of the largest scores."""
-    like = circuit if circuit.rows else replace(circuit, rows=tuple(circuit.halves[0].tolist())).smaller(circuit.size)
-    masks = np.stack([circuit.chosen, circuit.strongest(), ~circuit.chosen, like.chosen])
-    rows = [size_fields(judge, mask) for mask in masks]
-    frame = pd.DataFrame(rows).assign(by=["circuit", "picture", "without", "as_many"], n=masks.sum(1), draw=0)
-    return pd.concat(
-        [frame.assign(share=frame["n"] / circuit.graph.n_edges), judge.judged(judge.values(masks))], axis=1
-    )
+def _judged_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
+    """Rows of the curve: the circuit, its drawn part, all edges but its own, and as many of the largest scores.
+
+    Scores choose the last, and the part that is drawn if it is not the whole circuit: only pairs that chose no edge
+    judge these. All pairs judge a circuit that was given.
+    """
+    drawn, like = circuit.strongest(), half.smaller(circuit.size) if circuit.given else circuit
+    masks = {"circuit": circuit.chosen, "picture": drawn, "without": ~circuit.chosen, "as_many": like.chosen}
+    of_scores = {"as_many"} if (drawn == circuit.chosen).all() else {"as_many", "picture"}
+    frames = []
+    for judge, names in (
+        (circuit.judge if circuit.given else half.judge, [name for name in masks if name not in of_scores]),
+        (half.judge, [name for name in masks if name in of_scores]),
+    ):
+        some = np.stack([masks[name] for name in names])
+        rows = pd.DataFrame([size_fields(judge, mask) for mask in some]).assign(by=names, n=some.sum(1), draw=0)
+        rows["share"] = rows["n"] / circuit.graph.n_edges
+        frames.append(pd.concat([rows, judge.judged(judge.values(some))], axis=1))
+    return pd.concat(frames, ignore_index=True)
 
 
 def _count_confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
@@ -485,6 +498,8 @@ class _Found:
     core: pd.DataFrame | None = None
     alone: pd.DataFrame | None = None
     sink: Mapping[str, float] = field(default_factory=dict)
+    seen: bool
+    """It was given, and found on these pairs."""
 
 
 def _summary_table(found: _Found) -> pd.DataFrame:
@@ -504,7 +519,9 @@ def _summary_table(found: _Found) -> pd.DataFrame:
         "method": circuit.scores.method,
         "ablation": circuit.runs.ablation,
         "pairs": circuit.runs.n_pairs,
-        "chosen_on": len(circuit.rows),
+        "chosen_on": 0 if circuit.given else len(circuit.rows),
+        "judged_on": circuit.judge.runs.n_pairs,
+        "seen": found.seen,
         "rule": found.rule,
         "edges": circuit.n_edges,
         "asked_edges": circuit.size,

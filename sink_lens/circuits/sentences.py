@@ -190,9 +190,11 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
         return (
             f"The run does not say what the circuit of {edges_sentence(row)} keeps alone; the curve shows other sizes."
         )
+    given = row.get("rule") == "given" and "judged_on" in row
+    judges = f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
     return (
         f"The circuit has {edges_sentence(row)} and keeps {faithfulness_text(row)} of what all edges add to the "
-        f"{words(str(row['metric']))}, {gap}, on pairs that were not used to choose it. All other edges, without it, "
+        f"{words(str(row['metric']))}, {gap}, {judges}. All other edges, without it, "
         f"keep {faithfulness_text(row, 'without_')}."
     )
 
@@ -233,9 +235,12 @@ def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
         "none": f"It has the largest scores: there is no size below all edges from which on every circuit that was run "
         f"keeps {carry}.",
         "asked": f"Its size was asked for. {said}.",
-        "given": f"It was given; as many of the largest scores keep {faithfulness_text(row, 'as_many_')}. {said}.",
+        "given": "It was given; as many of the largest scores, judged on the half of the pairs that did not choose "
+        f"them, keep {faithfulness_text(row, 'as_many_')}. {said}.",
         "threshold": f"It has all scores above the threshold. {said}.",
     }.get(str(row["rule"]), "")
+    if row.get("seen", False):
+        told += " It was found on these same pairs, which flatters it: judge it on others, such as another seed's."
     if row["rule"] == "given" and row.get("asked_edges", row["edges"]) > row["edges"]:
         told += f" Of its {row['asked_edges']:,} edges, those on no path from the input to the metric are left out."
     if row["most_kept"] > AT_MOST:

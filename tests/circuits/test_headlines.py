@@ -31,6 +31,7 @@ ROW = {
 UNDEFINED = {"gap_low": -1.0, "core_faithfulness": np.nan, "without_sink_faithfulness": np.nan}
 ALIKE = {"sink_share": 0.0, "without_sink_faithfulness": 1.0}
 MEAN = {"ablation": "mean_ordinary"}
+GIVEN = {"rule": "given", "chosen_on": 0, "judged_on": 16}
 ASKED, MISSED = {"rule": "asked"}, {"unseen_nodes": "a1.h2"}
 NO_SIZE = {"share_at_80": np.nan}
 NONE_OUTSIDE = {"outside_sampled": -1}
@@ -41,7 +42,9 @@ CASES = {
     "smallest": ({}, NO_SIZE | {"rule": "none"}),
     "largest": (NO_SIZE | {"rule": "none"}, {}),
     "asked": (ASKED, {}),
-    "given": ({"rule": "given"}, {}),
+    "kept, given": (GIVEN, {}),
+    "given": (GIVEN, {}),
+    "seen": (GIVEN | {"seen": True}, GIVEN),
     "left out": ({"rule": "given", "asked_edges": 160}, {"rule": "given", "asked_edges": 152}),
     "incomplete": ({"completeness": -6.8}, {"completeness": 0.95}),
     "incomplete, sink": ({"completeness_error_median": 0.7}, {"completeness": -6.8} | ALIKE),

@@ -12,6 +12,7 @@ from sink_lens import circuits, wrap
 from sink_lens.circuits.checks import cancelling_groups, patch_core
 from sink_lens.circuits.circuit import circuit_of_runs
 from sink_lens.circuits.config import CircuitConfig
+from sink_lens.circuits.curve import Judge
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import CIRCUIT, edge_circuit
 from sink_lens.circuits.runs import Runs
@@ -118,9 +119,19 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     (told,) = given.tables["summary"].to_dict("records")
     assert (told["rule"], told["edges"], told["chosen_on"]) == ("given", 6, 0)
     mask = np.isin(held.graph.names, half["edge"].to_numpy())
-    judge = given.circuit.judge
-    assert told["faithfulness"] == pytest.approx(judge.judged(judge.values(mask[None]))["faithfulness"].item())
-    assert "It was given; as many of the largest scores keep" in "".join(given.sentences)
+    every, part = Judge(runs=given.circuit.runs, seed=0), run.circuit.judge
+    judged = every.judged(every.values(np.stack([mask, ~mask])))["faithfulness"]
+    assert told["judged_on"] == given.circuit.runs.n_pairs == 2 * part.runs.n_pairs  # a given circuit chooses nothing
+    assert [told["faithfulness"], told["without_faithfulness"]] == pytest.approx(judged.tolist())
+    assert told["gap"] == pytest.approx(every.gap.estimate)
+    assert told["picture_faithfulness"] == told["faithfulness"]
+    like = given.tables["curve"].set_index("by").loc["as_many", "value"]
+    assert like == pytest.approx(part.values(run.circuit.smaller(6).chosen[None]).mean())
+    assert f"on all {told['judged_on']} pairs. All other" in "".join(given.sentences)
+    assert not told["seen"]
+    asked |= {"circuit": str(tmp_path / "run")}
+    again = circuits.run(lens, out=tmp_path / "again", sizes=(1.0,), report=False, **asked)
+    assert "It was found on these same pairs" in "".join(again.sentences)
 
 
 def test_a_picture_is_the_strongest_part_and_a_circuit_of_its_own():
