@@ -298,7 +298,6 @@ def _circuitsvis_views(part: Content) -> dict[str, tuple[str, views.View]]:
     asked = {
         "view-heads": ("Attention heads, the strongest", views.attention_heads),
         "view-tokens": ("Tokens, coloured by the attention they receive", views.colored_tokens),
-        "view-neurons": ("Tokens, coloured by super neurons", views.neuron_activations),
     }
     made = {
         key: (title, attempt(part.run, lambda make=make: make(part.run))[0]) for key, (title, make) in asked.items()

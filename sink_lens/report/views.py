@@ -1,4 +1,4 @@
-"""CircuitsVis views of attention, tokens and neurons: offline, in a notebook, in a file, in the report.
+"""CircuitsVis views of attention and tokens: offline, in a notebook, in a file, in the report.
 
 The components come from the JavaScript bundle in the circuitsvis package, whose Python side is not used: it imports
 torch, asks the network whether it is there, and lets tokens be read as HTML. A page holds the bundle once, packed, for
@@ -27,7 +27,7 @@ from sink_lens.records import Run, check_not_of_run
 from sink_lens.records.provenance import strict
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patterns import ends_of_ranking, first_tokens, kept_patterns
-from sink_lens.text import head_name, neuron_name, number, plural, token
+from sink_lens.text import head_name, number, plural, token
 
 _LOADER = """(async () => {
   if (!window.%s) {
@@ -53,7 +53,6 @@ _ENDINGS = (".html", ".htm")
 _LINE, _CHARACTERS = 26, 90
 """Pixels of a line of tokens, and how many characters it holds."""
 _STRONGEST, _WEAKEST = 6, 2
-_MOST_NEURONS = 12
 _FEWEST = 8
 """Queries that must come after a token for its mean attention to be shown."""
 _JOINER = "\N{WORD JOINER}"
@@ -204,53 +203,6 @@ def colored_tokens(
     title += f"; colours from −{number(most)} (red) to {number(most)} (blue)"
     height = 130 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
     return View(kind="ColoredTokens", props=props, height=height, title=title)
-
-
-def neuron_activations(
-    source: Any,
-    tokens: Any = None,
-    *,
-    sequence: int = 0,
-    layers: Sequence[Any] | None = None,
-    neurons: Sequence[Any] | None = None,
-    tokenizer: Any = None,
-) -> View:
-    """The text, each token coloured by the activation of a neuron, which is chosen by layer and number.
-
-    One scale holds for all of them and for both signs, so that -0.03 is pale beside 2,823; the last entry of the first
-    list shows it.
-
-    Args:
-        source: an array of (position, layer, neuron); a ``capture`` of ``neurons``, which are the activations; or a
-            traced run, of whose super neurons the activation is shown by position, and before it the gate and the
-            up-projection; means over sequences.
-        tokens: see ``attention_heads``; a run shows positions, since its numbers are means.
-        sequence: of a capture and a token batch.
-        layers: of a capture, None is all; of an array their names.
-        neurons: of a capture, by default the twelve with the largest activations; of an array their names.
-        tokenizer: what reads a token batch.
-
-    Raises:
-        InputError: the shapes do not fit, or there are too many numbers for a browser.
-        RunError: the run has no table of super neurons.
-    """
-    if isinstance(source, Run):
-        values, first, second = _selectivity(source)
-        titles = ("Super neuron", "Quantity")
-    else:
-        values, first, second = _neurons_of(source, sequence=sequence, layers=layers, neurons=neurons)
-        titles = ("Layer", "Neuron")
-    texts = _texts_of(tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
-    most = float(np.nanmax(np.abs(values), initial=1e-9))
-    scale = np.broadcast_to(np.linspace(-most, most, len(values))[:, None, None], (len(values), 1, values.shape[2]))
-    props = {"tokens": texts, "activations": np.concatenate([values, scale], axis=1)}
-    first = [*first, f"scale:±{number(most)}"]
-    for name, title, labels in zip(("first", "second"), titles, (first, second), strict=True):
-        props |= {f"{name}DimensionName": title, f"{name}DimensionLabels": [_harmless_text(one) for one in labels]}
-    height = 230 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
-    what = "Pre-activations of super neurons" if isinstance(source, Run) else "Activations of neurons"
-    title = f"{what}; colours from −{number(most)} (red) to {number(most)} (blue), the same for all"
-    return View(kind="TextNeuronActivations", props=props, height=height, title=title)
 
 
 def page(views: Mapping[str, View], *, title: str = "CircuitsVis") -> str:
@@ -409,69 +361,19 @@ def _patterns_of(
     if isinstance(source, Run):
         patterns, names = _patterns_of_run(source, heads)
     elif hasattr(source, "tensors"):
-        there, captured = _captured_layers(source, "pattern", sequence=sequence, layers=layers)
-        chosen = _chosen_indices(heads, len(captured[0]), what="head")
-        patterns = np.stack([one[head] for one in captured for head in chosen])
-        names = [head_name(layer, head) for layer in there for head in chosen]
+        patterns, names = _patterns_of_capture(source, sequence=sequence, layers=layers, heads=heads)
     else:
         patterns = _to_array(source)
         patterns = patterns[None] if patterns.ndim == 2 else patterns
         names = [f"head {head}" for head in range(patterns.shape[0] if patterns.ndim else 0)]
     if patterns.ndim != 3 or patterns.shape[1] != patterns.shape[2] or not patterns.size:
         raise InputError(f"patterns are (head, query, key), with as many queries as keys; found {patterns.shape}")
-    return _check_size(patterns), names
-
-
-def _neurons_of(
-    source: Any, *, sequence: int, layers: Sequence[Any] | None, neurons: Sequence[Any] | None
-) -> tuple[np.ndarray, Sequence[Any], Sequence[Any]]:
-    """Activations (position, layer, neuron), and the names of the layers and the neurons.
-
-    A capture shows, by default, the twelve neurons with the largest activations in the layers.
-
-    Raises:
-        InputError: the shapes do not fit, what is asked for is not there, or there is too much.
-    """
-    if not hasattr(source, "tensors"):
-        activations = _to_array(source)
-        if activations.ndim != 3:
-            raise InputError(
-                f"activations are (position, layer, neuron); found {activations.shape}. Add the missing axes"
-            )
-        layers = range(activations.shape[1]) if layers is None else layers
-        neurons = range(activations.shape[2]) if neurons is None else neurons
-        if (len(layers), len(neurons)) != activations.shape[1:]:
-            raise InputError(
-                f"{len(layers)} layers and {len(neurons)} neurons are named; found {activations.shape[1:]}"
-            )
-        return _check_size(activations), layers, neurons
-    there, captured = _captured_layers(source, "neurons", sequence=sequence, layers=layers)
-    activations = np.stack(captured, axis=1)
-    if neurons is None:
-        neurons = np.argsort(-np.abs(activations).max(axis=(0, 1)), kind="stable")[:_MOST_NEURONS].tolist()
-    chosen = _chosen_indices(neurons, activations.shape[2], what="neuron")
-    return _check_size(activations[:, :, chosen]), there, chosen
-
-
-def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
-    """Activation, gate and up-projection (position, super neuron, quantity) of a run, and the names of both.
-
-    A run of 0.2 has no activation.
-
-    Raises:
-        RunError: the run has no such table, or found no super neuron.
-    """
-    if run.kind != "trace" and "selectivity" not in run.tables:
-        raise RunError(f"{about(run)}, which keeps no activations of neurons; need a run of trace. {MAKES['trace']}")
-    table = run.need("selectivity", columns=["layer", "neuron", "position", "gate", "up"])
-    quantities = [name for name in ("activation", "gate", "up") if name in table]
-    names = [neuron_name(layer, neuron) for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
-    table = table.assign(name=names).sort_values("position")
-    neurons = list(dict.fromkeys(names))
-    if not neurons:
-        raise RunError("the run found no super neuron, so there is none to show.")
-    grids = [table.pivot(index="position", columns="name", values=one)[neurons] for one in quantities]
-    return np.stack(grids, axis=2), neurons, quantities
+    if patterns.size > MOST_NUMBERS:
+        raise InputError(
+            f"{patterns.size:,} numbers are too many for a browser; need {MOST_NUMBERS:,} at most. "
+            "Choose fewer positions, layers or heads"
+        )
+    return patterns, names
 
 
 def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
@@ -493,38 +395,25 @@ def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple
     return np.stack([kept[layer, head] / 255 for layer, head in heads]), names
 
 
-def _captured_layers(
-    source: Any, site: str, *, sequence: int, layers: Sequence[int] | None
-) -> tuple[list[int], list[np.ndarray]]:
-    """The layers of a site that were captured and are wanted, and what they hold of one sequence."""
-    there = sorted(layer for name, layer in source.tensors if name == site)
+def _patterns_of_capture(
+    source: Any, *, sequence: int, layers: Sequence[int] | None, heads: Sequence[int] | None
+) -> tuple[np.ndarray, list[str]]:
+    """The patterns of one sequence that were captured and are wanted, and the names of their heads."""
+    there = sorted(layer for name, layer in source.tensors if name == "pattern")
     chosen = there if layers is None else list(layers)
     if not chosen or set(chosen) - set(there):
         raise InputError(
-            f"the capture has {site!r} of layers {there}; need {chosen or 'one at least'}. Capture it there"
+            f"the capture has 'pattern' of layers {there}; need {chosen or 'one at least'}. Capture it there"
         )
-    n = len(source.tensors[site, chosen[0]])
+    n, n_heads = source.tensors["pattern", chosen[0]].shape[:2]
     if not 0 <= sequence < n:
         raise InputError(f"sequence {sequence} was not captured; need 0 to {n - 1}")
-    return chosen, [_to_array(source.tensors[site, layer][sequence]) for layer in chosen]
-
-
-def _chosen_indices(chosen: Sequence[int] | None, n: int, *, what: str) -> list[int]:
-    """The heads or neurons that are wanted, all by default."""
-    wanted = list(range(n) if chosen is None else chosen)
-    if outside := [one for one in wanted if not 0 <= one < n]:
-        raise InputError(f"{what} {outside[0]} does not exist; need 0 to {n - 1}")
-    return wanted
-
-
-def _check_size(found: np.ndarray) -> np.ndarray:
-    """The array, if a browser can take so many numbers."""
-    if found.size > MOST_NUMBERS:
-        raise InputError(
-            f"{found.size:,} numbers are too many for a browser; need {MOST_NUMBERS:,} at most. "
-            "Choose fewer positions, layers, heads or neurons"
-        )
-    return found
+    wanted = list(range(n_heads) if heads is None else heads)
+    if outside := [head for head in wanted if not 0 <= head < n_heads]:
+        raise InputError(f"head {outside[0]} does not exist; need 0 to {n_heads - 1}")
+    captured = [_to_array(source.tensors["pattern", layer][sequence]) for layer in chosen]
+    patterns = np.stack([one[head] for one in captured for head in wanted])
+    return patterns, [head_name(layer, head) for layer in chosen for head in wanted]
 
 
 def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:

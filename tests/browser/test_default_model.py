@@ -39,7 +39,7 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     assert "weights_sha256" in page.locator("#provenance").text_content()  # folded
 
     page.get_by_role("button", name="Open the views").click()
-    for name in ("view-heads", "view-tokens", "view-neurons"):
+    for name in ("view-heads", "view-tokens"):
         page.locator(f"#{name}", has_text=SOME_TEXT).wait_for()
     assert found.quiet, vars(found)
 

@@ -119,7 +119,7 @@ def test_the_views_open_and_fetch_nothing(opened, report):
     page = found.page
     assert page.evaluate("typeof CircuitsVis") == "undefined"
     page.get_by_role("button", name="Open the views").click()
-    for name in ("view-heads", "view-tokens", "view-neurons"):
+    for name in ("view-heads", "view-tokens"):
         page.locator(f"#{name}", has_text=SOME_TEXT).wait_for()
     assert "Call" in page.locator("#view-tokens").inner_text()
     assert found.asked == []

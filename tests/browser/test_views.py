@@ -22,7 +22,6 @@ SHOWN = {
     "heads": views.attention_heads(PATTERN, HOSTILE, names=HOSTILE[:2]),
     "patterns": views.attention_patterns(HOSTILE, PATTERN, names=HOSTILE[:2]),
     "tokens": views.colored_tokens(np.arange(8), HOSTILE),
-    "neurons": views.neuron_activations(np.arange(16.0).reshape(8, 2, 1), HOSTILE, layers=HOSTILE[:2]),
 }
 AS_TEXT = ("</script><script>window", "⟨U+202E⟩evil", "aaaa…", "&lt;b&gt;", "<b>bold</b>")
 
@@ -39,10 +38,9 @@ def test_every_view_draws_and_hostile_tokens_are_text(opened, tmp_path):
     page = found.page
     for name in SHOWN:
         page.wait_for_selector(f"#{name} *")
-    for name in ("tokens", "neurons"):
-        page.locator(f"#{name}", has_text="evil").wait_for()
-        for text in AS_TEXT:
-            assert text in text_of(page, f"#{name}")
+    page.locator("#tokens", has_text="evil").wait_for()
+    for text in AS_TEXT:
+        assert text in text_of(page, "#tokens")
     page.wait_for_selector("#heads canvas")
     assert HOSTILE[0][:12].replace(" ", "·") in text_of(page, "#heads")
     for selector in ("#tokens span", "#heads canvas >> nth=1"):  # and what appears under the mouse
@@ -50,16 +48,6 @@ def test_every_view_draws_and_hostile_tokens_are_text(opened, tmp_path):
     assert page.evaluate("window.hit") is None
     assert page.locator("img, iframe, svg[onload]").count() == 0
     assert found.quiet, vars(found)
-
-
-def test_another_layer_can_be_chosen(opened, tmp_path):
-    page = opened(SHOWN["neurons"].save(tmp_path / "neurons.html")).page
-    page.wait_for_selector("#layer-selector")
-    token = page.locator(".colored-tokens span span").first
-    before = token.get_attribute("style")
-    page.select_option("#layer-selector", "1")
-    while token.get_attribute("style") == before:
-        page.wait_for_timeout(20)
 
 
 def test_a_notebook_frame_draws_and_reaches_nothing(opened, tmp_path):

@@ -3,7 +3,6 @@
 import html
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -96,36 +95,12 @@ def test_tokens_are_coloured_by_the_attention_they_get_from_those_after_them(run
     assert (shown["minValue"], shown["maxValue"]) == (-2.0, 2.0)
 
 
-def test_neurons_of_a_capture_are_those_with_the_largest_activations():
-    source = captured("neurons")
-    source.tensors["neurons", 5][0, 2, 17] = -9
-    view = views.neuron_activations(source, neurons=None)
-    assert view.props["secondDimensionLabels"][0] == "17"
-    assert view.props["firstDimensionLabels"] == ["3", "5", "scale:±9"]
-    assert view.props["activations"].shape == (8, 3, 12)
-    assert view.props["activations"][2, 1, 0] == -9
-    assert (view.props["activations"].min(), view.props["activations"].max()) == (-9, 9)  # what CircuitsVis scales by
-    assert views.neuron_activations(source, neurons=[4, 17], layers=[5]).props["activations"].shape == (8, 2, 2)
-
-
-def test_super_neurons_of_a_run_are_shown_by_position(run):
-    props = views.neuron_activations(run).props
-    names = ["L1.N100", "L1.N101", "L2.N100", "L2.N101", "L7.N100", "L7.N101"]
-    assert props["firstDimensionLabels"] == [*names, "scale:±8"]
-    assert props["secondDimensionLabels"] == ["activation", "gate", "up"]
-    assert props["activations"][:, 0, 0].tolist() == [8.0] + [0.0] * 7
-    assert props["activations"][3, 2].tolist() == [0.0, 0.0, 0.2]
-    before = read_run(Path(__file__).parents[1] / "browser" / "default_model")  # its table has no activation
-    assert views.neuron_activations(before).props["secondDimensionLabels"] == ["gate", "up"]
-
-
 def test_hostile_tokens_cannot_leave_their_place():
     names = [*HOSTILE, "", "b"]
     shown = {
         "heads": views.attention_heads(np.ones((10, 10)), names, names=HOSTILE[:1]),
         "patterns": views.attention_patterns(names, np.ones((10, 10)), names=HOSTILE[1:2]),
         "tokens": views.colored_tokens(np.arange(10), names),
-        "neurons": views.neuron_activations(np.ones((10, 1, 2)), names, layers=HOSTILE[:1]),
     }
     page = views.page(shown, title=HOSTILE[1])
     script = page.split("<script>")[1].split("</script>")[0]
@@ -186,22 +161,15 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path):
         views.colored_tokens(np.ones((2, 2)))
     with pytest.raises(InputError, match="the device meta, which holds no values, without numbers"):
         views.colored_tokens(torch.ones(4, device="meta"))
-    with pytest.raises(InputError, match=r"activations are \(position, layer, neuron\)"):
-        views.neuron_activations(np.ones((2, 2)))
-    with pytest.raises(InputError, match="1 layers and 3 neurons are named"):
-        views.neuron_activations(np.ones((2, 2, 3)), layers=["x"])
     with pytest.raises(InputError, match="can be no id"):
         views.page({"a b": views.attention_heads(PATTERN)})
     bare = read_run(traced(tmp_path / "bare", frames=tables(steps=()), without=("patterns",)))
     with pytest.raises(RunError, match=r"patterns\.safetensors"):
         views.attention_heads(bare)
-    with pytest.raises(RunError, match="no super neuron"):
-        views.neuron_activations(bare)
 
 
 def test_views_of_a_run_of_another_kind_name_the_command_that_makes_one(tmp_path):
     with create_run(tmp_path / "run", kind="patch", config={}, provenance={}) as writer:
         writer.write_table("heads", pd.DataFrame({"layer": [0]}))
-    for view in (views.attention_heads, views.neuron_activations):
-        with pytest.raises(RunError, match=r"is a run of patch, which keeps no .*sink-lens trace MODEL --out FOLDER"):
-            view(read_run(tmp_path / "run"))
+    with pytest.raises(RunError, match=r"is a run of patch, which keeps no .*sink-lens trace MODEL --out FOLDER"):
+        views.attention_heads(read_run(tmp_path / "run"))
