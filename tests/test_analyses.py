@@ -171,7 +171,7 @@ def test_the_table_of_circuits_and_the_numbers_in_the_readme_are_those_of_its_ro
     told = " ".join((ROOT.parent / "README.md").read_text(encoding="utf-8").split())
     sentence = functions["sentence_of"](circuits)
     (models,) = re.findall(r"On ([\d,]+) models", sentence)
-    ((false, edges),) = re.findall(r"([\d,]+) of ([\d,]+) core edges are not the mechanism's", sentence)
+    ((false, edges),) = re.findall(r"([\d,]+) of ([\d,]+) core edges are \*false\*", sentence)
     assert f"[{models} small models](docs/zoo.md" in told
     assert f"| {false} of {edges} connections" in told
 

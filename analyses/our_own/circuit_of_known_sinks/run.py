@@ -104,12 +104,12 @@ def markdown(rows: pd.DataFrame) -> str:
     """A sentence, and each mechanism with its edges and what each method found."""
     exact, default = (rows[rows["method"] == one] for one in ("exact", "eap-ig"))
     lines = [
-        f"Real patches of every edge confirm {exact['confirmed'].sum()} of {len(exact)} models. `eap-ig` has an AUROC",
-        f"below .95 in {(default['auroc'] < LOW).sum()} of them, and on average {default['found'].mean():.0%} of the "
-        "needed edges among as many of the largest.",
+        f"Real patches of every edge confirm the list for {exact['confirmed'].sum()} of {len(exact)} models. `eap-ig`",
+        f"has an AUROC below .95 for {(default['auroc'] < LOW).sum()} model. On average,",
+        f"{default['found'].mean():.0%} of the n needed edges are among its n largest scores.",
         "",
-        "AUROC of the needed edges, and in brackets the share of them among as many of the largest; each in two",
-        "architectures, one seed.",
+        "AUROC of the needed edges; in brackets, the share of the n needed edges that are among the n largest scores.",
+        "A row has two families and one seed.",
         "",
         f"| model | edges, needed | confirmed | {' | '.join(METHODS)} |",
         f"| --- | --- | --- | {' | '.join('---' for _ in METHODS)} |",

@@ -308,10 +308,10 @@ def sentence_of(circuits: pd.DataFrame) -> str:
     wrong = len(core[core["core_false"] > 0])
     tasks, families, lacks = core["mechanism"].nunique(), core["family"].nunique(), core["core_lacks"].mean()
     return (
-        f"On {n:,} models whose mechanism was wired by hand ({tasks} tasks in {families} architectures), {false:,} of "
-        f"{edges:,} core edges are not the mechanism's, in {wrong} of {len(core)} combinations; {lacks:.0%} of the "
-        f"edges that a task needs are not in the core. On {len(WHOLE)} seeds a real patch confirms "
-        f"{core['real'].sum():,.0f} core edges; {core['real_false'].sum():,.0f} of these are not the mechanism's."
+        f"On {n:,} models ({tasks} tasks in {families} families), {false:,} of {edges:,} core edges are *false*: they "
+        f"are no part of the mechanism. The false edges are in {wrong} of {len(core)} combinations of task and family. "
+        f"The core lacks {lacks:.0%} of the needed edges. On {len(WHOLE)} seeds, real patches confirm "
+        f"{core['real'].sum():,.0f} core edges, of which {core['real_false'].sum():,.0f} are false."
     )
 
 
@@ -320,9 +320,13 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
     lines = [
         sentence_of(circuits),
         "",
-        "AUROC of the needed edges: mean, and mean over the seeds of the lowest combination of task and architecture.",
-        "*Found*: of the needed edges, those among as many of the largest. *Short*: combinations with an AUROC below",
-        ".95, and on which tasks (in how many architectures). *Worse*: those more than .02 below exact patches.",
+        "A method gives each edge a score. The columns of the table:",
+        "",
+        "- *AUROC*: the probability that a needed edge has a larger score than another edge; mean over all models.",
+        "- *Lowest*: the lowest AUROC of a combination of task and family.",
+        "- *Found*: the share of the n needed edges that are among the n largest scores.",
+        "- *Worse*: combinations with an AUROC more than .02 below exact patches.",
+        "- *Short*: combinations with an AUROC below .95, by task (number of families).",
         "",
         "| method | ablation | seeds | AUROC | lowest | found | worse | short |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -335,9 +339,9 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "AUROC of `eap-ig`, the default, and of exact patches in brackets: means over architectures and seeds. The",
-        "last three columns are of its circuits under resampling and means: core edges, those of them that are not the",
-        "mechanism's, and the share of the needed edges that the core lacks. `gim` against zero stands beside it.",
+        "AUROC of the default method, `eap-ig`, for each ablation; in brackets, of exact patches. One column has the",
+        "method `gim`. The last three columns count core edges, false core edges, and the share of needed edges that",
+        "the core lacks.",
         "",
         "| mechanism | resample | mean | zero | zero, gim | core edges | false | lacks |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -240,8 +240,8 @@ def markdown(counts: pd.DataFrame) -> str:
     """Two tables: each question about each link, and each model."""
     table = judge(counts)
     lines = [
-        "Wrong answers of all that have a truth, with the upper bound of the rate at 95% confidence; *undecided* is no",
-        "error.",
+        "Wrong answers for each link and question. *At most* is the upper bound of the rate, at 95% confidence.",
+        "*Undecided* is not wrong.",
         "",
         "| link | question | there, said *no* | undecided | not there, said *yes* |",
         "| --- | --- | --- | --- | --- |",
@@ -255,8 +255,8 @@ def markdown(counts: pd.DataFrame) -> str:
             lines.append(f"| {link.replace('_', ' ')} | {question.replace('_', ' ')} | {' | '.join(cells)} |")
     lines += [
         "",
-        "Right answers of all, model by model: the sink's position, the headline, the makers (F1 at least 0.95), and",
-        "the verdicts on links; then the number wrong (!) and undecided (?).",
+        "Right answers of all answers, for each model. *Makers* is right with an F1 of at least 0.95. For each link,",
+        "the truth stands before the numbers. `!` counts wrong answers, `?` counts undecided answers.",
         "",
         f"| | model | sink | headline | makers | {' | '.join(link.replace('_', ' ') for link in LINKS)} |",
         f"| {' | '.join(['---'] * (5 + len(LINKS)))} |",
@@ -271,7 +271,7 @@ def markdown(counts: pd.DataFrame) -> str:
             cells.append(f"{' or '.join(sorted(set(verdicts['truth'])))}: {_cell(verdicts)}")
         lines.append(f"| {ZOO[model].letter} | `{model}` | {' | '.join(cells)} |")
     free = table[(table["question"] == "position") & (table["truth"] == "no")]
-    lines += ["", f"Models without a sink in which one is seen: {_rate(free, 'wrong')}."]
+    lines += ["", f"Models without a sink, for which `trace` sees a sink: {_rate(free, 'wrong')}."]
     return "\n".join(lines) + "\n"
 
 
