@@ -160,8 +160,14 @@ def train(*, rates=(0.0, 0.6), loss=True, held_out=True, kind="train", **config)
     steps = range(len(rates))
     log = {"step": steps, "tokens": [64 * one for one in steps], "loss": 3.0 if loss else NAN}
     log |= {"eval_loss": 3.1} if held_out else {}
-    watch = {"step": steps, "tokens": [64 * one for one in steps], "measure": "sink_rate", "threshold": 0.3}
-    watch |= {"layer": NAN, "position": NAN, "value": rates, "unit": "share"}
+    at = [{"step": step, "tokens": 64 * step, "position": NAN, "unit": "share"} for step in steps]
+    watch = [
+        one | {"measure": measure, "layer": layer, "threshold": threshold, "value": rate}
+        for one, rate in zip(at, rates, strict=True)
+        for measure, layer, threshold in (("sink_rate", NAN, 0.3), ("sink_mass", 0, NAN), ("uniform_mass", NAN, NAN))
+    ]
+    columns = ["step", "tokens", "position", "unit", "measure", "layer", "threshold", "value"]
+    watch = pd.DataFrame(watch, columns=columns)
     config = {"attention": "softmax", "value_norm": "none", "checkpoints": "FOLDER"} | config
     return page(kind, config=config, log=log if kind == "train" else None, watch=watch)
 

@@ -62,6 +62,7 @@ def frames_of(kind):
         rows = []
         for step, rate in ((0, 0.0), (10, 0.0), (20, 0.4)):
             rows.append((step, step * 10, "sink_rate", np.nan, np.nan, 0.3, rate))
+            rows.append((step, step * 10, "uniform_mass", np.nan, np.nan, np.nan, 0.1))
             rows += [(step, step * 10, "sink_mass", layer, 0, np.nan, rate) for layer in (0, 1)]
         columns = ["step", "tokens", "measure", "layer", "position", "threshold", "value"]
         return {
