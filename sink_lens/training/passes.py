@@ -1,12 +1,11 @@
 """Estimate what a training costs: its steps from the configuration alone, or from a timed step of its model.
 
-On the CPU no model is made; on a GPU, in bf16 and compiled, the model is made and one or two steps are timed.
+On the CPU no model is made; on a GPU the model is made and a step is timed.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_a_token, synchronised_time
+from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_a_token, seconds_of
 from ..models.memory import peak_bytes
 from ..text import size
 from .config import TrainConfig
@@ -15,10 +14,6 @@ _OVERHEAD = 1.7
 """The time of a step over that of its products of matrices alone: 1.5 to 2.0 for the trainings toy and small."""
 _COPIES = 4
 """Copies of the parameters: weights, gradients and the two moments of the optimizer."""
-_STEPS = 2
-MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
-"""Most operations in the timed forward and backward; for a larger step, fewer and shorter sequences are timed."""
-_SHORTEST = 64
 
 
 def passes(config: TrainConfig) -> Passes:
@@ -53,32 +48,31 @@ def cost_of(config: TrainConfig) -> Cost:
     """
     asked, n_parameters = passes(config), parameters_of(config)[0]
     shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
-    on_cpu = config.device == "cpu" or (config.device is None and not _has_gpu())
-    if config.compile or config.dtype != "float32" or not on_cpu:
-        seconds, peak, device, source = timed_step(config)
-        a_token = seconds / (BACKWARD * config.batch * config.length)
-        return Cost(device=device, seconds_a_token=a_token, bytes_peak=peak, source=source, **shared)
-    return Cost(
-        device="cpu",
-        seconds_a_token=seconds_a_token(_multiplied(config), slowness=_OVERHEAD),
-        bytes_peak=LIBRARIES + 4 * n_parameters + asked.bytes,
-        source=OF_A_MATRIX,
-        **shared,
-    )
+    if config.device == "cpu" or (config.device is None and not _has_gpu()):
+        multiplied = n_parameters + config.n_layers * config.d_model * config.length  # and the causal half of attention
+        return Cost(
+            device="cpu",
+            seconds_a_token=seconds_a_token(multiplied, slowness=_OVERHEAD),
+            bytes_peak=LIBRARIES + 4 * n_parameters + asked.bytes,
+            source=OF_A_MATRIX,
+            **shared,
+        )
+    seconds, peak, device = timed_step(config)
+    a_token = seconds / (BACKWARD * config.batch * config.length)
+    return Cost(device=device, seconds_a_token=a_token, bytes_peak=peak, source="one timed step", **shared)
 
 
-def timed_step(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FLOPS) -> tuple[float, int, str, str]:
-    """Time two updates on random tokens, one if that is slow; nothing is written, and no data is read.
+def timed_step(config: TrainConfig) -> tuple[float, int, str]:
+    """Time a step on random tokens, after one that is not timed; nothing is written, and no data is read.
 
     Returns:
-        The seconds of a step, the peak of memory in bytes, the device, and what was timed in words.
+        The seconds of a step, the peak of memory in bytes, and the device.
 
     Raises:
         InputError: what ``train`` would refuse, the data apart.
     """
     import torch
 
-    from ..models.headnorm import undecayed
     from ..models.wrapping import keep_random_state
     from .model import model_of
     from .train import check_device
@@ -86,37 +80,21 @@ def timed_step(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FL
     device = check_device(config)
     with keep_random_state():
         model: Any = model_of(config)
-        apart = undecayed(model, unshared_gain=not config.decay_unshared_gain)
         model.to(device).train()
-        groups: list[dict[str, Any]] = [{"params": [], "weight_decay": config.weight_decay}]
-        groups.append({"params": [], "weight_decay": 0.0})
-        for name, parameter in model.named_parameters():
-            groups[name in apart]["params"].append(parameter)
-        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]))
-        micro = config.batch // config.accumulation
-        share = most_flops[device] / _flops_of(config, length=config.length)
-        slow = share < 1
-        sequences = max(1, min(micro, int(share)))
-        length = min(config.length, max(_SHORTEST, int(share * config.length))) if slow else config.length
-        ids = torch.randint(config.vocab_size, (sequences, length), device=device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
+        ids = torch.randint(config.vocab_size, (config.batch // config.accumulation, config.length), device=device)
         run = torch.compile(model) if config.compile else model
-        forwards, updates = [], []
-        for number in range(1 + config.compile if slow else 1 + _STEPS):  # the first also warms up, or compiles
-            begun = synchronised_time(device)
-            with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
-                loss = run(input_ids=ids, labels=ids, use_cache=False).loss
-            loss.backward()
-            halfway = synchronised_time(device)
+
+        def update() -> None:
+            for _ in range(config.accumulation):
+                with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
+                    loss = run(input_ids=ids, labels=ids, use_cache=False).loss
+                loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
             optimizer.step()
             optimizer.zero_grad()
-            if number >= 1 or slow:
-                forwards.append(halfway - begun)
-                updates.append(synchronised_time(device) - halfway)
-    longer = _flops_of(config, length=config.length) / _flops_of(config, length=length)
-    is_whole = (sequences, length) == (config.batch, config.length)
-    source = "one timed step" + ("" if is_whole else f" of {sequences} sequences of {length} tokens")
-    return min(forwards) * longer * config.batch / sequences + min(updates), peak_bytes(device), device, source
+
+        return seconds_of(update, device=device, warm_up=1), peak_bytes(device), device
 
 
 def parameters_of(config: TrainConfig) -> tuple[int, int]:
@@ -131,16 +109,6 @@ def parameters_of(config: TrainConfig) -> tuple[int, int]:
     found = embeddings + config.n_layers * (matrices + own + gains + 2 * norm) + norm
     decayed_gains = gains if config.decay_unshared_gain and config.value_norm == "per_head" else 0
     return found, config.n_layers * (own + gains - decayed_gains + 2 * norm) + norm
-
-
-def _multiplied(config: TrainConfig, *, length: int | None = None) -> int:
-    """Multiplications per token of a forward: all parameters, and the causal half of attention."""
-    return parameters_of(config)[0] + config.n_layers * config.d_model * (length or config.length)
-
-
-def _flops_of(config: TrainConfig, *, length: int) -> float:
-    """Floating-point operations of a training step on one sequence, forward and backward."""
-    return 2.0 * BACKWARD * length * _multiplied(config, length=length)
 
 
 def _has_gpu() -> bool:

@@ -12,16 +12,16 @@ from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
 
 
-def test_a_dry_run_of_a_slow_model_does_one_forward_or_one_more_after_compiling(monkeypatch):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_whole_step_is_timed_after_one_that_is_not(monkeypatch, compiled):
     calls = []
-    monkeypatch.setattr(torch, "compile", lambda model: model)
+    monkeypatch.setattr(torch, "compile", lambda model: calls.append("compiled") or model)
     forward = HeadNormForCausalLM.forward
-    monkeypatch.setattr(HeadNormForCausalLM, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
-    sizes = {"n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 300, "length": 256, "device": "cpu"}
-    for compiled in (False, True):
-        *_, source = passes.timed_step(TrainConfig(**sizes, compile=compiled), most_flops={"cpu": 1.0})
-        assert source == "one timed step of 1 sequences of 64 tokens"
-    assert len(calls) == 1 + 2
+    monkeypatch.setattr(HeadNormForCausalLM, "forward", lambda *a, **k: calls.append("step") or forward(*a, **k))
+    sizes = {"n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 300, "length": 16, "device": "cpu"}
+    seconds, peak, device = passes.timed_step(TrainConfig(**sizes, batch=4, accumulation=2, compile=compiled))
+    assert (seconds > 0, peak > 0, device) == (True, True, "cpu")
+    assert calls == ["compiled"] * compiled + ["step"] * 2 * 2
 
 
 @pytest.mark.parametrize("attention", get_args(Attention))
