@@ -2,8 +2,9 @@
 
 from ..errors import InputError
 from ..estimate import LIBRARIES, Pass, Passes, Sizes
-from ..models.header import Sized, check_fits
+from ..models.header import check_fits
 from ..models.memory import LOSS_CHUNK, free_bytes
+from ..models.sized import Sized
 from ..text import size
 from .config import PATH_CONTROLS, PATH_LENGTH, TraceConfig
 

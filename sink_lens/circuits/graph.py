@@ -19,8 +19,8 @@ import numpy as np
 from ..errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from ..models.header import Sized
     from ..models.lens import LensModel
+    from ..models.sized import Sized
 
 _STACK_BYTES = 192 * 2**20
 """Most bytes of what all writers add in one batch of pairs."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..configuration import check_unread
 from ..errors import InputError
-from ..models.header import Sized
+from ..models.sized import Sized
 from .index_notation import axis_values
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -38,70 +38,8 @@ _OF_GGUF = {
 """Name of an architecture in GGUF files -> its class. Mistral is a llama there. Files of others are refused."""
 
 
-class Sized(Protocol):
-    """Sizes of a model: of its header, or of the model itself."""
-
-    @property
-    def n_layers(self) -> int:
-        """Number of decoder layers."""
-        ...
-
-    @property
-    def n_heads(self) -> int:
-        """Number of query heads."""
-        ...
-
-    @property
-    def n_kv_heads(self) -> int:
-        """Number of key and value heads."""
-        ...
-
-    @property
-    def d_model(self) -> int:
-        """Width of the residual stream."""
-        ...
-
-    @property
-    def d_head(self) -> int:
-        """Width of one head's queries and keys."""
-        ...
-
-    @property
-    def d_value(self) -> int:
-        """Width of one head's values."""
-        ...
-
-    @property
-    def d_latents(self) -> tuple[int, int]:
-        """Widths of the latent that queries are made from and of that of keys and values; 0 without one."""
-        ...
-
-    @property
-    def d_mlp(self) -> int:
-        """Number of neurons in one MLP."""
-        ...
-
-    @property
-    def d_vocab(self) -> int:
-        """Number of token ids."""
-        ...
-
-    @property
-    def family(self) -> Family:
-        """The architecture."""
-        ...
-
-    def having(self, site: str) -> tuple[int, ...]:
-        """The layers that have a site."""
-        ...
-
-    def differing(self, axes: str) -> bool:
-        """Check whether layers differ in the size of one of a site's axes."""
-        ...
-
-
-def sizes_of(model: Sized, axes: str, *, n_positions: int) -> tuple[int, ...]:
-    """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``.
+def sizes_of(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
+    """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``, by a header or a lens.
 
     Where layers differ, the least of any.
     """

@@ -15,8 +15,9 @@ from typing import Any, Unpack
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Indices, Part, Where, random_sets
 from ..errors import InputError
-from ..models.header import Sized, differing_text, sizes_of
+from ..models.header import differing_text, sizes_of
 from ..models.sites import SITES, site_of
+from ..models.sized import Sized
 from ..text import span
 from .config import PatchConfig
 

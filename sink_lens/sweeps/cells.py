@@ -16,7 +16,7 @@ from ..edits.references import References
 from ..engine.cells import Cell
 from ..engine.cells import cell_of as engine_cell
 from ..errors import InputError
-from ..models.header import Sized
+from ..models.sized import Sized
 from ..schema import table_of
 from .grid import Grid, drawn_axis, group_of
 

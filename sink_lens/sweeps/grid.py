@@ -15,8 +15,9 @@ from ..edits.index_notation import axis_values
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, file_hash, kind_of
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
-from ..models.header import Sized, differing_text, sizes_of
+from ..models.header import differing_text, sizes_of
 from ..models.sites import site_of
+from ..models.sized import Sized
 from ..text import visible
 
 Group = tuple[Any, ...]
