@@ -99,6 +99,11 @@ def percent(share: float) -> str:
     return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
 
 
+def signed(value: float, digits: int) -> str:
+    """A change to so many digits behind the point, with its sign; one that rounds to 0 is not negative."""
+    return f"{value:+z.{digits}f}".replace("-", "−")
+
+
 def words(name: str) -> str:
     """A name of code as people write it: ``s2_ratio_after_w_o`` is "S2 ratio after W_O"."""
     text = f" {name.replace('_', ' ')} "

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -60,13 +61,15 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
 
 
 def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
-    """The largest edges of a run, and what its other tables say of them."""
+    """The edges of a run's circuit and the largest others, and what its other tables say of them."""
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
     prompt = run.optional("prompt", columns=["position", "text"])
     config = run.config
-    largest = edges.iloc[edges["score"].abs().argsort(kind="stable")[::-1][:MOST_EDGES]]
+    ranked = edges.iloc[edges["score"].abs().argsort(kind="stable")[::-1]]
+    others_last = np.argsort(~ranked["in_circuit"].to_numpy(bool), kind="stable")
+    largest = ranked.iloc[np.sort(others_last[:MOST_EDGES])]
     if core is not None:
         largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
     return edge_graph(
@@ -78,7 +81,6 @@ def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
         group=group,
         n_edges=len(edges),
         size=config.get("edges") or int(edges["in_circuit"].to_numpy(bool).sum()),
-        choice=config.get("choice"),
         method=config.get("method"),
         outputs=_output_readers(run, largest),
         curve=[] if curve is None else curve_rows(curve),

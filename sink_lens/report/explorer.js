@@ -82,11 +82,11 @@ window.exploreCircuits = async (packed) => {
   let graphs = [], state = {}, past = [], future = [];
 
   function begun(graph) {
-    const { size, choice, outputs } = graph.about, view = graph.raw.qParams?.sink_lens ?? {}, { pinnedIds, supernodes } = graph.raw.qParams ?? {};
+    const { size, outputs } = graph.about, view = graph.raw.qParams?.sink_lens ?? {}, { pinnedIds, supernodes } = graph.raw.qParams ?? {};
     const known = (ids) => ids.map(String).filter((id) => graph.nodes.has(id));
     const first = {
       n: Math.max(1, Math.min(size ?? graph.links.length, graph.links.length)),
-      which: choice === "greedy" || choice === "threshold" ? "circuit" : "all",
+      which: graph.links.some(WHICH.circuit) ? "circuit" : "all",
       connected: Boolean(outputs), colour: "sign", group: "none", positions: Boolean(graph.about.spans),
     };
     for (const key of Object.keys(first)) if (typeof view[key] === typeof first[key]) first[key] = view[key];
@@ -154,7 +154,9 @@ window.exploreCircuits = async (packed) => {
   }
 
   function paneOf(graph) {
-    let links = graph.ranked.slice(0, state.n).filter(WHICH[state.which] ?? WHICH.all);
+    // A circuit is chosen on some of the pairs, and scores are of all: its edges need not be the largest.
+    const among = state.which === "circuit" ? graph.ranked : graph.ranked.slice(0, state.n);
+    let links = among.filter(WHICH[state.which] ?? WHICH.all);
     if (state.connected && graph.about.outputs) links = onPath(graph, links);
     const group = groupOf(graph, links), nodes = new Map();
     const put = (id) => {
@@ -433,7 +435,8 @@ window.exploreCircuits = async (packed) => {
     if (rows.every((row) => row.faithfulness === null)) said.push("Faithfulness is not given: the metric of the whole model cannot be told from the metric with no edge.");
     else if (state.which !== "all" && state.which !== "circuit") said.push("Faithfulness was measured for the largest edges, not for this selection.");
     else {
-      const exact = rows.find((row) => row.n === state.n), below = rows.findLast((row) => row.n < state.n), above = rows.find((row) => row.n > state.n);
+      const n = state.which === "circuit" ? about.size ?? shown : state.n;
+      const exact = rows.find((row) => row.n === n), below = rows.findLast((row) => row.n < n), above = rows.find((row) => row.n > n);
       said.push(`Faithfulness on other pairs, ${exact ? tell(exact) : [below, above].filter(Boolean).map(tell).join("; ")}.`);
       const at = exact ?? below ?? above, random = (about.curve ?? []).filter((row) => row.by === "random" && row.n === at.n);
       if (random.length) said.push(`Random circuits of ${percent(at.share)}: ${rounded(d3.mean(random, (row) => row.faithfulness))}.`);
@@ -864,16 +867,17 @@ window.exploreCircuits = async (packed) => {
     const some = [...matches];
     focus(some[(some.indexOf(focused) + 1) % some.length]);
   });
-  find("number").addEventListener("change", () => change((of) => (of.n = Math.max(1, Math.min(most(), Math.round(Number(find("number").value)) || 1)))));
+  const resize = (n) => (of) => Object.assign(of, { n }, of.which === "circuit" && { which: "all" }); // a circuit has its own size
+  find("number").addEventListener("change", () => change(resize(Math.max(1, Math.min(most(), Math.round(Number(find("number").value)) || 1)))));
   let sliding = false; // a whole drag is one change
   find("range").addEventListener("input", () => {
     const to = Number(find("range").value), near = Math.round(Math.max(most(), 2) ** (to / 1000));
     const n = Math.max(1, Math.min(most(), near === state.n ? near + Math.sign(to - onRange(near)) : near)); // at least one
-    sliding ? refresh((state.n = n)) : change((of) => (of.n = n));
+    sliding ? refresh((state.n = n)) : change(resize(n));
     sliding = true;
   });
   find("range").addEventListener("change", () => (sliding = false));
-  find("size").addEventListener("change", () => find("size").value && change((of) => (of.n = Number(find("size").value))));
+  find("size").addEventListener("change", () => find("size").value && change(resize(Number(find("size").value))));
   for (const key of ["which", "colour", "group"]) find(key).addEventListener("change", () => change((of) => (of[key] = find(key).value)));
   for (const key of ["connected", "positions"]) find(key).addEventListener("change", () => change((of) => (of[key] = find(key).checked)));
   find("table").addEventListener("toggle", tables);

@@ -18,7 +18,7 @@ from ..configuration import with_fields
 from ..errors import InputError
 from ..records import Run, check_free, create_run, default_folder, display, versions
 from ..stats import Difference, difference, t_intervals
-from ..text import interval, listed, number, plural, short, words
+from ..text import interval, listed, number, plural, short, signed, words
 from .config import CompareConfig
 from .loss_curves import band_table, curve_table, final_table, seed_means
 from .sink_birth import Birth, births, whole
@@ -193,7 +193,7 @@ def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, b
     """Say if a variant is ahead of the baseline at the end, and how sure that is."""
     own, base = (float(_value_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
     ends = f"The {curve} loss ends at {own:.4f} nats for {_quoted(variant)} and at {base:.4f} for {_quoted(baseline)}"
-    change = f"{one.mean:+.4f}".replace("-", "−")
+    change = signed(one.mean, 4)
     if one.n < 2:
         return f"{ends}. The difference, {change}, is of one seed, so it has no interval."
     bounds = interval(one.low, one.high)

@@ -147,6 +147,23 @@ def test_the_slider_says_what_the_stored_curve_says(explored, run):
     assert {cells[6] for cells in listed(page)} == {"no"}
 
 
+def test_the_circuit_of_the_run_is_shown_first_though_others_have_larger_scores(explored, tmp_path):
+    edges = every_edge()  # scores of all pairs; the circuit was chosen on some of them
+    among = largest(on_path(largest(edges, EDGES)), EDGES)
+    outside = edges.loc[edges["reader"].eq("logits") & ~edges["in_circuit"]].index[:3]
+    edges.loc[[*among.index[:3], *outside], "in_circuit"] = [False] * 3 + [True] * 3
+    truth = on_path(edges.loc[edges["in_circuit"]])
+    page = explored(circuit_of(a_run(tmp_path / "run", edges=edges)).save(tmp_path / "circuit.html")).page
+    text = page.locator("[data-faithfulness]")
+    assert text.inner_text().startswith(f"{len(truth)} of {len(edges)} edges")
+    assert page.input_value("[data-which]") == "circuit"
+    page.fill("[data-number]", "90")
+    page.press("[data-number]", "Enter")
+    assert text.inner_text().startswith(f"{len(on_path(largest(edges, 90)))} of {len(edges)} edges")
+    page.select_option("[data-which]", "circuit")
+    assert text.inner_text().startswith(f"{len(truth)} of {len(edges)} edges")
+
+
 def test_what_feeds_a_head_is_found_by_its_number(explored):
     found = explored()
     page = found.page

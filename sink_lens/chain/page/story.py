@@ -23,6 +23,7 @@ from sink_lens.text import (
     number,
     percent,
     plural,
+    signed,
     visible,
     words,
 )
@@ -171,7 +172,7 @@ def first_numbers(run: Run) -> list[tuple[str, str]]:
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
         what = "nats of loss when later tokens cannot attend to it"
-        found.append((f"{masked - before:+.2f}".replace("-", "−"), what))
+        found.append((signed(masked - before, 2), what))
     return found
 
 
@@ -450,7 +451,8 @@ def _known(share: float) -> str:
 def _cost(row: Mapping[Any, Any]) -> str:
     """Give the loss before and after an intervention; empty if the run does not have it."""
     before, after = row.get("baseline_loss_nats", math.nan), row.get("loss_nats", math.nan)
-    return "" if math.isnan(before) or math.isnan(after) else f"{before:.2f} → {after:.2f} ({after - before:+.2f})"
+    known = not (math.isnan(before) or math.isnan(after))
+    return f"{before:.2f} → {after:.2f} ({signed(after - before, 2)})" if known else ""
 
 
 def _link(

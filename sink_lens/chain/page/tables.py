@@ -12,7 +12,7 @@ from sink_lens.records import Run
 from sink_lens.report.page import Listed, PageTable, intervals, largest_first, listed_table, more, shown_table
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import capital, named_parts, percent, words
+from sink_lens.text import capital, named_parts, percent, signed, words
 
 
 def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
@@ -82,7 +82,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     if "control_largest" in table.columns:
         shown["control_largest"] = [percent(share) for share in table["control_largest"]]
     if {"loss_nats", "baseline_loss_nats"} <= set(table.columns):
-        shown["cost"] = [f"{cost:+.2f}" for cost in table["loss_nats"] - table["baseline_loss_nats"]]
+        shown["cost"] = [signed(cost, 2) for cost in table["loss_nats"] - table["baseline_loss_nats"]]
     heads = {
         "link": "link",
         "edit": "intervention",

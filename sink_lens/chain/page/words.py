@@ -14,7 +14,7 @@ import pandas as pd
 
 from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_of
 from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, TELLING_LOSS
-from sink_lens.text import capital, listed, percent, plural
+from sink_lens.text import capital, listed, percent, plural, signed
 
 MOST_WORDS = 45
 """Most words of a headline."""
@@ -154,7 +154,7 @@ def _damage_of(row: Mapping[Hashable, Any], tables: Tables) -> str:
     loss = float(row.get("loss_nats", math.nan))
     if not off_distribution({**row, "uniform_loss_nats": uniform, "beyond_masking_nats": loss - masked}):
         return ""
-    return f"loss {loss - row['baseline_loss_nats']:+.1f} nats"
+    return f"loss {signed(loss - row['baseline_loss_nats'], 1)} nats"
 
 
 def _name_carriers(tables: Tables) -> list[Phrase]:
@@ -253,7 +253,7 @@ def why_undecided(tables: Tables, link: str) -> str:
         return "the sink has hardly more attention than chance"
     if off_distribution(row):
         cost = row["loss_nats"] - row["baseline_loss_nats"]
-        return f"this edit damages the model itself (loss {cost:+.1f} nats)"
+        return f"this edit damages the model itself (loss {signed(cost, 1)} nats)"
     if "not calibrated" in set(of.get("floors", ())):
         return f"{breaking} may {do} less than the floor that was asked for, or than a random control does"
     bars = {

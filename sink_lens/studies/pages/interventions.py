@@ -26,7 +26,7 @@ from sink_lens.report.style import (
 )
 from sink_lens.schema import NORM_ALONE
 from sink_lens.text import interval as bounds
-from sink_lens.text import named_parts, number, percent, plural, visible
+from sink_lens.text import named_parts, number, percent, plural, signed, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
 _RANDOM = ["random_mean", "random_max"]
@@ -117,8 +117,9 @@ def _sentence(row: dict[Any, Any]) -> str:
     if "times" in row:
         what += f" ({number(row['times'])} times the attention)"
     if "loss_change_low" in row:
-        change = f"{row['loss_change_nats']:+.3f} {bounds(row['loss_change_low'], row['loss_change_high'])}".rstrip()
-        cost = f"; the loss changes by {change} nats"
+        change = signed(row["loss_change_nats"], 3)
+        over = bounds(row["loss_change_low"], row["loss_change_high"])
+        cost = f"; the loss changes by {change} {over}".rstrip() + " nats"
     return (
         f"{what}: attention there {number(row['baseline_target_mass'])} → {number(row['target_mass'])}, at the sink "
         f"position {number(row['baseline_sink_mass'])} → {number(row['sink_mass'])} (layers {row['read_layers']}): "

@@ -33,7 +33,7 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.schema import SINK_THRESHOLD
-from sink_lens.text import interval, listed, number, percent, plural, short, visible, words
+from sink_lens.text import interval, listed, number, percent, plural, short, signed, visible, words
 from sink_lens.training.sink_birth import Birth, births
 from sink_lens.training.variants import FEWEST_SEEDS
 
@@ -530,7 +530,7 @@ def _compare_title(run: Run) -> str:
     rows = table.to_dict("records")
     last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
     bounds = interval(last["low"], last["high"]) or "(with one seed each, it cannot be told from chance)"
-    change = f"{last['mean']:+.3f}".replace("-", "−")
+    change = signed(last["mean"], 3)
     told = f"{visible(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
     if last["low"] <= 0 <= last["high"] or not bounds:
         told = "no difference can be told" if bounds else ""
