@@ -29,8 +29,8 @@ from transformers.masking_utils import sdpa_mask
 from ..errors import KernelError
 from ..models.attention import capped, sums_with, weights_of, with_positions
 from ..models.family import Family
-from ..models.foreign import fused_on_cpu, fused_on_gpu
 from ..models.interfaced import attention_as
+from ..models.private_apis import fused_on_cpu, fused_on_gpu
 from ..schema import KernelChoice
 
 OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")

@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
 from ..models.delegation import attention_of, delegated, ending_after, has_own_hooks, hooked
-from ..models.foreign import kernel_of
 from ..models.interfaced import attention_as, show_attention_inputs
 from ..models.lens import LensModel
+from ..models.private_apis import kernel_of
 from ..models.running import check_unchanged, running
 from ..models.sites import SITES, bridge_hook, read_site
 from .attention import OBSERVED, Kernel, Put, Watch, observe_attention

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
-from ..models.foreign import kernel_of
 from ..models.lens import LensModel, check_having, count_from_start, why_skipped
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, give_back
+from ..models.private_apis import kernel_of
 from ..models.sites import SITES, site_of
 from ..progress import tqdm
 from ..schema import KernelChoice

@@ -35,9 +35,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ..models.foreign import OF_ABSTRACT_CLASSES, uncompiled_function
 from ..models.lens import LensModel
 from ..models.load import weights_hash
+from ..models.private_apis import OF_ABSTRACT_CLASSES, uncompiled_function
 from ..records import UNKNOWN
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...), type(NotImplemented))

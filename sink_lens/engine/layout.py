@@ -25,8 +25,8 @@ from transformers import AttentionInterface
 
 from ..models.attention import by_head, capped, weights_of, with_slopes
 from ..models.delegation import attention_of, inner_model
-from ..models.foreign import with_kernel
 from ..models.lens import LensModel
+from ..models.private_apis import with_kernel
 
 _NAME = "sink_lens_cells"
 

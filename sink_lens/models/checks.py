@@ -21,9 +21,9 @@ from ..text import json_value
 from .evaluating import evaluating, uncompiled
 from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
-from .foreign import is_processed, kernel_of, set_attention
 from .header import check_files
 from .headnorm import HeadNormForCausalLM
+from .private_apis import is_processed, kernel_of, set_attention
 
 _PROBE_LENGTH = 8
 _FEW_LAYERS = 200

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 
-from .foreign import COMPILED
+from .private_apis import COMPILED
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from .family import EXPERTS_HOOK as HOOK
 from .family import Family
-from .foreign import gate_neurons, rebind_forward, register_hook_point
+from .private_apis import gate_neurons, rebind_forward, register_hook_point
 
 
 class _Shown:

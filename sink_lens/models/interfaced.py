@@ -40,8 +40,8 @@ from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.nanochat.modeling_nanochat import NanoChatModel, NanoChatRMSNorm
 
-from .foreign import kernel_of, rebind_forward, set_attention, with_kernel
 from .neox import PartOfFused
+from .private_apis import kernel_of, rebind_forward, set_attention, with_kernel
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 """An attention function of transformers: (module, query, key, value, mask, scaling=...) -> (output, pattern)."""

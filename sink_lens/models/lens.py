@@ -16,10 +16,10 @@ from ..text import span
 from .experts import size_of
 from .families import head_sizes, keys_from, reach_of
 from .family import OF_ATTENTION, Family
-from .foreign import kernel_of
 from .header import sizes_of
 from .offload import NoBridge, bytes_on_disk, device_of
-from .turns import State
+from .private_apis import kernel_of
+from .shared_state import State
 
 ADDED = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
 """Sites of what sublayers add to the stream, in the order in which a layer computes them."""

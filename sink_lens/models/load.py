@@ -36,10 +36,10 @@ from . import checks
 from .adapters import check_no_adapter
 from .bundled import bundled_gguf, converted_folder
 from .families import TEXT_PART
-from .foreign import LENIENT, choose_no_kernel, set_attention
 from .header import read_folder
 from .lens import LensModel
 from .offload import parameters_of
+from .private_apis import LENIENT, choose_no_kernel, set_attention
 from .running import take_turn
 from .text_part import text_part
 from .wrapping import assemble, keep_random_state, wrap

@@ -14,7 +14,7 @@ from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .foreign import device_of_hook
+from .private_apis import device_of_hook
 
 
 def bytes_on_disk(model: nn.Module) -> int:

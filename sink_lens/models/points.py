@@ -16,7 +16,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from .families import head_sizes
 from .family import Family
-from .foreign import register_hook_point
+from .private_apis import register_hook_point
 from .sites import SITES, Address, read_site
 
 

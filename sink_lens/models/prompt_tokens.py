@@ -13,7 +13,7 @@ _FILE = "tokenizer.json"
 def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
     """The tokenizer of a folder, from its file alone, or of a GGUF file; None where there is none, or another form."""
     if path.suffix == ".gguf":
-        from .conversion import gguf_tokenizer
+        from .gguf_conversion import gguf_tokenizer
 
         return gguf_tokenizer(path)
     if not (path / _FILE).is_file():

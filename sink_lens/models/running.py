@@ -21,9 +21,9 @@ from torch import nn
 
 from ..errors import InputError
 from ..modes import plain_mode
-from .foreign import COMPILED
 from .lens import LensModel
-from .turns import Turns, lock_of
+from .private_apis import COMPILED
+from .shared_state import Turns, lock_of
 
 _HELD: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_held", default=())
 _INSIDE: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_inside", default=())

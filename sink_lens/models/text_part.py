@@ -7,7 +7,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from .families import TEXT_PART
-from .foreign import NAME_OF_CONFIG, config_name_of
+from .private_apis import NAME_OF_CONFIG, config_name_of
 
 
 def text_part(model: PreTrainedModel) -> PreTrainedModel:

@@ -43,7 +43,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from ..errors import ModelError
-from .foreign import PROCESSED
+from .private_apis import PROCESSED
 
 _LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
 _GROWING = ("dynamic", "longrope")

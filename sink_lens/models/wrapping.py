@@ -17,15 +17,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError
 from . import adapters, checks, experts, interfaced, neox, points
 from .family import Family
-from .foreign import build_bridge_from_module, config_name_of, device_of_hook, set_attention
 from .headnorm import adapter as headnorm
 from .lens import LensModel, linear_layers
 from .memory import give_back
 from .offload import NoBridge, bytes_on_disk, why_offloaded
 from .packed import is_packed
+from .private_apis import build_bridge_from_module, config_name_of, device_of_hook, set_attention
 from .running import take_turn_to_wrap
+from .shared_state import State, state_of
 from .text_part import text_part
-from .turns import State, state_of
 from .unchanged import Unchanged
 
 _BRIDGE_BOS = (

@@ -19,9 +19,9 @@ from ..chain.config import Thresholds
 from ..data.bos import bos_id, text_ids
 from ..data.tokens import TokenBatch
 from ..errors import InputError
-from ..models.foreign import NAME_OF_CONFIG
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
+from ..models.private_apis import NAME_OF_CONFIG
 from ..stats import paired_difference
 from ..text import interval as bounds
 from ..text import listed, named_parts, number, visible

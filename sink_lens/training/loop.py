@@ -29,8 +29,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..errors import CheckpointError, RunError, SinkLensError
-from ..models.foreign import SHARDED, UNCOMPILED, save_checkpoint
 from ..models.headnorm import undecayed
+from ..models.private_apis import SHARDED, UNCOMPILED, save_checkpoint
 from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RunWriter

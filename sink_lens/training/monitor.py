@@ -33,7 +33,7 @@ from ..measures.sink_tokens import sampled_queries
 from ..models.evaluating import evaluating
 from ..models.families import FAMILIES, family_of_model, reach_of
 from ..models.family import Family
-from ..models.foreign import COMPILED, UNCOMPILED, WRAPPED, kernel_of
+from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first, query_and_key, stays_apart, uncached_autocast
 from .monitor_documents import Documents, documents_in, whole_mask

@@ -22,8 +22,8 @@ from ..activations.attention import Scores
 from ..errors import ModelError
 from ..models.attention import with_positions
 from ..models.evaluating import evaluating
-from ..models.foreign import INNER_KERNEL
 from ..models.interfaced import interfaced_class
+from ..models.private_apis import INNER_KERNEL
 from .monitor_documents import Documents, visible_keys
 
 __all__ = ["Seen", "first", "query_and_key", "stays_apart", "uncached_autocast"]

@@ -36,8 +36,8 @@ from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import head_sizes
 from ..models.family import Family
-from ..models.foreign import config_name_of
 from ..models.interfaced import take_interface
+from ..models.private_apis import config_name_of
 from ..models.sites import SITES, bridge_hook, read_site
 from ..text import json_value
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
-from ..models.foreign import take_one_gpu
+from ..models.private_apis import take_one_gpu
 from ..models.wrapping import keep_random_state
 from ..records import RunWriter, create_run, display, versions
 from . import checkpoint_files

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sink_lens.data import cache as cache_module
 from sink_lens.data.cache import cache_entries, sha256_of
 from sink_lens.errors import ModelError
-from sink_lens.models import bundled, conversion
+from sink_lens.models import bundled, gguf_conversion
 
 
 def stub_convert(path, *, folder):
@@ -144,7 +144,7 @@ def test_tensors_converted_one_by_one_are_those_that_transformers_reads(tmp_path
         file = write_dense(tmp_path / f"{architecture}-{tied}.gguf", architecture, stored=stored, tied=tied)
         folder = tmp_path / file.stem
         folder.mkdir()
-        conversion.convert(file, folder=folder)
+        gguf_conversion.convert(file, folder=folder)
         expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32).state_dict()
         found = AutoModelForCausalLM.from_pretrained(folder).state_dict()
         assert found.keys() == expected.keys()
@@ -200,7 +200,7 @@ def test_what_cannot_be_converted_is_refused_by_name(tmp_path, cache, make, foun
 
 def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypatch):
     file = write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1_000_000))
+    monkeypatch.setattr(gguf_conversion.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1_000_000))
     with pytest.raises(ModelError, match=r"1 MB are free; need about .*SINK_LENS_CACHE"):
         bundled.converted_folder(file)
     assert parts(cache) == []

@@ -8,7 +8,7 @@ from gguf_files import write_dense, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sink_lens.errors import ModelError
-from sink_lens.models.conversion import gguf_tokenizer
+from sink_lens.models.gguf_conversion import gguf_tokenizer
 from sink_lens.models.gguf_header import HeaderReader
 from sink_lens.models.load import load
 

@@ -13,9 +13,9 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.errors import ModelError
 from sink_lens.models.families import FAMILIES, family_of_model
-from sink_lens.models.foreign import set_attention
 from sink_lens.models.interfaced import take_interface
 from sink_lens.models.load import load, weights_hash, wrap
+from sink_lens.models.private_apis import set_attention
 from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import norm_weights
 from sink_lens.records import read_run

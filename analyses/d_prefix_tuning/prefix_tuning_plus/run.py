@@ -14,7 +14,7 @@ from analyses.tasks import agreement, answer_examples, batches, genres, pad_prom
 from analyses.texts import data_folder
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
-from sink_lens.models.foreign import set_attention
+from sink_lens.models.private_apis import set_attention
 from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, canvas, legend, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...errors import InputError, ModelError
-from ..foreign import kernel_of
+from ..private_apis import kernel_of
 from .configuration import HeadNormConfig
 from .modeling import HeadNormAttention, HeadNormForCausalLM
 

@@ -32,7 +32,7 @@ from transformers.models.llama.modeling_llama import (
 
 from ...errors import InputError
 from ..attention import weights_of
-from ..foreign import is_loaded, kernel_of
+from ..private_apis import is_loaded, kernel_of
 from .configuration import HeadNormConfig
 
 _DRAWS = 64

@@ -21,9 +21,9 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.utils.hub import cached_files
 
 from analyses.tiny_families import tiny
-from sink_lens.models import foreign
+from sink_lens.models import private_apis
 
-PACKAGE = Path(foreign.__file__).parents[1]
+PACKAGE = Path(private_apis.__file__).parents[1]
 OF_MODULES = {"_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}
 OF_BASES = {
     "_attend": AttentionBridge,
@@ -50,35 +50,36 @@ def test_a_base_has_what_is_overridden_or_called(name):
 
 def test_a_compiled_module_says_so():
     module = torch.nn.Linear(2, 2)
-    assert getattr(module, foreign.COMPILED) is None
-    assert dict(torch.compile(module, backend="eager").named_children()) == {foreign.UNCOMPILED: module}
+    assert getattr(module, private_apis.COMPILED) is None
+    assert dict(torch.compile(module, backend="eager").named_children()) == {private_apis.UNCOMPILED: module}
     module.compile(backend="eager")
-    assert callable(vars(module)[foreign.COMPILED])
+    assert callable(vars(module)[private_apis.COMPILED])
 
 
 def test_a_compiled_function_holds_the_one_that_it_was_made_from():
     def double(x):
         return 2 * x
 
-    assert foreign.uncompiled_function(torch.compile(double, backend="eager")) is double
-    assert foreign.uncompiled_function(double) is None
+    assert private_apis.uncompiled_function(torch.compile(double, backend="eager")) is double
+    assert private_apis.uncompiled_function(double) is None
 
 
 def test_classes_and_functions_of_others_have_what_is_used(tmp_path):
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
     from torch.distributed.fsdp import _common_utils
 
-    assert foreign.WRAPPED[1:] == (_common_utils.FSDP_WRAPPED_MODULE, checkpoint_wrapper._CHECKPOINT_WRAPPED_MODULE)
-    assert foreign.OF_ABSTRACT_CLASSES in vars(type("A", (abc.ABC,), {}))
-    assert foreign.LENIENT in inspect.signature(cached_files).parameters
-    assert not foreign.is_loaded(torch.nn.Linear(1, 1))
+    wrapped = (_common_utils.FSDP_WRAPPED_MODULE, checkpoint_wrapper._CHECKPOINT_WRAPPED_MODULE)
+    assert private_apis.WRAPPED[1:] == wrapped
+    assert private_apis.OF_ABSTRACT_CLASSES in vars(type("A", (abc.ABC,), {}))
+    assert private_apis.LENIENT in inspect.signature(cached_files).parameters
+    assert not private_apis.is_loaded(torch.nn.Linear(1, 1))
     assert '"_is_hf_initialized"' in inspect.getsource(inspect.getmodule(PreTrainedModel))
     assert list(inspect.signature(MixtralExperts._apply_gate).parameters) == ["self", "gate_up_out"]
 
 
 def test_the_fused_kernels_are_there_and_that_of_the_cpu_gives_the_sums_of_rows():
     query, key, value = torch.randn(3, 1, 2, 5, 8)
-    output, lse = foreign.fused_on_cpu(query, key, value, mask=None, scale=0.5)
+    output, lse = private_apis.fused_on_cpu(query, key, value, mask=None, scale=0.5)
     scores = (query @ key.mT * 0.5).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
     torch.testing.assert_close(lse, scores.logsumexp(-1))
     torch.testing.assert_close(output, scores.softmax(-1) @ value)
@@ -90,14 +91,14 @@ def test_a_model_with_an_adapter_says_so():
     model = tiny("llama")
     assert model._hf_peft_config_loaded is False
     model._hf_peft_config_loaded = True
-    foreign.forget_adapter(model)
+    private_apis.forget_adapter(model)
     assert model._hf_peft_config_loaded is False
 
 
 def test_the_trainer_writes_a_checkpoint_and_counts_its_gpus(tmp_path):
     assert list(inspect.signature(Trainer._save_checkpoint).parameters) == ["self", "model", "trial"]
     arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[])
-    foreign.take_one_gpu(arguments)
+    private_apis.take_one_gpu(arguments)
     assert arguments.n_gpu == 1
 
 
@@ -121,7 +122,7 @@ def of_others(trees):
 
 def test_no_other_module_names_what_is_private_elsewhere():
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    found = {(path.name, name) for path, name in of_others(trees) if path.name != "foreign.py"}
+    found = {(path.name, name) for path, name in of_others(trees) if path.name != "private_apis.py"}
     allowed = OF_MODULES | set(OF_BASES) | OF_TENSORS | OF_FIGURES
     assert torch.ones(1).add_(1)._version == 1
     assert {one for one in found if one[1] not in allowed} == set()
