@@ -4,7 +4,7 @@ What makes a metric is imported when one is made, so that a file is read without
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -45,7 +45,17 @@ class MetricSpec:
         Raises:
             InputError: there is no such metric, or an option is unknown, missing, or cannot be used.
         """
-        return self._row()[0](lens, self.options, predictions)
+        from . import metrics
+
+        self._known_options()
+        given = {name: _READ[name](lens, name, value) for name, value in self.options.items()}
+        if self.name == "kl":
+            if predictions is None:
+                raise InputError("kl compares with the predictions of a baseline run; need what computes them")
+            return metrics.kl_to(predictions())
+        if self.name == "logit_difference":
+            given["tokenizer"] = lens.tokenizer
+        return getattr(metrics, self.name)(**given)
 
     def last(self, model: Sized) -> int | None:
         """The last layer that the metric reads; None where it reads what comes after the layers.
@@ -53,106 +63,82 @@ class MetricSpec:
         Raises:
             InputError: there is no such metric, or an option is unknown, missing, or no layer of the model.
         """
-        _, known, _ = self._row()
+        known = self._known_options()
         if "layer" in known:
-            return _layer_option(model, self.options)
-        return (
-            max(_layers_option(model, self.options.get("layers")) or range(model.n_layers))
-            if "layers" in known
-            else None
-        )
+            return _layer(model, "layer", self.options["layer"])
+        if "layers" not in known:
+            return None
+        return max(_layers(model, "layers", self.options.get("layers")) or range(model.n_layers))
 
-    def _row(self) -> "tuple[_Make, tuple[str, ...], tuple[str, ...]]":
-        """The metric's entry in ``METRICS``; refuses options that do not fit it."""
+    def _known_options(self) -> tuple[str, ...]:
+        """The options of the metric; refuses a metric that is none, and options that do not fit it."""
         if self.name not in METRICS:
             raise InputError(f"there is no metric {self.name!r}; need one of {', '.join(METRICS)}")
-        _, known, needed = METRICS[self.name]
+        known, needed = METRICS[self.name]
         unknown, missing = set(self.options) - set(known), set(needed) - set(self.options)
         if unknown or missing:
             raise InputError(
                 f"the metric {self.name} takes {', '.join(known) or 'no options'} and needs "
                 f"{', '.join(needed) or 'none'}; found {', '.join(self.options) or 'none'}"
             )
-        return METRICS[self.name]
+        return known
 
 
-def _layers_option(model: Sized, given: Any) -> list[int] | None:
+def _layers(model: Sized, name: str, given: Any) -> list[int] | None:
     """The layers that an option names, counted from the first one; None is all."""
-    values = axis_values("all" if given is None else given, name="layers of a metric", size=model.n_layers)
+    values = axis_values("all" if given is None else given, name=f"{name} of a metric", size=model.n_layers)
     found = [layer for value in values if value is not None for layer in value]
     return found or None
 
 
-def _layer_option(model: Sized, options: Mapping[str, Any]) -> int:
-    """The layer that the option ``layer`` names, counted from the first one."""
-    found = _layers_option(model, options["layer"])
+def _layer(model: Sized, name: str, given: Any) -> int:
+    """The layer that an option names, counted from the first one."""
+    found = _layers(model, f"{name}s", given)
     if found is None or len(found) != 1:
-        raise InputError(f"the layer of a metric is {options['layer']!r}; need one number")
+        raise InputError(f"the {name} of a metric is {given!r}; need one number")
     return found[0]
 
 
-def _make_sink_mass(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """Make the metric ``sink_mass`` from its options."""
-    from .metrics import sink_mass
-
-    return sink_mass(whole_number(options, "sink_position", 0), layers=_layers_option(lens, options.get("layers")))
-
-
-def _make_loss(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """Make the metric ``loss``, which has no options."""
-    from .metrics import loss
-
-    return loss()
+def _whole_number(model: Sized, name: str, given: Any) -> int:
+    """Check a whole number."""
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise InputError(f"{name} of a metric is {given!r}; need a whole number")
+    return given
 
 
-def _make_logit_difference(
-    lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None"
-) -> "Metric":
-    """Make the metric ``logit_difference`` from its options."""
-    from .metrics import logit_difference
-
-    position = whole_number(options, "position", -1)
-    for one in ("correct", "incorrect"):
-        if isinstance(options[one], bool) or not isinstance(options[one], str | int):
-            raise InputError(f"{one} of a metric is {options[one]!r}; need an id, or the text of one token")
-    return logit_difference(options["correct"], options["incorrect"], lens.tokenizer, position=position)
+def _answer(model: Sized, name: str, given: Any) -> int | str:
+    """Check the id or the text of an answer."""
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise InputError(f"{name} of a metric is {given!r}; need an id, or the text of one token")
+    return given
 
 
-def _make_norm(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """Make the metric ``norm`` from its options."""
-    from .metrics import norm
-
-    check_texts(options, ("site",), where="a metric")
-    layer = _layer_option(lens, options)
-    return norm(whole_number(options, "sink_position", 0), layer=layer, site=options.get("site", "resid_post"))
+def _text(model: Sized, name: str, given: Any) -> str:
+    """Check a text."""
+    if not isinstance(given, str):
+        raise InputError(f"{name} of a metric is {given!r}; need a text")
+    return given
 
 
-def _make_dominance(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """Make the metric ``dominance`` from its options."""
-    from .metrics import dominance
-
-    return dominance(whole_number(options, "sink_position", 0), layer=_layer_option(lens, options))
-
-
-def _make_kl(lens: "LensModel", options: Mapping[str, Any], predictions: "Predictions | None") -> "Metric":
-    """Make the metric ``kl``, the divergence from the given predictions."""
-    from .metrics import kl_to
-
-    if predictions is None:
-        raise InputError("kl compares with the predictions of a baseline run; need what computes them")
-    return kl_to(predictions())
-
-
-_Make = Callable[["LensModel", Mapping[str, Any], "Predictions | None"], "Metric"]
-METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
-    "sink_mass": (_make_sink_mass, ("sink_position", "layers"), ()),
-    "loss": (_make_loss, (), ()),
-    "logit_difference": (_make_logit_difference, ("correct", "incorrect", "position"), ("correct", "incorrect")),
-    "norm": (_make_norm, ("sink_position", "layer", "site"), ("layer",)),
-    "dominance": (_make_dominance, ("sink_position", "layer"), ("layer",)),
-    "kl": (_make_kl, (), ()),
+_READ: Mapping[str, Callable[[Any, str, Any], Any]] = {
+    "sink_position": _whole_number,
+    "position": _whole_number,
+    "layers": _layers,
+    "layer": _layer,
+    "site": _text,
+    "correct": _answer,
+    "incorrect": _answer,
 }
-"""Name -> how it is made, its options, and those that it needs; one with a layer, or layers, reads nothing after it."""
+"""Option of a metric -> how it is read, on a model."""
+METRICS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "sink_mass": (("sink_position", "layers"), ()),
+    "loss": ((), ()),
+    "logit_difference": (("correct", "incorrect", "position"), ("correct", "incorrect")),
+    "norm": (("sink_position", "layer", "site"), ("layer",)),
+    "dominance": (("sink_position", "layer"), ("layer",)),
+    "kl": ((), ()),
+}
+"""Function of ``metrics`` -> its options, and those that it needs; one with a layer, or layers, reads nothing after it."""
 
 
 FIELDS: Mapping[str, frozenset[str]] = {
@@ -167,7 +153,7 @@ FIELDS: Mapping[str, frozenset[str]] = {
 def check_metric_fields(config: Any, name: str) -> None:
     """Refuse ``FIELDS`` that were set and that the metric of this name does not read."""
     for one, options in FIELDS.items():
-        readers = [other for other, (_, known, _) in METRICS.items() if options & set(known)]
+        readers = [other for other, (known, _) in METRICS.items() if options & set(known)]
         if name not in readers:
             check_unread(config, one, reader=f"metric {' and '.join(readers)}")
 
@@ -183,7 +169,7 @@ def spec_of(config: Any, name: str, *, token: Callable[..., int | str] = lambda 
     Raises:
         InputError: a layer or token that the metric needs was not given.
     """
-    layers, known = config.metric_layers, METRICS[name][1]
+    layers, known = config.metric_layers, METRICS[name][0]
     if "layer" in known and (layers is None or len(layers) != 1):
         raise InputError(f"{name} is read at one layer; give it with --metric-layers N")
     given: dict[str, Any] = {
@@ -222,22 +208,3 @@ def import_function(reference: str) -> Callable[..., Any]:
     if not callable(found):
         raise InputError(f"{module} has no function {name!r}; need MODULE:FUNCTION, such as my_metrics:margin")
     return found
-
-
-def whole_number(options: Mapping[str, Any], name: str, default: int) -> int:
-    """Read a whole number by its name.
-
-    Raises:
-        InputError: the value is not a whole number.
-    """
-    found = options.get(name, default)
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise InputError(f"{name} of a metric is {found!r}; need a whole number")
-    return found
-
-
-def check_texts(given: Mapping[str, Any], names: Sequence[str], *, where: str) -> None:
-    """Refuse values that are given but are not text."""
-    for name in names:
-        if name in given and not isinstance(given[name], str):
-            raise InputError(f"{name} of {where} is {given[name]!r}; need a text")

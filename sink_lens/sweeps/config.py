@@ -160,11 +160,12 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
     """Read an edit of the file, and refuse unknown keys."""
-    from ..edits.named_metrics import check_texts
     from .grid import EditGrid
 
     check_known(table, [part.name for part in fields(EditGrid)], where=where)
-    check_texts(table, ("kind", "site"), where=where)
+    for name in ("kind", "site"):
+        if not isinstance(table.get(name, ""), str):
+            raise InputError(f"{name} of {where} is {table[name]!r}; need a text")
     return EditGrid(**table)
 
 
