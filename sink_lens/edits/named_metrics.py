@@ -138,7 +138,7 @@ METRICS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dominance": (("sink_position", "layer"), ("layer",)),
     "kl": ((), ()),
 }
-"""Function of ``metrics`` -> its options, and those that it needs; one with a layer, or layers, reads nothing after it."""
+"""Function of ``metrics`` -> its options, and those that it needs; with a layer or layers it reads nothing after it."""
 
 
 FIELDS: Mapping[str, frozenset[str]] = {

@@ -8,7 +8,7 @@ import torch
 from ..activations.forward import check_tokens
 from ..data.bos import answer_id, ids_behind, text_of
 from ..data.described import BosCondition
-from ..data.tokens import Prompts, TokenBatch, batch_of, from_tensor, texts_of
+from ..data.tokens import Prompts, batch_of, from_tensor, texts_of
 from ..edits.constructors import Edit
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -60,7 +60,9 @@ def answers(
     width = max(map(len, rows))
     padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     whole = from_tensor(padded, lengths=torch.tensor([len(row) for row in rows]))
-    states = run_with(lens, _keep_source(whole, batch), edits, sites=("final",)).tensors["final", 0]
+    if torch.equal(whole.tokens, batch.tokens.cpu()):
+        whole = batch  # which says where its tokens come from
+    states = run_with(lens, whole, edits, sites=("final",)).tensors["final", 0]
     found = []
     for sequence, (ids, own) in enumerate(zip(prompts, wanted, strict=True)):
         for step in range(max(1, len(own))):
@@ -70,11 +72,6 @@ def answers(
                 {"sequence": sequence, "step": step, **row} for row in _answer_rows(logits.cpu(), right, lens, top=top)
             ]
     return pd.DataFrame(found)
-
-
-def _keep_source(whole: TokenBatch, given: TokenBatch) -> TokenBatch:
-    """Return the given batch instead of its longer copy if both are equal, since it says where its tokens come from."""
-    return given if torch.equal(whole.tokens, given.tokens.cpu()) else whole
 
 
 def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:

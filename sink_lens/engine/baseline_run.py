@@ -84,10 +84,6 @@ class BaselineRun:
         """Outcome of the run, without the tensors of sites."""
         return self.read(replace(self.needs, sites=()))
 
-    def part(self, prompts: slice) -> TokenBatch:
-        """The tokens of a batch of prompts."""
-        return self.tokens[prompts]
-
     def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "BaselineRun":
         """A run under other edits, readings or sequences that shares this one's lanes."""
         return BaselineRun(
@@ -116,7 +112,7 @@ class BaselineRun:
     def _batch(self, start: int) -> BaselineBatch:
         """Run the batch of prompts that begins at sequence ``start``, without the cells' edits."""
         prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)
-        part = self.part(prompts)
+        part = self.tokens[prompts]
         if self.plan.path == "bridge":
             outcome, _ = self.passes.slow(part, self.edits, prompts=prompts)
             return BaselineBatch(

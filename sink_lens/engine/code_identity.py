@@ -16,6 +16,7 @@ a module of yours by a name that is computed. ``hash_code`` then says so, and a 
 """
 
 import builtins
+import contextlib
 import copyreg
 import dis
 import functools
@@ -26,7 +27,7 @@ import platform
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,11 @@ _OPEN_ENDED = frozenset({"eval", "exec", "compile", "globals", "locals", "vars",
 """Built-in functions whose result is not in the code."""
 _CHECKERS = frozenset({"jaxtyping", "typeguard", "beartype"})
 """Packages whose wrappers only check types."""
-_OF_CLASSES = frozenset({"__module__", "__dict__", "__weakref__", "__doc__", "__qualname__", "__annotations__"})
-_OF_CLASSES |= {
-    "__slotnames__",
-    "__firstlineno__",
-    "__static_attributes__",
-    "__dataclass_fields__",
-    "__dataclass_params__",
-}
-_OF_CLASSES |= {
-    "__abstractmethods__",
-    OF_ABSTRACT_CLASSES,
-    "__annotate__",
-    "__annotate_func__",
-    "__annotations_cache__",
-}
+_OF_CLASSES = frozenset({OF_ABSTRACT_CLASSES, "__module__", "__dict__", "__weakref__", "__doc__", "__qualname__"})
+_OF_CLASSES |= {"__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__slotnames__"}
+_OF_CLASSES |= {"__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__dataclass_params__"}
+_OF_CLASSES |= {"__abstractmethods__"}
+"""Attributes of every class, which its body does not define."""
 _C_FUNCTIONS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -184,12 +175,20 @@ class _Reader:
             yield from map(self.digest, (function.__defaults__, function.__kwdefaults__))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 with _named(self.names, name):
-                    yield from (name, _hash_cell(cell, self.digest))
+                    yield from (name, self.cell(cell))
             if _is_installed(owner):
                 yield from (owner, _module_version(owner), function.__code__.co_qualname, function.__code__.co_code)
             else:
                 yield from self.code(function.__code__, names, doc=function.__doc__)
                 yield from self.pairs(sorted(function.__dict__.items()))
+
+    def cell(self, cell: types.CellType) -> bytes:
+        """Hash the content of a closure's cell, which may be empty."""
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            return _hash("empty")
+        return self.digest(value)
 
     def code(self, code: types.CodeType, names: Mapping[str, Any], *, doc: str | None) -> Iterator[Any]:
         """Yield the parts of code, but its place in a file: instructions, constants, global names with values."""
@@ -310,19 +309,14 @@ class _Reader:
         return _UnknownError(f"{'.'.join(names) or 'it'} {what}")
 
 
-class _named:  # noqa: N801  # reads as a verb
+@contextlib.contextmanager
+def _named(names: list[str], name: str | None) -> Iterator[None]:
     """Remember a name while what it stands for is read; it stays where that cannot be known."""
-
-    def __init__(self, names: list[str], name: str | None) -> None:
-        self.names, self.name = names, name
-
-    def __enter__(self) -> None:
-        if self.name is not None:
-            self.names.append(self.name)
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if self.name is not None and kind is None:
-            self.names.pop()
+    if name is not None:
+        names.append(name)
+    yield
+    if name is not None:
+        names.pop()
 
 
 def _hash(*parts: Any) -> bytes:
@@ -333,15 +327,6 @@ def _hash(*parts: Any) -> bytes:
         found.update(len(content).to_bytes(8, "little"))
         found.update(content)
     return found.digest()
-
-
-def _hash_cell(cell: types.CellType, digest: Callable[[Any], bytes]) -> bytes:
-    """Hash the content of a closure's cell, which may be empty."""
-    try:
-        value = cell.cell_contents
-    except ValueError:  # not assigned yet
-        return _hash("empty")
-    return digest(value)
 
 
 def _tensor_parts(tensor: Tensor) -> Iterator[Any]:

@@ -97,21 +97,19 @@ class Engine:
         self.metrics = tuple(metrics)
         self.plan = plan
         self.needs = Needs.of(metrics, lens=lens) if needs is None else needs
-        self._baseline_run = (
-            BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1) if baseline_run is None else baseline_run
-        )
+        own = BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1) if baseline_run is None else baseline_run
+        self._baseline_run = own
         self.blocks = self._blocks()
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
-        self._baseline_batch = (
-            self._baseline_run.batch if baseline_run is None else lru_cache(maxsize=None)(self._narrow)
-        )
+        narrowed = lru_cache(maxsize=None)(lambda start: own.batch(start).narrowed(self.needs))
+        self._baseline_batch: Callable[[int], BaselineBatch] = own.batch if baseline_run is None else narrowed
         self._one_at_a_time = Lock()
 
     def baseline(self) -> pd.DataFrame:
         """The baseline run: sequence, metric, value."""
         rows: list[dict[str, Any]] = []
-        for prompts in self._prompts():
+        for prompts in self._baseline_run.prompt_batches:
             baseline = self._baseline_batch(prompts.start)
             for metric in self.metrics:
                 rows += _metric_rows(evaluate(metric, baseline.outcome), prompts=prompts, metric=metric.name)
@@ -174,7 +172,7 @@ class Engine:
             for block in alone:
                 self._shared(block).map(partial(keep, block), failed=None, advance=advance)
             if beside:
-                for prompts in self._prompts():
+                for prompts in self._baseline_run.prompt_batches:
                     self._baseline_batch(prompts.start)
                 several = [(self._shared(block), partial(keep, block)) for block in beside]
                 side_by_side(self._baseline_run.lanes, several, advance=advance)
@@ -192,23 +190,22 @@ class Engine:
         with block_of_passes(self.lens):
             found = self._shared(block).one(pack)
         outcome, _ = found[pack.index(number)]
-        edits = self.cells[number].make(self._references)
-        edits = (*self._baseline_run.edits, *edits)
-        slow, _ = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
+        edits = (*self._baseline_run.edits, *self.cells[number].make(self._references))
+        slow, _ = self._passes.slow(self.tokens[block.prompts], edits, prompts=block.prompts)
         return max(
             [0.0, *(_largest_difference(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)]
         )
 
     def baseline_deviation(self) -> float:
         """The largest difference for the baseline run of the first prompts."""
-        prompts = self._prompts()[0]
+        prompts = self._baseline_run.prompt_batches[0]
         baseline = self._baseline_batch(prompts.start).outcome
-        slow, _ = self._passes.slow(self._part(prompts), self._baseline_run.edits, prompts=prompts)
+        slow, _ = self._passes.slow(self.tokens[prompts], self._baseline_run.edits, prompts=prompts)
         return max(_largest_difference(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
 
     def largest_logit(self) -> float:
         """The largest scored logit of the first prompts' baseline run, as a magnitude; 0 if no metric reads logits."""
-        logits = self.baseline_outcome(self._prompts()[0]).logits
+        logits = self.baseline_outcome(self._baseline_run.prompt_batches[0]).logits
         if logits is None or not any(metric.logits for metric in self.metrics):
             return 0.0
         return float(logits.abs().nan_to_num(0.0, posinf=0.0).amax())
@@ -220,7 +217,7 @@ class Engine:
     def tokens_of(self, block: Block) -> int:
         """Number of positions that a block computes for each of its sequences, over its cells."""
         n = self.tokens.n_positions
-        return sum(n - begin for pack in self._packs(block) for begin in self._first_positions(pack))
+        return sum(n - self._earliest(number) for number in block.cells)
 
     def _blocks(self) -> tuple[Block, ...]:
         """Cells that begin at one layer, cut into blocks that fit."""
@@ -231,7 +228,7 @@ class Engine:
         for number, cell in enumerate(self.cells):
             groups.setdefault(first_of(cell.touches), []).append(number)
         found: list[Block] = []
-        for prompts in self._prompts():
+        for prompts in self._baseline_run.prompt_batches:
             for first, numbers in sorted(groups.items()):
                 cells: list[int] = []
                 held = 0
@@ -260,10 +257,6 @@ class Engine:
         sizes = packs_of(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
         return [block.cells[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    def _first_positions(self, pack: Sequence[int]) -> list[int]:
-        """The first positions of the cells of a forward."""
-        return [self._earliest(number) for number in pack]
-
     def _first(self, touches: Touches) -> int:
         """The layer at which a cell that touches these sites begins; above the last one if nothing read can change."""
         n = self.lens.n_layers
@@ -271,17 +264,6 @@ class Engine:
             return n + 1
         inner = [range(n) if layers is None else layers for site, layers in touches if SITES[site].per_layer]
         return min((min(layers) for layers in inner), default=n - 1)
-
-    def _prompts(self) -> list[slice]:
-        """Cut the sequences into batches of prompts, as slices."""
-        return self._baseline_run.prompt_batches
-
-    def _part(self, prompts: slice) -> TokenBatch:
-        return self._baseline_run.part(prompts)
-
-    def _narrow(self, start: int) -> BaselineBatch:
-        """The baseline run of a batch, with only what is needed."""
-        return self._baseline_run.batch(start).narrowed(self.needs)
 
     def _has_lanes(self, block: Block) -> bool:
         """Check if the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
@@ -299,7 +281,7 @@ class Engine:
             run=partial(self._run, block=block),
             lens=self.lens,
             lanes=partial(self._lanes, block) if self._has_lanes(block) else None,
-            size=lambda pack: sum(self.tokens.n_positions - begin for begin in self._first_positions(pack)),
+            size=lambda pack: sum(self.tokens.n_positions - begin for begin in map(self._earliest, pack)),
         )
 
     def _run(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
@@ -315,7 +297,7 @@ class Engine:
         if self.plan.path == "bridge":
             runs = iter(passes.slow(baseline.part, [*before, *some], prompts=block.prompts) for some in edits)
         else:
-            begins = self._first_positions(pack)
+            begins = [*map(self._earliest, pack)]
             before = from_layer(before, first=block.first, n_layers=self.lens.n_layers)
             every = [
                 [*(one for one in before if not ends_before(one, begin)), *some]

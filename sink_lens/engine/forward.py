@@ -5,7 +5,7 @@ the residual stream of another run. The earlier layers are then skipped, and the
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -142,7 +142,7 @@ def run_applied(
             own = slice(own.start, own.stop, None if own.step == 1 else own.step)
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
-                (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_pass_on, take=take))
+                (bridge_hook(SITES[site], family=lens.family, layer=layer), lambda x, hook, take=take: take(x))
                 for site, layer, take in collector.places(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
                 )
@@ -158,7 +158,7 @@ def run_applied(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    """Keys, values and other state of the baseline run before the position where a run begins."""
+    """What a run that begins at a later position takes from the baseline run."""
 
     outcome: Outcome
     columns: Mapping[int, Sequence[Float[Tensor, "batch head query"]]]
@@ -222,7 +222,10 @@ class RunCollector:
         """Read the attention to each key; in sigmoid attention, as a share of the row's sum."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
-        columns = [self._whole(pattern[..., key], before) for key, before in self._columns_before(layer)]
+        columns = [pattern[..., key] for key in self.keys]
+        if self.begin and self.early is not None:
+            before = (column[..., : self.begin] for column in self.early.columns[layer])
+            columns = [torch.cat(both, dim=-1) for both in zip(before, columns, strict=True)]
         found = [
             sink_mass(column.float(), valid=valid, key=key, reach=self.lens.reach(layer))
             for column, key in zip(columns, self.keys, strict=True)
@@ -246,15 +249,6 @@ class RunCollector:
             )
         self.state.setdefault(layer, []).append(state)
 
-    def _columns_before(self, layer: int) -> Iterator[tuple[int, Tensor | None]]:
-        """The baseline's attention to each key at the positions that are not computed."""
-        for at, key in enumerate(self.keys):
-            yield key, None if not self.begin or self.early is None else self.early.columns[layer][at]
-
-    def _whole(self, late: Tensor, before: Tensor | None) -> Tensor:
-        """A column of the pattern with the queries before the first position."""
-        return late if before is None else torch.cat([before[..., : self.begin], late], dim=-1)
-
     def _keep(self, x: Tensor, *, place: tuple[str, int]) -> None:
         """Store a tensor on the CPU, with the baseline's part in front."""
         found = x.detach().to("cpu", copy=True)
@@ -264,10 +258,6 @@ class RunCollector:
             before = self.early.outcome.tensors[place].narrow(axis, 0, self.begin)
             found = torch.cat([before, found], dim=axis)
         self.kept.setdefault(place, []).append(found)
-
-    def early_of(self, outcome: Outcome) -> Early:
-        """Collect the state of the baseline run, whose parts are here, for runs that begin at a later position."""
-        return Early(outcome=outcome, columns=self.columns, losses=self.token_losses)
 
     def finish(
         self,
@@ -385,11 +375,6 @@ def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
 def _at_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
     """Some positions of a tensor; a list as an index would be copied to the GPU each time."""
     return torch.stack([x[:, position] for position in positions], dim=1) if positions else x[:, :0]
-
-
-def _pass_on(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
-    """Pass a hook point's tensor to ``take``."""
-    take(x)
 
 
 def not_finite_error(edits: Sequence[Edit]) -> EditError:

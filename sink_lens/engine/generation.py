@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
@@ -201,14 +201,11 @@ def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Appli
         if not n_new:  # nothing was cached yet
             raise
         return None
-    if n_new == 1 and not _are_close(logits, _last_logits(cache.lens, tokens, cache.edits, record=record)):
-        return None
+    if n_new == 1:
+        whole = _last_logits(cache.lens, tokens, cache.edits, record=record)
+        if not torch.allclose(logits, whole, rtol=_AGREE, atol=_AGREE * float(whole.abs().max())):
+            return None
     return logits
-
-
-def _are_close(logits: Tensor, whole: Tensor) -> bool:
-    """True if logits with the cache equal those of a whole forward, within rounding."""
-    return bool(torch.allclose(logits, whole, rtol=_AGREE, atol=_AGREE * float(whole.abs().max())))
 
 
 class _Cache:
@@ -229,7 +226,8 @@ class _Cache:
             EditError: an edit cannot be called, or does not do to earlier positions what it did.
         """
         n = tokens.shape[1]
-        held = {place: tuple(map(_with_room, tensors)) for place, tensors in self.keys.items()}
+        room = (0, 0, 0, 1)  # for one more position
+        held = {place: tuple(nn.functional.pad(one, room) for one in several) for place, several in self.keys.items()}
         begin = n - 1 if held else 0
         applied = Applied(lens=self.lens, edits=self.edits, n_sequences=1)
         valid, visits = torch.ones(1, n, dtype=torch.bool), dict[tuple[str, int], Visit]()
@@ -269,7 +267,7 @@ def _with_key(held: Tensor, site: str) -> Tensor:
     """The values of a site once there is one more key, which no earlier query sees."""
     if not SITES[site].observed:
         return held
-    return torch.nn.functional.pad(held, (0, 1), value=torch.finfo(held.dtype).min if site == "scores" else 0.0)
+    return nn.functional.pad(held, (0, 1), value=torch.finfo(held.dtype).min if site == "scores" else 0.0)
 
 
 def _is_same_edit(new: Tensor, held: Tensor) -> bool:
@@ -278,11 +276,6 @@ def _is_same_edit(new: Tensor, held: Tensor) -> bool:
     scale = held.where(held > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)  # a position's own: sinks are far larger
     near = (new - held).abs() <= share * scale
     return bool((near | (new == held)).all())
-
-
-def _with_room(tensor: Float[Tensor, "*sequence position value"]) -> Tensor:
-    """Copy keys, values or a mixer's inputs into a tensor with room for one more position."""
-    return torch.nn.functional.pad(tensor, (0, 0, 0, 1))
 
 
 def _last_logits(

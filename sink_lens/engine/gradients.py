@@ -47,7 +47,9 @@ def metric_gradients(
         zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}
         given = None if embedding is None else embedding.to(lens.device)
         hooks: list[Any] = [] if given is None else [(_hook_name(lens, "resid_pre", 0), lambda x, hook: given)]
-        hooks += [(_hook_name(lens, *key), partial(_add_zero, zero=zero)) for key, zero in zeros.items()]
+        hooks += [
+            (_hook_name(lens, *key), lambda x, hook, zero=zero: x + zero.to(x.device)) for key, zero in zeros.items()
+        ]
         values = evaluate(metric, hooked_outcome(lens, batch, metric=metric, hooks=hooks))
         if not values.requires_grad:
             raise InputError(
@@ -64,11 +66,6 @@ def metric_gradients(
 
 def _hook_name(lens: LensModel, site: str, layer: int) -> str:
     return bridge_hook(SITES[site], family=lens.family, layer=layer)
-
-
-def _add_zero(x: Tensor, hook: object, *, zero: Tensor) -> Tensor:
-    """Add a zero tensor, with respect to which a gradient is taken."""
-    return x + zero.to(x.device)
 
 
 def zero_added(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> Tensor:

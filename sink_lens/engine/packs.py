@@ -5,8 +5,9 @@ are run one by one, so that the others do not fail with it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from threading import Event, Lock
 from typing import TypeVar
@@ -55,8 +56,9 @@ class Packs:
             failed: called with the number of a cell that fails, and its error; None raises it.
             advance: called with the number of cells that were finished.
         """
+        run = partial(in_turn, run=self.run, take=take, failed=failed)
         if self.lanes is None or len(self.packs) == 1:
-            return self._in_turn(self.packs, self.lens, Event(), take=take, failed=failed, advance=advance)
+            return run(self.packs, self.lens, Event(), advance=advance)
         lanes, lock = self.lanes(), Lock()
 
         def finished(done: int) -> None:
@@ -64,26 +66,9 @@ class Packs:
                 advance(done)
 
         def in_lane(lens: LensModel, packs: Sequence[Pack], stop: Event) -> list[_Found]:
-            return self._in_turn(packs, lens, stop, take=take, failed=failed, advance=finished)
+            return run(packs, lens, stop, advance=finished)
 
         return list(chain.from_iterable(lanes.map(in_lane, even_shares(self.packs, lanes.count, size=self.size))))
-
-    def _in_turn(
-        self,
-        packs: Sequence[Pack],
-        lens: LensModel,
-        stop: Event,
-        *,
-        take: Take[_Found],
-        failed: Failed[_Found] | None,
-        advance: Advance,
-    ) -> list[_Found]:
-        """Run one pack after the other."""
-        found: list[_Found] = []
-        for done, some in in_turn(packs, lens, stop, run=self.run, take=take, failed=failed):
-            advance(done)
-            found += some
-        return found
 
 
 def in_turn(
@@ -94,8 +79,10 @@ def in_turn(
     run: Callable[[Pack, LensModel], Runs],
     take: Take[_Found],
     failed: Failed[_Found] | None,
-) -> Iterator[tuple[int, list[_Found]]]:
-    """Run one pack after the other; yields how many cells are finished and their results."""
+    advance: Advance,
+) -> list[_Found]:
+    """Run one pack after the other; the arguments are those of ``Packs.map``."""
+    every: list[_Found] = []
     waiting, most = deque(packs), max(map(len, packs))
     while waiting and not stop.is_set():
         pack: Pack = waiting.popleft()
@@ -119,7 +106,9 @@ def in_turn(
                 waiting.extendleft((number,) for number in reversed(pack))
                 continue
             found = [failed(next(iter(pack)), error)]
-        yield len(pack), found
+        advance(len(pack))
+        every += found
+    return every
 
 
 def even_shares(packs: Sequence[Pack], count: int, *, size: Callable[[Pack], int]) -> list[list[Pack]]:
@@ -143,6 +132,10 @@ def side_by_side(
     """
     work, lock = iter([(packs, pack, take) for packs, take in several for pack in packs.packs]), Lock()
 
+    def finished(done: int) -> None:
+        with lock:
+            advance(done)
+
     def in_lane(lens: LensModel, number: int, stop: Event) -> None:
         while not stop.is_set():
             with lock:
@@ -150,8 +143,6 @@ def side_by_side(
             if one is None:
                 return
             packs, pack, take = one
-            for done, _ in in_turn([pack], lens, stop, run=packs.run, take=take, failed=None):
-                with lock:
-                    advance(done)
+            in_turn([pack], lens, stop, run=packs.run, take=take, failed=None, advance=finished)
 
     lanes.map(in_lane, range(lanes.count))

@@ -14,7 +14,6 @@ edit changes (``Known``); and what lies behind the last attention where nothing 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -148,8 +147,8 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
     for (site, layer), visit in sorted(asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
         view = layout.queries if SITES[site].observed else layout.cell
         name = bridge_hook(SITES[site], family=lens.family, layer=layer)
-        hooks.append((name, partial(_edit_tensor, visit=visit, view=view)))
-    hooks += [(name, partial(_pass_on, take=take)) for name, take in asked.taps]
+        hooks.append((name, lambda x, hook, visit=visit, view=view: visit.edited(x, view=view)))
+    hooks += [(name, lambda x, hook, take=take: take(x)) for name, take in asked.taps]
     kept = {"held": asked.held, "keep": asked.keep}
     with contextlib.ExitStack() as stack:
         stack.enter_context(inside_pass(lens))
@@ -232,13 +231,3 @@ def _skip_parts(lens: LensModel, known: Known, *, skip: frozenset[str], stack: c
     if "neurons" in skip:
         mlp = block.get_submodule(lens.family.bridge_mlp)
         stack.enter_context(replace_forward(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons))))
-
-
-def _edit_tensor(x: Tensor, hook: object, *, visit: Visit, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
-    """Return the tensor after a visit's edits; None if nothing changed."""
-    return visit.edited(x, view=view)
-
-
-def _pass_on(x: Tensor, hook: object, *, take: Take) -> None:
-    """Pass a hook point's tensor to ``take``."""
-    take(x)

@@ -42,7 +42,7 @@ class BaselineBatch:
     def narrowed(self, needs: Needs) -> "BaselineBatch":
         """Copy of the run with only the layers and tensors that some cells read."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
-        places = [place for site in needs.sites for place in _site_keys(site, needs.layers)]
+        places = [(site, at) for site in needs.sites for at in (needs.layers if SITES[site].per_layer else (0,))]
         sites = {place: found.tensors[place] for place in places if place in found.tensors}  # some layers lack it
         kept = {"mass": found.mass[rows], "state": found.state[rows], "layers": needs.layers, "tensors": sites}
         outcome = replace(found, **kept, loss=found.loss if needs.loss else None)
@@ -64,9 +64,9 @@ class Passes:
         pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], baseline=None)
         (outcome,) = pack.run(0, keep=keys)
         streams = {layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"}
-        return BaselineBatch(
-            part=part, prompts=prompts, early=pack.collectors[0].early_of(outcome), keys=keys, streams=streams
-        )
+        (made,) = pack.collectors
+        early = Early(outcome=outcome, columns=made.columns, losses=made.token_losses)
+        return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=streams)
 
     def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
         """Run one cell alone on the bridge, over all layers and positions: the reference for every faster way."""
@@ -103,11 +103,6 @@ class Passes:
         return known
 
 
-def _site_keys(site: str, layers: Sequence[int]) -> list[tuple[str, int]]:
-    """The keys of a site's tensors in an outcome."""
-    return [(site, layer) for layer in (layers if SITES[site].per_layer else (0,))]
-
-
 class _Pack:
     """Some cells in one forward."""
 
@@ -141,13 +136,11 @@ class _Pack:
         read = [layer for layer in self.needs.layers if layer >= first]
         known, stream, skip = None, None, frozenset[str]()
         if self.baseline is not None:
-            here = [
-                one for some in self.edits for one in some if _touches_layer(one, first, n_layers=self.lens.n_layers)
-            ]
+            inner = [one for some in self.edits for one in some if SITES[one.site].per_layer]
+            here = [one for one in inner if first in one.over(self.lens.n_layers)]
             sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
-            skip = (
-                frozenset[str]() if first in self.lens.mixer_layers else skippable_parts(sites, family=self.lens.family)
-            )
+            if first not in self.lens.mixer_layers:
+                skip = skippable_parts(sites, family=self.lens.family)
             if skip or (first > 0 and first not in self.baseline.streams):
                 known = self.passes.known(self.baseline, first).of(self.layout)
                 stream = known.stream
@@ -157,8 +150,9 @@ class _Pack:
         visits = self._visits(first)
         for cell, collector in enumerate(self.collectors):
             for site, layer, take in collector.places(read=read, sites=self.needs.sites, valid=self.valid):
-                if SITES[site].observed and skip and layer == first:  # as in the baseline run
-                    collector.mass[layer] = [self._early_mass(layer)]
+                if SITES[site].observed and skip and layer == first and self.baseline is not None:
+                    early = self.baseline.outcome  # whose attention no edit of this pack changes
+                    collector.mass[layer] = [early.mass[early.layers.index(layer)]]
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((cell, take))
         scored, kept = self._scored()
@@ -202,11 +196,6 @@ class _Pack:
                     visits.setdefault((step.site, step.layer), Visit()).edits.append((cell, step.act))
         return visits
 
-    def _early_mass(self, layer: int) -> Tensor:
-        """The attention of a layer that no edit of this pack changes."""
-        assert self.baseline is not None
-        return self.baseline.outcome.mass[self.baseline.outcome.layers.index(layer)]
-
     def _outcomes(self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
         """Split the pass into one outcome per cell; layers before the first come from the baseline run."""
         n, done, valid = self.part.n_sequences, 0, self.part.valid.cpu()
@@ -237,7 +226,3 @@ class _Pack:
                     raise not_finite_error(edits)
             found.append(replace(outcome, sequences=self.prompts))
         return found
-
-
-def _touches_layer(one: Edit, layer: int, *, n_layers: int) -> bool:
-    return SITES[one.site].per_layer and layer in one.over(n_layers)
