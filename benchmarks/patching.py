@@ -132,7 +132,8 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
             slow.append(spent)
             off = max(off, float((found - values[number]).abs().max()))
             largest = max(largest, size)
-        floor += _floor(lens, case, rows=case.pairs * engine.tokens_of(block), first=block.first, timed=timed)
+        positions = sum(engine.tokens.n_positions - engine.cells[number].begin for number in block.cells)
+        floor += _floor(lens, case, rows=case.pairs * positions, first=block.first, timed=timed)
     each, their = ours / len(grid), sum(slow) / len(slow)
     print(
         f"{case.site}, {case.pairs} pairs of {case.length} tokens: {len(grid)} cells, {each * 1e3:.1f} ms a cell; "

@@ -55,7 +55,8 @@ def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
     """
     known = {field.name: field for field in fields(cast("Any", kind))}
     changes = flatten(kind, changes, where=where)
-    check_known(changes, known, where=where or kind.__name__, options=_field_by_option(known))
+    renamed = {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}
+    check_known(changes, known, where=where or kind.__name__, options=renamed)
     made = {name: convert_value(known[name], known[name].type, value) for name, value in changes.items()}
     return kind(**made) if given is None else cast("C", replace(cast("Any", given), **made))
 
@@ -108,11 +109,6 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name, tomllib.loads(f"value = {value}")["value"] if value.count(".") < _MOST_DOTS else value
     except (tomllib.TOMLDecodeError, RecursionError):
         return name, value
-
-
-def _field_by_option(known: Mapping[str, Field[Any]]) -> dict[str, str]:
-    """Name on the command line -> name of the field, for fields whose option has another name."""
-    return {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}
 
 
 def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:

@@ -145,7 +145,7 @@ COMMANDS = {
     "circuit --dry-run": Asked("PROSE", "MODEL: 2 pairs.*scores .eap.*curve.*edges +541.*memory"),
     "sweep": Asked(
         "sweep.toml --model MODEL --device cpu",
-        "of 20 edits .*over 2 sequences.*strongest effects on sink mass at position 0.*zero z .*report: ",
+        "of 20 edits .*over 2 sequences.*strongest effects on sink mass at position 0.*zero head output .*report: ",
         "run report sentence failed cells strongest",
     ),
     "sweep --dry-run": Asked(
@@ -810,7 +810,7 @@ def test_failed_cells_are_code_1_and_computed_again_when_that_is_asked(tmp_path,
     words = ["sweep", file, "--model", "MODEL", "--device", "cpu", "--out", tmp_path / "out"]
     first = run(*words)
     assert first.exit_code == 1
-    assert first.stderr.endswith("failed: zero z layer 1, head 2: ValueError: no luck\n")
+    assert first.stderr.endswith("failed: zero head output (z), layer 1, head 2: ValueError: no luck\n")
     assert "1 edit failed; the table has the reasons." in first.stdout
     state["broken"] = False
     quiet = run(*words, "--quiet")

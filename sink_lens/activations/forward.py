@@ -9,7 +9,6 @@ model that can only be measured has no bridge: module hooks read its plain modul
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -135,7 +134,7 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
 def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
     """The name of a site's hook point, and a hook that passes the site's tensor to ``put``."""
     hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
-    return hook_name, partial(_put_tensor, place=(layer, name), put=put)
+    return hook_name, lambda x, hook: put(layer, name, x)
 
 
 def _check_no_hook(lens: LensModel) -> None:
@@ -183,8 +182,3 @@ def _reading_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBa
             # before a hook of the user's, as the bridge's hook points are
             stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
         yield
-
-
-def _put_tensor(tensor: Tensor, hook: object, *, place: tuple[int, str], put: Put) -> None:
-    """Pass a hook point's tensor to ``put``, with its layer and name."""
-    put(*place, tensor)

@@ -54,11 +54,6 @@ class Reader:
     stage: int
     """It reads what is written before this stage."""
 
-    @property
-    def node(self) -> str:
-        """The node that the reader belongs to; of k and v, the first head that shares them."""
-        return self.name.partition("<")[0]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:

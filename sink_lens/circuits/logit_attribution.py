@@ -115,8 +115,7 @@ def direct_logit_attribution(
     lens = as_lens(lens)
     batch = batch_of(prompts, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
-    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
-    given = edits_in(lens, given, n_positions=batch.n_positions)
+    given = edits_in(lens, edits, n_positions=batch.n_positions)
     if any(one.site == "final" for one in given):
         raise InputError("an edit of 'final' was given, which no part of the model writes; need edits before the norm")
     for site in _READ[by]:

@@ -323,8 +323,3 @@ def silence(quiet: bool) -> None:
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
         logging.getLogger(PACKAGE).setLevel(logging.WARNING)
-
-
-def shown_size(size: int) -> str:
-    """Bytes in decimal megabytes."""
-    return f"{size / 1e6:,.1f} MB"

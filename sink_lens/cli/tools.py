@@ -8,7 +8,8 @@ import typer
 from ..data.config import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
-from .console import app, columns_of, console, echo, say, shown_size, table_of
+from ..text import size
+from .console import app, columns_of, console, echo, say, table_of
 from .options import Answer, Json, Quiet, configured, json_rows, run_and_answer
 
 _REPORT_EXAMPLES = """\
@@ -119,16 +120,16 @@ def cache(
         echo("\n".join(entry.name for entry in chosen))
     elif not config.clear:
         states = {True: "whole", False: "unfinished or damaged"}
-        lines = [(entry.kind, entry.name, shown_size(entry.bytes), states[entry.complete]) for entry in chosen]
+        lines = [(entry.kind, entry.name, size(entry.bytes), states[entry.complete]) for entry in chosen]
         heads = ("kind", "name", "size", "state")
         console().print(table_of(heads, lines, title=f"{cache_folder()}", texts=4, wrapped=heads))
     if not config.clear:
         return Answer(found=lambda: found)
-    size = sum(entry.bytes for entry in chosen)
+    n_bytes = sum(entry.bytes for entry in chosen)
     what = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} folders"
     if chosen and not yes:
-        typer.confirm(f"Remove {what} ({shown_size(size)}) from {cache_folder()}?", abort=True)
+        typer.confirm(f"Remove {what} ({size(n_bytes)}) from {cache_folder()}?", abort=True)
     freed = clear_cache(name=name)
     if not quiet:
-        echo(f"freed {shown_size(freed)}")
+        echo(f"freed {size(freed)}")
     return Answer(found=lambda: {**found, "freed_bytes": freed})

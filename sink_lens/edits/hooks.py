@@ -59,11 +59,11 @@ def fwd_hooks(
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
         InputError: layers, heads, units, positions or keys do not exist.
     """
-    lens, given = as_lens(lens), (edits,) if isinstance(edits, Edit) else tuple(edits)
+    lens = as_lens(lens)
     if lens.why_measured_only is not None:
         raise ModelError(lens.why_measured_only)
     check_unchanged(lens)
-    given = edits_in(lens, given, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
+    given = edits_in(lens, edits, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
     applied = Applied(lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences)
     valid = None if tokens is None else tokens.valid
     return applied.fwd_hooks(sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers))
@@ -149,7 +149,7 @@ class Applied:
                     continue
                 held: dict[str, Tensor] = {}
                 if one.reads is not None:
-                    reads = partial(_hold, held=held)
+                    reads = partial(held.__setitem__, "read")
                     found.append(Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads))
                 act = partial(self._apply, number=number, layer=layer, sequences=sequences, valid=valid, held=held)
                 found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
@@ -241,14 +241,14 @@ def warn_of_unchanged(
             warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=stacklevel)
 
 
-def edits_in(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> tuple[Edit, ...]:
+def edits_in(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:
     """Edits as they are in this model: layers from its end are counted from its beginning.
 
     Raises:
         SiteError: the family lacks a site, or edits of a site have no effect on this model's bridge.
         InputError: layers, positions, heads, units or keys do not exist, or two layers are one.
     """
-    given = [one.counted(lens.n_layers) for one in edits]
+    given = [one.counted(lens.n_layers) for one in ((edits,) if isinstance(edits, Edit) else edits)]
     for one in given:
         site = site_of(one.site, family=lens.family)
         if one.reads is not None:
@@ -310,8 +310,3 @@ def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tens
             "leaves masked scores unchanged"
         )
     return new, differs
-
-
-def _hold(tensor: Tensor, *, held: dict[str, Tensor]) -> None:
-    """Keep a hook point's tensor for an edit that reads it."""
-    held["read"] = tensor

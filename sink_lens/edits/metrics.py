@@ -87,7 +87,9 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
 
     In a layer with a sliding window only the queries whose window reaches the position count.
     """
-    chosen = _check_chosen(layers)
+    if layers is not None and len(layers) == 0:
+        raise InputError("sink mass was requested for no layers; need at least one, or None for all")
+    chosen = None if layers is None else tuple(sorted({int(layer) for layer in layers}))
     return Metric(
         name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {span(chosen)}"),
         function=lambda run: run.mass_at(sink_position, layers=chosen),
@@ -360,12 +362,6 @@ def takes_logits(function: Callable[..., Any]) -> bool:
     return first is not None and ("logits" in first.name or "Tensor" in str(first.annotation))
 
 
-def _held_tensors(run: Outcome) -> list[Tensor]:
-    """The tensors that a run's outcome holds."""
-    found = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
-    return [one for one in found if one is not None]
-
-
 def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
     """Compute the metric of a run: one number per sequence, or a single number for all sequences.
 
@@ -376,7 +372,8 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
         raise InputError(
             f"evaluate was given {value_text(metric)} and {value_text(run)}; need a Metric and an Outcome of run_with"
         )
-    read = [(one, one._version) for one in _held_tensors(run) if not one.is_inference()]
+    held = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
+    read = [(one, one._version) for one in held if one is not None and not one.is_inference()]
     with note_user_function(f"the metric {metric.name!r}"):
         found = metric.function(run)
     if any(one._version != version for one, version in read):
@@ -427,13 +424,6 @@ def _reads_padding(metric: Metric, run: Outcome, *, found: Tensor) -> bool:
     with torch.no_grad():
         again = torch.as_tensor(metric.function(other), dtype=found.dtype)
     return not torch.equal(again.nan_to_num(), found.detach().nan_to_num())
-
-
-def _check_chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Sort the chosen layers; refuse an empty list."""
-    if layers is not None and len(layers) == 0:
-        raise InputError("sink mass was requested for no layers; need at least one, or None for all")
-    return None if layers is None else tuple(sorted({int(layer) for layer in layers}))
 
 
 def _check_real(run: Outcome, position: int) -> None:

@@ -48,7 +48,8 @@ class Outcome:
     def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
         """Mean attention to a position over heads and layers (None means all layers that were read), by sequence."""
         # Make it contiguous: the order of summation must not depend on how many other positions were read.
-        return self.mass[self._rows(layers)][..., self.positions.index(position)].contiguous().nanmean(dim=(0, 2))
+        rows = [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
+        return self.mass[rows][..., self.positions.index(position)].contiguous().nanmean(dim=(0, 2))
 
     def state_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
         """The residual stream at a position."""
@@ -66,10 +67,6 @@ class Outcome:
         if self.scored is not None:
             index = torch.tensor([self.scored.index(position) for position in positions.tolist()])
         return self.logits[torch.arange(len(index)), index]
-
-    def _rows(self, layers: Sequence[int] | None) -> list[int]:
-        """Indices of these layers among those that were read."""
-        return [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
 
 
 def splice(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:

@@ -1,7 +1,7 @@
 """Values that edits put in the place of others, measured on demand in the baseline run."""
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
 from torch import Tensor
 
@@ -22,27 +22,20 @@ class References:
     def __init__(
         self, lens: LensModel, tokens: TokenBatch, *, known: Mapping[tuple[str, int], Tensor] | None = None
     ) -> None:
-        self.lens = lens
-        self.tokens = tokens
+        self.lens, self.tokens = lens, tokens
         self._known = known or {}
-        self.values = lru_cache(maxsize=2)(self._values_at)
-        self.mean = lru_cache(maxsize=64)(self._mean)
-        self.averaged = lru_cache(maxsize=3)(self._average)
-        self.means = lru_cache(maxsize=1)(self._centring)
+        self.values = lru_cache(maxsize=2)(self._values)
+        self.mean: Callable[[str, int, Mean], Tensor] = lru_cache(maxsize=64)(
+            lambda site, layer, mean: self.averaged(mean).of(self.values(site, layer))
+        )
+        """The mean of a site at a layer over the mean's tokens; averaged axes stay, with size 1."""
+        self.averaged: Callable[[Mean], Averaged] = lru_cache(maxsize=3)(partial(tokens_to_average, lens, tokens))
+        """The tokens that a mean is taken over."""
+        self.means: Callable[[], CentringMeans] = lru_cache(maxsize=1)(partial(centring_means, lens, seed=0))
+        """The means of values and aggregated values on random tokens."""
 
-    def _values_at(self, site: str, layer: int) -> Tensor:
+    def _values(self, site: str, layer: int) -> Tensor:
+        """The values of a site at a layer."""
         if (site, layer) in self._known:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]
-
-    def _average(self, mean: Mean) -> Averaged:
-        """Find the tokens that a mean is taken over."""
-        return tokens_to_average(self.lens, self.tokens, mean)
-
-    def _mean(self, site: str, layer: int, mean: Mean) -> Tensor:
-        """The mean of a site at a layer over the mean's tokens; averaged axes stay, with size 1."""
-        return self.averaged(mean).of(self.values(site, layer))
-
-    def _centring(self) -> CentringMeans:
-        """The centring means: of values on random tokens."""
-        return centring_means(self.lens, seed=0)

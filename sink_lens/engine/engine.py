@@ -210,15 +210,6 @@ class Engine:
             return 0.0
         return float(logits.abs().nan_to_num(0.0, posinf=0.0).amax())
 
-    def layers_of(self, block: Block) -> int:
-        """Number of layers that a block runs for each of its cells."""
-        return max(0, min(self.needs.last, self.lens.n_layers) - block.first)
-
-    def tokens_of(self, block: Block) -> int:
-        """Number of positions that a block computes for each of its sequences, over its cells."""
-        n = self.tokens.n_positions
-        return sum(n - self._earliest(number) for number in block.cells)
-
     def _blocks(self) -> tuple[Block, ...]:
         """Cells that begin at one layer, cut into blocks that fit."""
         n = self.tokens.n_positions

@@ -84,9 +84,8 @@ def run_with(
     """
     lens = as_lens(lens)
     batch = batch_of(tokens)
-    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     check_tokens(lens, batch)
-    given = edits_in(lens, given, n_positions=batch.n_positions)
+    given = edits_in(lens, edits, n_positions=batch.n_positions)
     read = _layers_to_read(lens, layers)
     if not positions:
         raise InputError("no positions were given; need at least one to read")
@@ -132,6 +131,7 @@ def run_applied(
     """``run_with`` for edits that are checked already; ``prompts`` are the batch's indices among all sequences."""
     first = 0 if start is None else start.layer
     last = lens.n_layers if needs.whole else needs.last
+    stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     collector = RunCollector(lens=lens, keys=needs.keys, by_token=True)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
@@ -147,8 +147,13 @@ def run_applied(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
                 )
             ]
-            stream = None if start is None else start.stream[chosen].to(lens.device)
-            out = bridge_pass(lens, part, hooks=hooks, first=first, last=last, stream=stream)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(running(lens))
+                if start is not None:
+                    stack.enter_context(beginning_at(lens, first, start.stream[chosen].to(lens.device)))
+                stack.enter_context(torch.no_grad())
+                inputs = part.tokens.to(lens.device)
+                out = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **stop)
             collector.finish(out, part=part, loss=needs.loss, logits=needs.logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
@@ -392,30 +397,6 @@ def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[
     """The mean over the real tokens of each sequence; nan for a sequence of one token."""
     predicted = part.valid[:, 1:].to(losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)
-
-
-def bridge_pass(
-    lens: LensModel, part: TokenBatch, *, hooks: list[Any], first: int, last: int, stream: Tensor | None
-) -> Tensor:
-    """Run the bridge's layers ``first`` to ``last`` - 1; return the stream after them, or the logits after all layers.
-
-    Args:
-        lens: the model.
-        part: the sequences.
-        hooks: pairs (hook name, function), in the order of their calls.
-        first: the first layer to run.
-        last: the layer to stop before.
-        stream: residual stream before the first layer; None computes it from the tokens, and ``first`` is then 0.
-    """
-    options: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
-    inputs = part.tokens.to(lens.device)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(running(lens))
-        if stream is not None:
-            stack.enter_context(beginning_at(lens, first, stream))
-        stack.enter_context(torch.no_grad())
-        out: Tensor = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **options)
-    return out
 
 
 def _layers_to_read(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:

@@ -103,7 +103,6 @@ def generate(
         SiteError: the family lacks the site of an edit, or the edit has no effect on this bridge.
     """
     lens = as_lens(lens)
-    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     start = _prompt_batch(lens, prompt, bos=bos)
     total = start.n_positions + max_new_tokens
     if max_new_tokens < 1:
@@ -118,7 +117,7 @@ def generate(
     if temperature > 0 and generator is None:
         raise InputError("a temperature above 0 draws tokens; pass generator=torch.Generator().manual_seed(...)")
     check_tokens(lens, start)
-    given = edits_in(lens, given, n_positions=total)
+    given = edits_in(lens, edits, n_positions=total)
     state = None if generator is None else generator.get_state()
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     found = _continue(lens, start.tokens, given, generator=generator, **options)

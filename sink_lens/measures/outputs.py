@@ -125,21 +125,3 @@ def label(ratio: float, *, is_sink: bool, threshold: float = 0.2) -> str:
 def triangular_factor(w_o: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head sample d_head"]:
     """The factor R of W_O^T = Q R, so that |x W_O| = |R x|; unlike the Gram matrix, it does not square W_O."""
     return torch.linalg.qr(widen(w_o).mT, mode="r").R
-
-
-def head_output_norms(
-    z: Float[Tensor, "batch position head d_head"],
-    *,
-    w_o: Float[Tensor, "head d_head d_model"],
-    valid: Bool[Tensor, "batch position"],
-) -> Float[Tensor, "batch head"]:
-    """Norm of what each head adds to the stream, z W_O, mean over the real positions.
-
-    In [0, inf). Over the mean of its layer it says which heads do nothing; biases of W_O are left out.
-
-    Reference: arXiv 2504.03889 (scores of inactive heads; the division by the layer's mean is the score's user's).
-    """
-    written = einsum(
-        widen(z), triangular_factor(w_o).to(widen(z).dtype), "batch position head d, head e d -> batch position head e"
-    )
-    return mean_where(torch.linalg.vector_norm(written, dim=-1), where=valid[..., None], dim=1)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sink_lens.errors import InputError
-from sink_lens.measures.reductions import mean_where, median_where, widen
+from sink_lens.measures.reductions import median_where, widen
 
 SAMPLED_QUERIES = 64
 """The most query rows of a sequence that are computed."""
@@ -216,8 +216,3 @@ def token_kurtosis(h: Float[Tensor, "batch position d_model"]) -> Float[Tensor, 
     # Divide by the largest entry first: the fourth power of a massive activation would overflow, a small one underflow.
     squares = (centred / centred.abs().amax(-1, keepdim=True)).square()
     return squares.square().mean(-1) / squares.mean(-1).square() - 3
-
-
-def rate_by_key(marked: Bool[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"]) -> Tensor:
-    """Share of sequences whose token at each position is marked; nan where no sequence has a real token."""
-    return mean_where(marked.float(), where=valid, dim=0)

@@ -11,7 +11,6 @@ from sink_lens.measures import attention, dimensions, heads, locking, neurons, o
 CHAIN = "arXiv 2605.06611"
 SINKS = "arXiv 2410.10781"
 MASSIVE = "arXiv 2402.17762"
-IDLE = "arXiv 2504.03889"
 NO_OP = "arXiv 2606.08105"
 FRAMEWORK = "Elhage et al. 2021"
 INDUCTION = "arXiv 2209.11895"
@@ -81,7 +80,6 @@ _ROWS = (
     _measure(locking.logit_split, "logits", -_INF, _INF, OURS, "amount that each part of the key adds to the logit"),
     _measure(rank.effective_rank, "directions", 1.0, _INF, CHAIN, "directions that a sequence's states use"),
     _measure(outputs.value_norm_ratio, "1", 0.0, _INF, NO_OP, "norm of what the sink's value writes, over the others'"),
-    _measure(outputs.head_output_norms, "of the residual", 0.0, _INF, IDLE, "norm of what a head adds to the stream"),
     _measure(outputs.stable_rank, "directions", 1.0, _INF, NO_OP, "directions that a head's update uses"),
 )
 

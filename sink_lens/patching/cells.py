@@ -18,14 +18,6 @@ MakesEdit = Callable[..., Edit]
 """Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
 
 
-def patch_differs(
-    part: Part, *, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
-) -> bool:
-    """Check whether the source values of a part differ from the run's own; otherwise the patch changes nothing."""
-    keys = {site_key(part.site, layer) for layer in part.layers or ()}
-    return any(not torch.equal(part.of(run[key]), part.of(source[key])) for key in keys)
-
-
 def cell_of_patch(
     part: Part,
     *,

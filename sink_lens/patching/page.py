@@ -60,7 +60,8 @@ def patch_map(
         map_panel(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
         for index, pair in enumerate(pairs)
     ]
-    colour_scale(figure, drawn[0][1], [axes for axes, _ in drawn], label=value_label(value, unit=unit))
+    label = value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
+    colour_scale(figure, drawn[0][1], [axes for axes, _ in drawn], label=label)
     if title:
         drawn[0][0].set_title(title, fontsize=FONT, color=INK, loc="left")
     return without_formulas(figure)
@@ -79,11 +80,6 @@ def patch_pairs(frame: pd.DataFrame, *, by: Sequence[str], value: str) -> list[t
             f"{list(frame.columns)}. Sweep at least one thing, and draw one of the columns"
         )
     return [(name, by[0]) for name in by[1:]] or [(by[0], None)]
-
-
-def value_label(value: str, *, unit: str) -> str:
-    """Give the label of the colour scale."""
-    return value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
 
 
 def _position_labels(run: Run) -> dict[int, str]:
@@ -147,17 +143,14 @@ def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
         layers: tuple[int, int] | None = None
         for row in part.sort_values("layer").to_dict("records"):
             layer, value = int(row["layer"]), float(row["normalised_effect"])
-            if layers is not None and layer == layers[1] + 1 and _alike(runs[-1]["value"], value):
+            before = runs[-1]["value"] if layers is not None and layer == layers[1] + 1 else 0.0
+            alike = before * value > 0 and min(abs(before), abs(value)) >= _PLATEAU * max(abs(before), abs(value))
+            if layers is not None and alike:
                 runs[-1] |= {"layers": (layers[0], layer), "value": max(runs[-1]["value"], value, key=abs)}
             else:
                 runs.append({"position": position, "layers": (layer, layer), "value": value})
             layers = runs[-1]["layers"]
     return runs
-
-
-def _alike(one: float, other: float) -> bool:
-    """True if two effects have one sign and about one size."""
-    return one * other > 0 and min(abs(one), abs(other)) >= _PLATEAU * max(abs(one), abs(other))
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
@@ -167,14 +160,9 @@ def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
 
 def _metric_text(run: Run) -> str:
     """The metric in words, with the tokens that it compares."""
-    name = _metric_name(run)
+    name = visible(run.config.get("metric_name") or words(str(run.config.get("metric", "the metric"))))
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
     return f"{name} ({token(correct)} − {token(incorrect)})" if name == "logit difference" and correct else name
-
-
-def _metric_name(run: Run) -> str:
-    """The name of the metric that was read, which may be a function or an object of the caller's."""
-    return visible(run.config.get("metric_name") or words(str(run.config.get("metric", "the metric"))))
 
 
 def _strongest_text(table: pd.DataFrame) -> str:
@@ -247,7 +235,7 @@ def _map_figure(run: Run) -> tuple[str, Figure]:
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
     """The table of the patches, the strongest first."""
-    table = run.need("patches", columns=["effect"]).sort_values("effect", key=abs, ascending=False, kind="stable")
+    table = _strongest_first(run.need("patches", columns=["effect"]))
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
             table = table.assign(**{name: intervals(table, low, high)})

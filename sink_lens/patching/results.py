@@ -248,12 +248,13 @@ class AttributionResult(Swept):
         rounding = TOLERANCE * max(1.0, abs(self.baseline))
         signs = [np.sign(both[name].where(both[name].abs() > rounding, 0.0)) for name in ("approximation", "effect")]
         ranked = len(both) > 2 and both["approximation"].nunique() > 1 and both["effect"].nunique() > 1
+        ranks: Any = spearmanr(both["approximation"], both["effect"]) if ranked else None
         return Check(
             frame=frame,
             n=len(both),
             mean_error=float(both["error"].abs().mean()),
             mean_effect=float(both["effect"].abs().mean()),
-            rank_correlation=_spearman(both) if ranked else float("nan"),
+            rank_correlation=float(ranks.statistic) if ranked else float("nan"),
             same_sign_frac=float((signs[0] == signs[1]).mean()),
         )
 
@@ -272,16 +273,14 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
     return replace(first, frame=frame, site=EVERY, by=by, values=values, folder=folder, finished=finished)
 
 
-def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> pd.DataFrame:
-    """Write the tables and the heat map; the strongest patches, which are the summary."""
+def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:
+    """Write the tables, the heat map, and as the summary the strongest patches."""
     for name, frame in result.tables.items():
         writer.write_table(name, _folder_columns(frame))
     if result.by:
         writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
     about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
-    strongest = _folder_columns(result.strongest(SHOWN)).assign(**about)
-    writer.write_csv("summary", strongest)
-    return strongest
+    writer.write_csv("summary", _folder_columns(result.strongest(SHOWN)).assign(**about))
 
 
 def _folder_columns(frame: pd.DataFrame) -> pd.DataFrame:
@@ -289,9 +288,3 @@ def _folder_columns(frame: pd.DataFrame) -> pd.DataFrame:
     if "method" not in frame:
         return frame
     return frame.drop(columns="method").rename(columns={"effect": "approximation"})
-
-
-def _spearman(both: pd.DataFrame) -> float:
-    """Spearman's correlation of approximate and real effects."""
-    found: Any = spearmanr(both["approximation"], both["effect"])
-    return float(found.statistic)

@@ -1,6 +1,6 @@
 """The run folder of a patch: what was asked, every block of patches as soon as it is measured, and the tables."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,8 @@ def open_run(
     provenance |= {"holder": holder()} if part else {}
     asked = asdict(replace(config, metric="loss", put="source", edits=())) | {"metric_name": metric.name}
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
-    asked |= {"put": label_of(config.put) if callable(config.put) else config.put}
+    put: Any = config.put
+    asked |= {"put": getattr(put, "__qualname__", type(put).__name__) if callable(put) else put}
     asked |= {"edits": [one.label for one in config.edits], "pair": [pair.clean.hash, pair.corrupted.hash]}
     asked |= {"code": dict(code)} if code else {}
     return create_run(
@@ -106,8 +107,3 @@ def open_run(
         expects=() if part else ("patches", "differences", "summary"),
         **how,
     )
-
-
-def label_of(function: Callable[..., Any]) -> str:
-    """Name of a function, for the record."""
-    return getattr(function, "__qualname__", type(function).__name__)

@@ -26,10 +26,10 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES
 from ..progress import tqdm
-from .cells import MakesEdit, cell_of_edit, cell_of_patch, patch_differs
+from .cells import MakesEdit, cell_of_edit, cell_of_patch
 from .config import PatchConfig, check_differ
 from .pairs import PromptPair, Sequences, pair_prompts
-from .parts import identity_of, open_whole_axes, parts_to_patch, put_spec
+from .parts import identity_of, open_whole_axes, parts_to_patch, put_spec, site_key
 from .run_folder import Kept, Measured, Row
 
 
@@ -110,7 +110,8 @@ class RunPair:
 
     def differs(self, part: Part) -> bool:
         """Check whether the two runs have different values in a part."""
-        return patch_differs(part, run=self.held, source=self.given)
+        keys = {site_key(part.site, layer) for layer in part.layers or ()}
+        return any(not torch.equal(part.of(self.held[key]), part.of(self.given[key])) for key in keys)
 
     def defined(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
         """A copy of numbers by sequence, nan where a sequence is too short to have the part."""

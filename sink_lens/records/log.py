@@ -58,7 +58,10 @@ class RunLog:
             RunError: another process appends to it, it is damaged, or it has other tables.
         """
         self.path = folder / LOG_FILE
-        self._claim = _claim(folder / _CLAIM) if (taken := _open_log(self.path)) is None else taken._hand_over()
+        if (taken := _open_log(self.path)) is None:
+            self._claim = _claim(folder / _CLAIM)
+        else:  # the lock goes over
+            self._claim, taken.taken = taken._claim, True
         self.taken = False
         """A later log of this process goes on with the file; this one appends no more."""
         try:
@@ -105,11 +108,6 @@ class RunLog:
         _OPEN.pop(self.path.resolve(), None)
         (self.path.parent / _CLAIM).unlink(missing_ok=True)
         os.close(self._claim)
-
-    def _hand_over(self) -> int:
-        """Give the lock to a later log of this process, and stop appending; returns the lock's file descriptor."""
-        self.taken = True
-        return self._claim
 
     def _begin(self, columns: Mapping[str, Mapping[str, str]]) -> int:
         """Cut off a broken last line, write the first line if there is none, and return the number of this part."""

@@ -82,7 +82,7 @@ class RunWriter:
         """Write NAME.parquet, without the frame's index."""
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
-        return self._write(f"{name}.parquet", buffer.getvalue())
+        return self.write_bytes(f"{name}.parquet", buffer.getvalue())
 
     def write_csv(self, name: str, frame: pd.DataFrame) -> Path:
         """Write NAME.csv, without the frame's index; nan is an empty cell.
@@ -90,20 +90,26 @@ class RunWriter:
         Texts are written as they are, so that they are read back equal. A spreadsheet takes one that begins with "="
         for a formula: open such a file as text, or copy the table from the page, which escapes them.
         """
-        return self._write(f"{name}.csv", frame.to_csv(index=False, lineterminator="\n").encode())
+        return self.write_bytes(f"{name}.csv", frame.to_csv(index=False, lineterminator="\n").encode())
 
     def write_tensors(self, name: str, tensors: Mapping[str, np.ndarray]) -> Path:
         """Write NAME.safetensors."""
         contiguous = {key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()}
-        return self._write(f"{name}.safetensors", safetensors.numpy.save(contiguous))
+        return self.write_bytes(f"{name}.safetensors", safetensors.numpy.save(contiguous))
 
     def write_text(self, filename: str, text: str) -> Path:
         """Write a text file, as UTF-8."""
-        return self._write(filename, text.encode())
+        return self.write_bytes(filename, text.encode())
 
     def write_bytes(self, filename: str, payload: bytes) -> Path:
-        """Write bytes to a file unchanged, such as an image."""
-        return self._write(filename, payload)
+        """Write bytes to a file unchanged, such as an image, and note its size and hash."""
+        self._wrote = True
+        shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
+        path = self._replace(filename, payload)
+        digest = hashlib.sha256(payload).hexdigest()
+        self._record["files"][filename] = {"bytes": len(payload), "sha256": digest}
+        self._write_record()
+        return path
 
     def list_file(self, name: str) -> None:
         """Add a file that lies in the folder to run.json, with its present size and hash."""
@@ -207,16 +213,6 @@ class RunWriter:
         for path in held:
             path.replace(self.folder / path.name)
         aside.rmdir()
-
-    def _write(self, filename: str, payload: bytes) -> Path:
-        """Write a file whole, and note its size and hash."""
-        self._wrote = True
-        shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
-        path = self._replace(filename, payload)
-        digest = hashlib.sha256(payload).hexdigest()
-        self._record["files"][filename] = {"bytes": len(payload), "sha256": digest}
-        self._write_record()
-        return path
 
     def _write_record(self) -> None:
         """Write ``run.json`` as the record now stands."""

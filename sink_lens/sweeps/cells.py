@@ -6,13 +6,11 @@ The number of a cell of the table is its row; controls that are no such cell fol
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.named_edits import EditSpec
-from ..edits.references import References
 from ..engine.cells import Cell
 from ..engine.cells import cell_of as engine_cell
 from ..errors import InputError
@@ -131,11 +129,6 @@ def _cell(spec: EditSpec) -> Cell:
     return Cell(
         touches=((spec.part.site, spec.part.layers),),
         begin=min(spec.part.positions or (0,)),
-        make=partial(_make_edits, spec),
+        make=lambda references: (spec.edit(references),),
         tokens=spec.part.tokens,
     )
-
-
-def _make_edits(spec: EditSpec, references: References) -> tuple[Edit, ...]:
-    """Make the edit of a cell, from the means and baseline values that it refers to."""
-    return (spec.edit(references),)

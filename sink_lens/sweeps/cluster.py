@@ -34,7 +34,7 @@ _SECONDS_TO_ANSWER = 5.0
 _RETRIES = 3
 """Number of retries after a worker died, if no block was finished in between."""
 
-Advance = Callable[[int], None]
+Advance = Callable[[int], object]
 Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
 
 

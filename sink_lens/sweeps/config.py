@@ -84,7 +84,7 @@ class SweepConfig:
     workers: int | None = None
     """Number of Ray workers. Default: one for each GPU."""
     retry_failed: bool = field(default=False, metadata={"flag": ()})
-    """Compute the failed cells again."""
+    """Compute failed cells again, with those of their block."""
 
     def __post_init__(self) -> None:
         from ..edits.named_metrics import MetricSpec

@@ -72,7 +72,8 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
     for index, (name, rows, axes) in enumerate(drawn):
         place = (len(drawn), 1, index + 1)
         if len(axes) > 1:
-            on, image = map_panel(figure, rows, mapped_pair(rows, axes), place=place, value=value, limit=limit)
+            across = max(axes[1:], key=lambda axis: rows[axis].nunique())
+            on, image = map_panel(figure, rows, (axes[0], across), place=place, value=value, limit=limit)
             images.append((on, image))
         else:
             on = _line(figure, rows, axes[0], place=place, value=value)
@@ -96,11 +97,6 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
     if not drawn:
         raise RunError("a figure needs an axis of numbers with two values or more; nothing of the kind was swept")
     return drawn
-
-
-def mapped_pair(rows: pd.DataFrame, axes: list[str]) -> tuple[str, str | None]:
-    """(axis down, axis across) of a map: the first axis, and of the others the one with the most values, or None."""
-    return axes[0], max(axes[1:], key=lambda axis: rows[axis].nunique(), default=None)
 
 
 def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

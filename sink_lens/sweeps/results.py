@@ -1,7 +1,7 @@
 """Make the table of a sweep: compare each cell with the baseline run and with its controls."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from ..edits.part import AXES
 from ..errors import InputError, RunError
 from ..records import Result
 from ..stats import strongest
-from ..text import interval, number, strength
+from ..text import interval, number
 from .cells import Cells
+from .words import cell_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,12 +85,6 @@ class SweepResult(Result):
         return *drawn, cells.filter(items=columns)
 
 
-def failed_cells(frame: pd.DataFrame) -> list[Any]:
-    """The cells that have an error, each once, in order."""
-    pairs = zip(frame["cell"].tolist(), frame["error"].tolist(), strict=True)
-    return list(dict.fromkeys(cell for cell, error in pairs if isinstance(error, str)))
-
-
 def by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
     """The numbers of the table's n cells: cell, sequence, metric, value, in order, without those of failed cells."""
     read = numbers["metric"].notna() & numbers["metric"].ne("") & numbers["cell"].lt(n)
@@ -110,13 +105,6 @@ def leave_out_short(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch) 
     each = numbers.groupby(["cell", "metric"])["sequence"].transform("size").to_numpy() == len(lengths)
     found = np.where(each, lengths[sequences], lengths.min())
     return numbers.assign(value=numbers["value"].mask(found < needed[numbers["cell"].to_numpy()]))
-
-
-def cell_name(row: Mapping[Any, Any]) -> str:
-    """Name of the cell in a row."""
-    if isinstance(row.get("name"), str):
-        return row["name"]
-    return f"{row['kind']} {row['site']}{strength(row)} {row['where']}".strip()
 
 
 def tables(

@@ -42,10 +42,10 @@ from ..records.shards import check_shard, holder, run_in
 from ..schema import MEANS
 from . import words
 from .cells import Cells, What, cells_of
-from .cluster import Blocks, Job, check_engine, here, processes, ray_cluster
+from .cluster import Job, check_engine, here, processes, ray_cluster
 from .config import SweepConfig
 from .grid import EditGrid, Grid
-from .results import SweepResult, by_cell, cell_name, failed_cells, leave_out_short, tables
+from .results import SweepResult, by_cell, leave_out_short, tables
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +96,7 @@ def sweep(
     check_shard(shard, out=out, overwrite=overwrite)
     asked = _collect(model, what, tokens=tokens, metrics=metrics, fields=fields)
     how = asked.how
-    where: dict[str, Any] = {"engine": how.engine, "devices": how.devices, "workers": how.workers}
-    check_engine(**where, what=asked.what, metrics=asked.metrics)
+    check_engine(how.engine, devices=how.devices, workers=how.workers, what=asked.what, metrics=asked.metrics)
     if shard is not None:
         check_known(asked.config)
     folder = Path(out) if out is not None else default_folder(asked.lens.name)
@@ -111,7 +110,7 @@ def sweep(
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
         job, own = made[0]
         blocks = [block for block in own.blocks if _part(block) in parts]
-        _run_blocks(writer, job, own, blocks, retry_failed=how.retry_failed, progress=progress, **where)
+        _run_blocks(writer, job, own, blocks, how=how, progress=progress)
 
     def finish(writer: RunWriter) -> SweepResult:
         """Compute the blocks that the folder lacks, and make the tables."""
@@ -169,7 +168,7 @@ class _Asked:
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
         """Write the tables of all blocks, even where every block was there: a stopped run has none, or old ones."""
-        parts = [_read_block(writer, block.cells, part=_part(block)) for block in own.blocks]
+        parts = [_read_block(writer, block) for block in own.blocks]
         numbers = pd.concat(parts, ignore_index=True)
         numbers = leave_out_short(numbers, self.cells, tokens=self.batch)
         frame, drawn = tables(
@@ -191,7 +190,7 @@ class _Asked:
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             writer.write_bytes("effects.png", display.image(result.figure(), "png"))
         for row in result.failed.head(3).to_dict("records"):
-            log.info("failed: %s: %s", cell_name(row), row["error"])
+            log.info("failed: %s: %s", words.cell_name(row), row["error"])
         return result
 
     @cached_property
@@ -230,27 +229,25 @@ class _Asked:
 
 
 def _run_blocks(
-    writer: RunWriter,
-    job: Job,
-    own: Engine,
-    blocks: Sequence[Block],
-    *,
-    retry_failed: bool,
-    progress: bool,
-    **where: Any,
+    writer: RunWriter, job: Job, own: Engine, blocks: Sequence[Block], *, how: SweepConfig, progress: bool
 ) -> None:
-    """Compute and write those of the blocks that the folder lacks."""
-    todo = [left for block in blocks if (left := _rest_of(writer, block, retry_failed=retry_failed)) is not None]
+    """Compute and write those of the blocks that the folder lacks: here, on several devices or on a cluster."""
+    todo = [block for block in blocks if not _is_done(writer, block, retry_failed=how.retry_failed)]
     total = sum(len(block.cells) for block in blocks)
     done = total - sum(len(block.cells) for block in todo)
     with tqdm(
         total=total, initial=done, desc="sweep", unit="cell", disable=not progress, leave=False, mininterval=0.5
     ) as bar:
-        whole = {block.number: block.cells for block in blocks}
-        computed = _compute(job, own, todo, bar=bar, **where)
+        if how.engine == "ray":
+            on_gpu = own.lens.device.type == "cuda"
+            computed = ray_cluster(job, todo, workers=how.workers, on_gpu=on_gpu, advance=bar.update)
+        elif len(how.devices) > 1:
+            computed = processes(job, todo, devices=how.devices, advance=bar.update)
+        else:
+            computed = here(own, todo, advance=bar.update)
         with contextlib.closing(computed):
             for block, frame in computed:
-                writer.write_table(_part(block), _join_rows(writer, block, frame, cells=whole[block.number]))
+                writer.write_table(_part(block), frame)
 
 
 def _collect(
@@ -325,53 +322,22 @@ def _plan(
     return plan
 
 
-def _compute(
-    job: Job,
-    own: Engine,
-    todo: Sequence[Block],
-    *,
-    engine: str,
-    devices: Sequence[str],
-    workers: int | None,
-    bar: Any,
-) -> Blocks:
-    """Compute blocks here, on several devices or on a cluster."""
-    if engine == "ray":
-        on_gpu = own.lens.device.type == "cuda"
-        return ray_cluster(job, todo, workers=workers, on_gpu=on_gpu, advance=bar.update)
-    if len(devices) > 1:
-        return processes(job, todo, devices=devices, advance=bar.update)
-    return here(own, todo, advance=bar.update)
-
-
 def _part(block: Block) -> str:
     """Name of a block's table in the run folder."""
     return f"block-{block.number:06d}"
 
 
-def _rest_of(writer: RunWriter, block: Block, *, retry_failed: bool) -> Block | None:
-    """The part of a block that must be computed; None if all of it exists."""
+def _is_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
+    """Check whether a block need not be computed; one with a failed cell need, if that is asked."""
     if not writer.has(_part(block)):
-        return block
-    if retry_failed:
-        found = _read_block(writer, block.cells, part=_part(block))
-        failed = failed_cells(found)
-        if failed:
-            return replace(block, cells=tuple(cell for cell in block.cells if cell in failed))
-    return None
+        return False
+    return not (retry_failed and bool(_read_block(writer, block)["error"].notna().any()))
 
 
-def _read_block(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.DataFrame:
+def _read_block(writer: RunWriter, block: Block) -> pd.DataFrame:
     """The numbers of a finished block."""
-    found = writer.read(part, columns=("cell", "sequence", "value", "metric", "changed", "error"))
-    if not set(found["cell"].tolist()) <= set(cells):
-        raise damaged_file(writer.folder / f"{part}.parquet", ValueError("it holds cells of another block"))
+    found = writer.read(_part(block), columns=("cell", "sequence", "value", "metric", "changed", "error"))
+    if not set(found["cell"].tolist()) <= set(block.cells):
+        path = writer.folder / f"{_part(block)}.parquet"
+        raise damaged_file(path, ValueError("it holds cells of another block"))
     return found
-
-
-def _join_rows(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: Collection[int]) -> pd.DataFrame:
-    """New rows of a block together with its earlier rows of cells that are not computed again."""
-    if not writer.has(_part(block)):
-        return frame
-    before = _read_block(writer, cells, part=_part(block))
-    return pd.concat([before.loc[~before["cell"].isin(block.cells)], frame], ignore_index=True)

@@ -12,7 +12,6 @@ from sink_lens.measures.sink_tokens import (
     earlier_keys,
     fair_shares,
     norm_ratios,
-    rate_by_key,
     residual_outliers,
     sampled_queries,
     score_gap,
@@ -198,11 +197,3 @@ def test_kurtosis_by_hand():
     assert token_kurtosis(h)[0].tolist() == pytest.approx([7 / 3 - 3, -2.0])
     assert token_kurtosis(h.half() * 6e4)[0].tolist() == pytest.approx([7 / 3 - 3, -2.0])
     assert token_kurtosis(torch.ones(1, 1, 4)).isnan().all()
-
-
-def test_rates_are_over_the_sequences_that_reach_a_position():
-    marked = torch.tensor([[True, False, False], [True, True, False]])
-    valid = torch.tensor([[True, True, False], [True, True, False]])
-    found = rate_by_key(marked, valid=valid)
-    assert found[:2].tolist() == [1.0, 0.5]
-    assert found[2].isnan()

@@ -59,7 +59,6 @@ def results(seed):
         "logit_split": (q.transpose(1, 2), {"parts": v.transpose(1, 2), "scale": 0.5}),
         "effective_rank": (x, {"valid": valid, "without": key}),
         "value_norm_ratio": (v, {"w_o": w_o, "valid": valid, "key": key}),
-        "head_output_norms": (q, {"w_o": w_o, "valid": valid}),
         "stable_rank": (q, {"w_o": w_o, "valid": valid}),
     }
     return {name: MEASURES[name].function(first, **rest) for name, (first, rest) in arguments.items()}

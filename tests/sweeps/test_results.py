@@ -12,7 +12,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import figure_bytes
 from sink_lens.sweeps.cells import Cells
 from sink_lens.sweeps.page import effect_figure, swept_columns
-from sink_lens.sweeps.results import SweepResult, by_cell, cell_name, failed_cells, tables
+from sink_lens.sweeps.results import SweepResult, by_cell, tables
 
 NAN = float("nan")
 PLACE = {"kind": "zero", "site": "neurons", "where": "", "layer": 0, "position": None, "head": None, "unit": 0}
@@ -123,7 +123,6 @@ def test_a_failed_cell_is_nan_throughout_even_where_some_of_its_sequences_were_r
     assert sound["effect"] == 1.5
     assert (failed["n"], failed["baseline"], failed["error"]) == (0, 2.0, "EditError: not a number")
     assert np.isnan([failed[name] for name in ("value", "effect", "ci_low", "ci_high", "over_control")]).all()
-    assert failed_cells(frame) == [1]
 
 
 def test_sequences_without_a_number_are_left_out_of_effect_and_n():
@@ -174,28 +173,6 @@ def test_numbers_by_cell_are_numbered_in_order_and_hold_no_control_and_no_failur
         [1, 0, "loss", 4.0],
         [1, 1, "loss", 5.0],
     ]
-
-
-# --- names
-
-
-@pytest.mark.parametrize(
-    ("row", "name"),
-    [
-        ({"name": "mine", "kind": "zero"}, "mine"),
-        ({"kind": "zero", "site": "z", "where": "layer 1"}, "zero z layer 1"),
-        ({"kind": "zero", "site": "z", "where": ""}, "zero z"),
-        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": 0.5}, "scale z x 0.5 layer 1"),
-        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": 2}, "scale z x 2 layer 1"),
-        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": NAN, "name": None}, "scale z layer 1"),
-        (
-            {"kind": "amplify", "site": "z_raw", "where": "position 3", "factor": 2.0, "centre": "values"},
-            "amplify z_raw x 2 from values position 3",
-        ),
-    ],
-)
-def test_a_row_is_named_by_its_edit(row, name):
-    assert cell_name(row) == name
 
 
 # --- what a result shows

@@ -437,7 +437,7 @@ def test_cells_that_fail_are_recorded_with_their_error_and_the_others_are_fine(t
     assert read_run(tmp_path / "a").status == "finished"
 
 
-def test_failed_cells_alone_are_computed_again_and_only_when_that_is_asked(tmp_path, ran):
+def test_blocks_with_failed_cells_are_computed_again_and_only_when_that_is_asked(tmp_path, ran):
     state = Luck(broken=True)
     cells = some_cells(state)
     first = swept(tmp_path / "a", what=cells)
@@ -446,7 +446,8 @@ def test_failed_cells_alone_are_computed_again_and_only_when_that_is_asked(tmp_p
     assert len(swept(tmp_path / "a", what=cells).failed) == 2
     assert ran == []
     again = swept(tmp_path / "a", what=cells, retry_failed=True)
-    assert ran == [(2, 5)]
+    assert len(ran) == 1
+    assert {2, 5} <= set(ran[0])
     assert len(again.failed) == 0
     ran.clear()
     assert_same(again, swept(tmp_path / "b", what=cells), **ROUNDING)
