@@ -29,7 +29,6 @@ from ..patching.config import check_differ
 from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
-from ..report.explorer import MOST_EDGES
 from ..text import words
 from . import checks, stability
 from .ablated import circuit_values
@@ -339,17 +338,16 @@ class Circuit:
         from ..report.explorer import Explorer, curve_rows
 
         rows = {} if curve is None else {"curve": curve_rows(curve.frame)}
-        return Explorer(graphs=[self._attribution_graph(most=MOST_EDGES, **rows)])
+        return Explorer(graphs=[self._attribution_graph(others=True, **rows)])
 
-    def _attribution_graph(self, *, most: int | None = None, **more: Any) -> dict[str, Any]:
-        """Its edges, or the largest of all, as a graph that Neuronpedia and the explorer show."""
-        from ..report.explorer import edge_graph
+    def _attribution_graph(self, *, others: bool = False, **more: Any) -> dict[str, Any]:
+        """Its edges, or the largest others too, as a graph that Neuronpedia and the explorer show."""
+        from ..report.explorer import edge_graph, edges_to_explore
 
         lens, graph, runs, every = self.runs.lens, self.graph, self.runs, self.every_edge
         tokens = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist()
-        largest = np.argsort(-np.abs(self.scores.mean), kind="stable")[:most]
         return edge_graph(
-            every.loc[self.chosen] if most is None else every.iloc[np.sort(largest)],
+            edges_to_explore(every) if others else every.loc[self.chosen],
             model=lens.name,
             tokens=[str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens],
             title=repr(self),
@@ -357,7 +355,6 @@ class Circuit:
             group=graph.group,
             n_edges=graph.n_edges,
             size=self.size,
-            choice=self.choice,
             method=self.scores.method,
             ablation=runs.ablation,
             outputs=[graph.readers[one].name for one in self.outputs],
@@ -387,7 +384,7 @@ class Circuit:
         metric, outputs = words(self.runs.metric.name), [self.graph.readers[one].name for one in self.outputs]
         named: dict[str, Any] = {"n_layers": self.graph.n_layers, "group": self.graph.group, "outputs": outputs}
         title = f"The circuit of {metric}, {self.runs.lens.name}"
-        graph = partial(self._attribution_graph, most=MOST_EDGES)
+        graph = partial(self._attribution_graph, others=True)
         return drawable_circuit(edges, metric=metric, title=title, make_graph=graph, **named).draw(style, width=width)
 
     def _repr_html_(self) -> str:

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.circuits.picture import EdgeCircuit, curve_figure, drawable_circuit, place_of_node
 from sink_lens.circuits.sentences import circuit_sentences, edges_sentence, faithfulness_text, is_complete, is_gap_clear
 from sink_lens.records import Run
-from sink_lens.report.explorer import CURVE, MOST_EDGES, curve_rows, edge_graph, pattern_base64
+from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, edges_to_explore, pattern_base64
 from sink_lens.report.page import (
     Drawn,
     Listed,
@@ -67,9 +66,7 @@ def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
     curve = run.optional("curve", columns=CURVE)
     prompt = run.optional("prompt", columns=["position", "text"])
     config = run.config
-    ranked = edges.iloc[edges["score"].abs().argsort(kind="stable")[::-1]]
-    others_last = np.argsort(~ranked["in_circuit"].to_numpy(bool), kind="stable")
-    largest = ranked.iloc[np.sort(others_last[:MOST_EDGES])]
+    largest = edges_to_explore(edges)
     if core is not None:
         largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
     return edge_graph(

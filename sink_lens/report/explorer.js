@@ -430,9 +430,13 @@ window.exploreCircuits = async (packed) => {
     const said = [`${shown.toLocaleString("en")} of ${all.toLocaleString("en")} edges (${percent(shown / all)}), magnitude at least ${number(least)}.`];
     const rows = (about.curve ?? []).filter((row) => row.by === "edges");
     if (about.meaning) said.push(text(about.meaning, 400));
-    if (!rows.length) return said.join(" ");
-    const tell = (row) => `${percent(row.share)} of the edges: ${rounded(row.faithfulness)} [${rounded(row.low)}, ${rounded(row.high)}]`;
-    if (rows.every((row) => row.faithfulness === null)) said.push("Faithfulness is not given: the metric of the whole model cannot be told from the metric with no edge.");
+    const kept = (row) => `${rounded(row.faithfulness)} [${rounded(row.low)}, ${rounded(row.high)}]`;
+    const tell = (row) => `${percent(row.share)} of the edges: ${kept(row)}`;
+    const own = state.which === "circuit" ? about.curve?.find((row) => row.by === "circuit") : undefined;
+    if (!rows.length && !own) return said.join(" ");
+    if ([...rows, ...(own ? [own] : [])].every((row) => row.faithfulness === null)) said.push("Faithfulness is not given: the metric of the whole model cannot be told from the metric with no edge.");
+    else if (own && own.n !== shown) said.push(`The circuit has ${own.n.toLocaleString("en")} edges and keeps ${kept(own)}; what these keep alone was not measured.`);
+    else if (own) said.push(`They are the circuit, and keep ${kept(own)}.`);
     else if (state.which !== "all" && state.which !== "circuit") said.push("Faithfulness was measured for the largest edges, not for this selection.");
     else {
       const n = state.which === "circuit" ? about.size ?? shown : state.n;

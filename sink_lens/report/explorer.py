@@ -27,8 +27,8 @@ from sink_lens.records.provenance import strict
 from sink_lens.report import views
 from sink_lens.text import edge_name, visible
 
-MOST_EDGES = 20_000
-"""Largest edges that a page to explore a circuit in holds."""
+_MOST = 20_000
+"""Edges that a page to explore a circuit in holds."""
 CURVE = ("by", "share", "n", "faithfulness", "low", "high")
 """What a graph holds of each circuit of the curve."""
 _HERE = Path(__file__).parent
@@ -81,6 +81,12 @@ def title_of(graph: Mapping[str, Any]) -> str:
     """The title of a graph: ours, else its slug."""
     metadata = graph["metadata"]
     return visible(metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120)
+
+
+def edges_to_explore(edges: pd.DataFrame) -> pd.DataFrame:
+    """As many edges as a page holds: those of the circuit, then the largest of the others."""
+    order = np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])
+    return edges.iloc[order[:_MOST]]
 
 
 def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), **about: Any) -> dict[str, Any]:

@@ -153,9 +153,13 @@ def test_the_circuit_of_the_run_is_shown_first_though_others_have_larger_scores(
     outside = edges.loc[edges["reader"].eq("logits") & ~edges["in_circuit"]].index[:3]
     edges.loc[[*among.index[:3], *outside], "in_circuit"] = [False] * 3 + [True] * 3
     truth = on_path(edges.loc[edges["in_circuit"]])
-    page = explored(circuit_of(a_run(tmp_path / "run", edges=edges)).save(tmp_path / "circuit.html")).page
+    graph = circuit_of(a_run(tmp_path / "run", edges=edges)).graph
+    kept = {"by": "circuit", "share": 0.1, "faithfulness": 0.625, "low": 0.5, "high": 0.75}
+    graph["metadata"]["sink_lens"]["curve"].append(kept | {"n": len(truth)})
+    page = explored(Explorer(graphs=[graph]).save(tmp_path / "circuit.html")).page
     text = page.locator("[data-faithfulness]")
     assert text.inner_text().startswith(f"{len(truth)} of {len(edges)} edges")
+    assert "They are the circuit, and keep 0.625 [0.5, 0.75]." in text.inner_text()
     assert page.input_value("[data-which]") == "circuit"
     page.fill("[data-number]", "90")
     page.press("[data-number]", "Enter")
