@@ -379,7 +379,8 @@ def at_the_end(model: Any, prose: Tensor) -> dict[str, float]:
     captured = capture(lens, prose, sites=["z"], path="plain")
     ratios = []
     for layer in range(lens.n_layers):
-        by_position = s2(captured["z", layer], valid=torch.ones_like(prose, dtype=torch.bool))
+        z = captured["z", layer]
+        by_position = s2(z, valid=torch.ones_like(prose, dtype=torch.bool, device=z.device))
         ratios.append(float(by_position[0] / by_position[8:].mean()))
     edits = [quantisation(site, "int4_token") for site in LINEAR_INPUTS]
     rounded = run_with(lens, prose, edits).loss

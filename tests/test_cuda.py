@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from analyses.tiny_families import TINY_FAMILIES, tiny
+from analyses.zoo import build
 from sink_lens import TokenBatch, TraceConfig, capture, edits, generate, run_with, sink_mask, sweep, trace, wrap
+from sink_lens.circuits.logit_attribution import direct_logit_attribution
 from sink_lens.edits import metrics
 from sink_lens.edits.quantisation import format_of, round_to
 from sink_lens.engine.engine import Engine
@@ -31,6 +33,8 @@ DEVICE = os.environ.get("SINK_LENS_TEST_DEVICE", "cuda")
 pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # of the compiler, by torch's own files
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # by the compiler
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),  # in the checks of shapes
 ]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -94,8 +98,9 @@ def test_lower_precision_is_near(dtype):
     )
 
 
-def test_a_trace_says_the_same(tmp_path):
-    said, model = [], planted().model
+@pytest.mark.parametrize("family", ["llama", "olmo2"])  # olmo2 has a norm behind each sublayer
+def test_a_trace_says_the_same(family, tmp_path):
+    said, model = [], planted().model if family == "llama" else build("bos_neuron", family=family).model
     for number, device in enumerate(("cpu", DEVICE)):
         lens = wrap(copy.deepcopy(model).to(device), tokenizer=tiny_tokenizer())
         config = TraceConfig(model="planted", random_init=False, intervention_sequences=4, controls=2)
@@ -105,6 +110,13 @@ def test_a_trace_says_the_same(tmp_path):
     assert said[0]["verdict"].tolist() == said[1]["verdict"].tolist()
     values = [torch.tensor(one["value"].to_numpy(dtype=float)) for one in said]
     torch.testing.assert_close(values[1], values[0], rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("by", ["head", "neuron"])
+def test_what_each_part_adds_to_a_logit(family, by):
+    here, there = (direct_logit_attribution(lens, ids(), 5, 6, by=by).values for lens in both(family))
+    torch.testing.assert_close(there, here, **CLOSE)
 
 
 def test_text_under_edits():

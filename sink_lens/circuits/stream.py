@@ -272,10 +272,10 @@ def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_mode
 
 
 def factor_behind(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
-    """The factor by which a norm or multiplier behind a sublayer multiplies each part of its output."""
+    """The factor by which a norm or multiplier behind a sublayer multiplies each part of its output; on its device."""
     if after is None:
         return total.new_ones(1, 1, 1)
     if not after.divides:
         return after.gain[None, None]
     assert not after.centred
-    return (total.square().mean(-1, keepdim=True) + after.eps).rsqrt() * after.gain
+    return (total.to(after.gain.device).square().mean(-1, keepdim=True) + after.eps).rsqrt() * after.gain

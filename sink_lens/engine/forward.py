@@ -395,7 +395,7 @@ def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatc
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:
     """The mean over the real tokens of each sequence; nan for a sequence of one token."""
-    predicted = part.valid[:, 1:].to(losses.device)
+    predicted = copy_to_device(part.valid[:, 1:], losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)
 
 

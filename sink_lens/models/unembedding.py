@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .lens import LensModel
-from .memory import LOSS_CHUNK
+from .memory import LOSS_CHUNK, copy_to_device
 from .offload import in_memory
 
 
@@ -76,7 +76,7 @@ def next_token_losses(
     logits: Float[Tensor, "batch position vocab"], tokens: Int[Tensor, "batch position"]
 ) -> Float[Tensor, "batch target"]:
     """Loss of every token but the first, in nats; a sequence at a time."""
-    rows = zip(logits[:, :-1], tokens[:, 1:].to(logits.device), strict=True)
+    rows = zip(logits[:, :-1], copy_to_device(tokens[:, 1:], logits.device), strict=True)
     return torch.stack([target_losses(own.float(), ids) for own, ids in rows])
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lenses import lens_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sink_lens import capture
 from sink_lens.circuits.stream import apply_norm, factor_behind, output_biases, pull_back, weights_of
@@ -62,3 +63,10 @@ def test_sums_are_in_the_models_type_and_in_single_precision_at_least():
     lens = lens_of("llama")
     assert weights_of(lens, runs_of(lens).graph).dtype == torch.float32
     assert runs_of(exact_lens("llama")).weights.dtype == torch.float64
+
+
+def test_a_factor_lies_on_its_norms_device_wherever_the_stream_lies():
+    with FakeTensorMode():  # shapes and devices alone, without a GPU
+        gain = torch.ones(6, device="cuda")
+        after = Norm(gain=gain, bias=torch.zeros_like(gain), eps=1e-5, centred=False, divides=True)
+        assert factor_behind(torch.randn(2, 3, 6), after).device.type == "cuda"
