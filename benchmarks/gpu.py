@@ -53,6 +53,8 @@ SHARES = {"a": 0.27, "b": 0.15, "c": 0.30, "d": 0.08, "e": 0.20}
 RESULTS, TESTS, TRACE = "results.jsonl", "tests.txt", "trace.txt"
 ANSWERS = (5, 6)
 """Token ids of the logit difference."""
+EVERY = 4
+"""One layer in so many is patched and swept, so that a run takes seconds."""
 DEFAULT_SIZES = {
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -460,15 +462,15 @@ def save_model(setting: Setting, folder: Path) -> None:
 
 def beside(setting: Setting) -> Iterator[Measurement]:
     """Patching, sweeps and edge scores beside what they replace, model by model."""
-    kinds = [(small_lens, "float32"), (large_lens, "float32"), (large_lens, "bfloat16"), (small_lens, "bfloat16")]
+    kinds = [(small_lens, "float32"), (large_lens, "bfloat16"), (small_lens, "bfloat16"), (large_lens, "float32")]
     for make, dtype in kinds[: 2 if setting.dry else None]:
         lens = make(setting, dtype=dtype)
         about = {"model": lens.name, "dtype": dtype}
-        for site in ("resid_pre", "z"):
-            yield f"patch {site}", partial(_patch, setting, lens, about, site=site)
-        for kind in ("neurons", "heads"):
-            yield f"sweep {kind}", partial(_sweep, setting, lens, about, kind=kind)
         yield "eap-ig", partial(_edges, setting, lens, about)
+        for site in ("z", "resid_pre"):
+            yield f"patch {site}", partial(_patch, setting, lens, about, site=site)
+        for kind in ("heads", "neurons"):
+            yield f"sweep {kind}", partial(_sweep, setting, lens, about, kind=kind)
         del lens
 
 
@@ -479,11 +481,6 @@ def pairs(lens: Any, *, count: int, length: int) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(0)
     clean = torch.randint(0, lens.d_vocab, (count, length), generator=generator)
     return clean, (clean + torch.randint(1, lens.d_vocab, clean.shape, generator=generator)) % lens.d_vocab
-
-
-def step_of(lens: Any) -> int:
-    """Take one layer in so many of a large model, so that a run takes seconds."""
-    return 4 if lens.d_model > 1000 else 1
 
 
 def _patch(setting: Setting, lens: Any, about: dict[str, Any], *, site: str) -> dict[str, Any]:
@@ -497,7 +494,7 @@ def _patch(setting: Setting, lens: Any, about: dict[str, Any], *, site: str) -> 
 
     clean, corrupted = pairs(lens, count=2 if setting.dry else 4, length=8 if setting.dry else 64)
     axes = ("layer", "position") if site == "resid_pre" else ("layer", "head")
-    layers = tuple(range(0, lens.n_layers, step_of(lens)))
+    layers = tuple(range(0, lens.n_layers, EVERY))
     given = {"site": site, "by": axes, "layers": layers, "metric": logit_difference(*ANSWERS), "controls": 0}
     run = partial(patch, lens, clean, corrupted, **given, progress=False)
     frame = run().frame
@@ -545,10 +542,10 @@ def _sweep(setting: Setting, lens: Any, about: dict[str, Any], *, kind: str) -> 
     clean, _ = pairs(lens, count=count, length=length)
     bench = Bench(lens=lens, tokens=from_tensor(clean), late=tuple(range(layer + 1, lens.n_layers)))
     if kind == "neurons":
-        units = range(0, lens.d_mlp, max(1, lens.d_mlp // (4 if setting.dry else 512 // step_of(lens))))
+        units = range(0, lens.d_mlp, max(1, lens.d_mlp // (4 if setting.dry else 128)))
         sites = [Site(layer=layer, unit=unit, is_head=False) for unit in units]
     else:
-        every = [(at, head) for at in range(0, lens.n_layers - 1, step_of(lens)) for head in range(lens.n_heads)]
+        every = [(at, head) for at in range(0, lens.n_layers - 1, EVERY) for head in range(lens.n_heads)]
         sites = [Site(layer=at, unit=head, is_head=True) for at, head in every]
     values: dict[int, Any] = {}
 
