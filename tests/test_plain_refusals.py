@@ -28,7 +28,7 @@ from sink_lens.records import create_run
 from sink_lens.report.export import save_figures
 from sink_lens.report.html import render
 from sink_lens.report.style import save_figure
-from sink_lens.report.views import save_page
+from sink_lens.report.views import write_page
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig
 
 
@@ -73,9 +73,9 @@ def test_a_folder_that_only_a_shell_would_find(tmp_path, monkeypatch):
         pass
     with pytest.raises(InputError, match="in a folder named ~"):
         render(tmp_path / "run", out=Path("~/page.html"))
-    for write in (save_figure, save_page, Circuit.save):
+    for write in (save_figure, write_page, Circuit.save):
         with pytest.raises(InputError, match="in a folder named ~"):
-            write("", "~/a.html" if write is save_page else "~/a.png")
+            write("", "~/a.html" if write is write_page else "~/a.png")
     with pytest.raises(InputError, match="in a folder named ~"):
         save_figures([tmp_path / "run"], "~/figures")
     assert not (tmp_path / "~").exists()

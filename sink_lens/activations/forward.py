@@ -45,10 +45,10 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
             "need tokens from this model's tokenizer"
         )
     if batch.source == "tensor" and lens.tokenizer is not None and batch.n_positions > 1:
-        _warn_of_beginnings(batch, lens.tokenizer)
+        _warn_of_first_tokens(batch, lens.tokenizer)
 
 
-def _warn_of_beginnings(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> None:
+def _warn_of_first_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> None:
     """Warn of the user's own ids that begin with padding, or with BOS twice."""
     pad: Any = tokenizer.pad_token_id
     bos: Any = tokenizer.bos_token_id

@@ -51,7 +51,7 @@ def mediation_table(
     freezes = [link.freeze for link in links if link.freeze is not None]
     whole_chain = [] if setting.whole is None else [setting.whole]
     cells = [(name, segment) for name in interventions for segment in [*setting.segments, *whole_chain]]
-    runs = {name: setting.under(edits) for name, edits in interventions.items()}
+    runs = {name: setting.edited_baseline(edits) for name, edits in interventions.items()}
     fewer = {name: run.fewer(setting.control_sequences) for name, run in runs.items()}
     for name, segment in bar(cells, label="mediation", progress=progress):
         run = runs[name]

@@ -181,18 +181,18 @@ class Writings:
 
     def _neurons(self, path: Path, layer: int) -> Iterator[Edit]:
         """Neurons whose gate and up-projection read the stream less what the source added."""
-        yield from self._read(path, layer, path.target.units[layer], shift=self._shift(path, layer))
+        yield from self._read(path, layer, path.target.units[layer], shift=self._input_change(path, layer))
 
     def _mlps(self, path: Path, layer: int) -> Iterator[Edit]:
         """An MLP that reads the stream less what the source added, but for the neurons that are apart from it."""
         lens, position = self.setting.lens, path.position
-        shift, norm = self._shift(path, layer), norm_weights(lens, layer=layer, which="mlp_norm")
+        shift, norm = self._input_change(path, layer), norm_weights(lens, layer=layer, which="mlp_norm")
         read = apply_norm(self.stream(layer, mlp=True)[:, position].to(lens.device), norm) + shift
         yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_label(path))
         if layer in self.units:
             yield from self._read(path, layer, self.units[layer], shift=torch.zeros_like(shift))
 
-    def _shift(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
+    def _input_change(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
         """Compute the change of an MLP's input without the source."""
         lens, position = self.setting.lens, path.position
         change = self.change(path.source, layer, mlp=True, position=position).to(lens.device)

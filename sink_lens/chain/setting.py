@@ -295,8 +295,8 @@ class Setting:
         needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
         return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.under((), needs=needs)
 
-    def under(self, edits: Sequence[Edit]) -> BaselineRun:
-        """A run under edits, which other runs can continue."""
+    def edited_baseline(self, edits: Sequence[Edit]) -> BaselineRun:
+        """The baseline run under edits, which other runs can continue."""
         needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)
         return self.baseline_run.under(edits, needs=needs) if edits else self.baseline_run
 

@@ -30,7 +30,7 @@ from ..models.inputs import check_sequences, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect_garbage, free_bytes, set_aside, weight_bytes
-from ..models.running import holds_views, note_memory, take_turn
+from ..models.running import exclusive_use, holds_views, note_memory
 from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_folder, read_run
@@ -470,7 +470,7 @@ def _room_for_baseline(
 @contextlib.contextmanager
 def _aside(lens: LensModel, *, folder: Path) -> Iterator[None]:
     """Keep the weights in a file within the block; no pass of another thread runs meanwhile."""
-    with take_turn(lens):
+    with exclusive_use(lens):
         try:
             with set_aside(lens.plain, folder=folder):
                 yield

@@ -25,7 +25,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from ..engine.gradients import zero_added
-from ..models.running import take_turn
+from ..models.running import exclusive_use
 from .circuit import Circuit
 from .rules import keep_tensor
 from .stream import hook_name_of, pull_back
@@ -64,7 +64,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
             hooks.append((hook_name_of(runs.lens, site, layer), partial(keep_tensor, into=seen, key=(site, layer))))
     rows: list[dict[str, object]] = []
     patterns: dict[str, np.ndarray] = {}
-    with take_turn(runs.lens), torch.enable_grad():
+    with exclusive_use(runs.lens), torch.enable_grad():
         runs.outcome(runs.part(slice(0, 1)), slice(0, 1), hooks)
         for layer, head in heads:
             if ("pattern", layer) not in seen:

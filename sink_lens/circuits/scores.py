@@ -39,7 +39,7 @@ from torch import Tensor
 from ..engine.gradients import zero_added
 from ..errors import InputError, ModelError
 from ..models.evaluating import frozen
-from ..models.running import take_turn
+from ..models.running import exclusive_use
 from .config import TOLERANCE
 from .graph import Graph
 from .methods import METHODS, Method, check_method
@@ -264,7 +264,7 @@ class Gradients:
             for site in sites_of(place, graph)
         ]
         rows = slice(0, runs.n_pairs)
-        with take_turn(lens), torch.enable_grad(), frozen(lens.plain):
+        with exclusive_use(lens), torch.enable_grad(), frozen(lens.plain):
             values = runs.values(runs.outcome(runs.part(rows), rows, at))
             if not values.requires_grad:
                 raise InputError(

@@ -15,7 +15,7 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..measures.attention import row_shares, sink_mass
 from ..models.lens import LensModel
-from ..models.running import running, take_turn
+from ..models.running import exclusive_use, running
 from ..models.sites import SITES, bridge_hook
 from .forward import sequence_loss
 
@@ -43,7 +43,7 @@ def metric_gradients(
     Raises:
         InputError: the metric has no gradient.
     """
-    with take_turn(lens), torch.enable_grad():
+    with exclusive_use(lens), torch.enable_grad():
         zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}
         given = None if embedding is None else embedding.to(lens.device)
         hooks: list[Any] = [] if given is None else [(_hook_name(lens, "resid_pre", 0), lambda x, hook: given)]

@@ -22,7 +22,7 @@ Measured = MetricSpec | Metric | Callable[[Outcome], Any]
 """What a sweep can be asked to read: a metric by name, a metric, or a function of an ``Outcome``."""
 
 
-def metrics_on(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
+def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
     """Build the requested metrics for a model and its tokens, in the order given, with unique names.
 
     Metrics asked for by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``.

@@ -18,7 +18,7 @@ import torch
 
 from ..models.delegation import inner_model
 from ..models.lens import LensModel
-from ..models.running import take_turn
+from ..models.running import exclusive_use
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def copy_for_thread(lens: LensModel) -> LensModel:
     tensors = chain(bridge.parameters(), bridge.buffers(), inner.parameters(), inner.buffers())
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}
     shared[id(bridge.tokenizer)] = bridge.tokenizer
-    with take_turn(lens):  # nobody's hooks are copied
+    with exclusive_use(lens):  # nobody's hooks are copied
         return replace(lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=Lock()))
 
 

@@ -247,7 +247,7 @@ def _make_result(
             for one in found
         ]
     )
-    long = pd.DataFrame([row for pair in compared for row in pair.rows()], columns=_NULL_COLUMNS)
+    long = pd.DataFrame([row for pair in compared for row in pair.null_rows()], columns=_NULL_COLUMNS)
     pairs = pd.DataFrame([pair.row() | _null_columns(pair) for pair in compared])
     return Fingerprint(
         config=config,
@@ -263,7 +263,7 @@ _NULL_COLUMNS = ["a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_
 
 def _null_columns(pair: ModelPair) -> dict[str, float]:
     """Z and p of every null as columns."""
-    rows = {row["null"]: row for row in pair.rows()}
+    rows = {row["null"]: row for row in pair.null_rows()}
     return {
         f"{column}_{name}": rows[name][source] if name in rows else math.nan  # type: ignore[misc]
         for name in NULLS

@@ -66,7 +66,7 @@ class ModelPair:
         by_chance = not self.nulls["relabelled"].share(self.tau_bar) < 0.01
         return by_chance and self.scale_log10_p < -4 and self.too_narrow > 1.5
 
-    def rows(self) -> list[dict[str, object]]:
+    def null_rows(self) -> list[dict[str, object]]:
         """One row per null: its mean and standard deviation, and where the pair's ``tau_bar`` lies in it.
 
         ``z`` is the distance from the mean in standard deviations. ``log10_p_paper`` and ``log10_p_code`` are log10 of

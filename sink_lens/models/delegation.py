@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from ..errors import InputError, ModelError
 from .interfaced import replace_forward, show_attention_inputs
 from .lens import LensModel
-from .running import take_turn
+from .running import exclusive_use
 from .sites import Address, read_site
 
 _LIBRARIES = ("transformer_lens", "sink_lens")
@@ -75,7 +75,7 @@ def check_no_hooks(lens: LensModel) -> None:
     Raises:
         InputError: there is such a hook.
     """
-    with take_turn(lens):  # else another thread's pass has some of its own there
+    with exclusive_use(lens):  # else another thread's pass has some of its own there
         standing = [name for name, point in lens.bridge.hook_dict.items() if has_own_hooks(point)]
     if standing:
         raise InputError(

@@ -40,7 +40,7 @@ from .header import read_folder
 from .lens import LensModel
 from .offload import parameters_of
 from .private_apis import LENIENT, choose_no_kernel, set_attention
-from .running import take_turn
+from .running import exclusive_use
 from .text_part import text_part
 from .wrapping import assemble, keep_random_state, wrap
 
@@ -176,7 +176,7 @@ def as_lens(model: ModelLike) -> LensModel:
 def weights_hash(lens: LensModel) -> str:
     """SHA-256 over the names, shapes, types and bytes of the plain model's parameters, in order of name."""
     digest = hashlib.sha256()
-    with take_turn(lens):
+    with exclusive_use(lens):
         for name, parameter in parameters_of(lens.plain):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
             digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)

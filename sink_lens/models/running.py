@@ -1,4 +1,4 @@
-"""``running`` and ``take_turn``: every pass over a model's modules, one at a time, on the model that was wrapped.
+"""``running`` and ``exclusive_use``: every pass over a model's modules, one at a time, on the model that was wrapped.
 
 A pass puts hooks on modules, and for its time gives them another attention function and eval mode, so two passes at
 once would read each other's edits. A model therefore has one lock, which all lenses on it share, and a pass holds it.
@@ -41,7 +41,7 @@ def note_memory(lens: LensModel) -> None:
 
 
 @contextlib.contextmanager
-def take_turn(lens: LensModel) -> Iterator[None]:
+def exclusive_use(lens: LensModel) -> Iterator[None]:
     """Within the block the model is this caller's alone, and is checked to be unchanged since it was wrapped.
 
     Raises:
@@ -129,12 +129,12 @@ def running(lens: LensModel) -> Iterator[None]:
         ModelError: the model was changed.
         InputError: the caller is called by a pass of the same model.
     """
-    with take_turn(lens), inside_pass(lens), evaluated(lens):
+    with exclusive_use(lens), inside_pass(lens), evaluated(lens):
         yield
 
 
 @contextlib.contextmanager
 def block_of_passes(lens: LensModel) -> Iterator[None]:
     """Within the block, several forwards of the model run, each ``inside_pass``, in eval mode."""
-    with take_turn(lens), evaluated(lens):
+    with exclusive_use(lens), evaluated(lens):
         yield

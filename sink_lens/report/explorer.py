@@ -60,7 +60,7 @@ class Explorer:
         Raises:
             InputError: another ending, or a file that belongs to a run.
         """
-        return views.save_page(self.html, path)
+        return views.write_page(self.html, path)
 
     def _repr_html_(self) -> str:
         return views.frame_html(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")

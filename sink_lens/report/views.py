@@ -83,7 +83,7 @@ class View:
         Raises:
             InputError: another ending, or a file that belongs to a run.
         """
-        return save_page(self.html, path)
+        return write_page(self.html, path)
 
     def _repr_html_(self) -> str:
         return frame_html(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
@@ -277,7 +277,7 @@ def closed_page(body: str, *, code: str, bundle: str, title: str) -> str:
     )
 
 
-def save_page(text: str, path: str | Path) -> Path:
+def write_page(text: str, path: str | Path) -> Path:
     """Write a page to a file that ends with .html, and return its path; folders are made.
 
     Raises:

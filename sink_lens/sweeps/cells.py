@@ -102,7 +102,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
                 numbers[spec.identity] = len(every)
                 every.append(spec)
         of_group[group] = [numbers[spec.identity] for spec in controls]
-    own = [_controls_of(spec, of_group, every=every, most=grid.controls) for spec in specs]
+    own = [_control_numbers(spec, of_group, every=every, most=grid.controls) for spec in specs]
     return Cells(
         every=[_cell(spec) for spec in every],
         columns=[spec.columns for spec in every],
@@ -112,7 +112,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
     )
 
 
-def _controls_of(
+def _control_numbers(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
     """Numbers of at most ``most`` random controls of a cell: those of its group that share no index with the cell."""

@@ -22,7 +22,7 @@ from ..data.tokens import TokenBatch
 from ..edits.named_metrics import MetricSpec
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
-from ..engine.measured import Measured, metrics_on
+from ..engine.measured import Measured, resolve_metrics
 from ..engine.plan import Plan
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
@@ -59,7 +59,7 @@ class Job:
             lens,
             self.tokens,
             cells,
-            metrics_on(self.metrics, lens, tokens=self.tokens),
+            resolve_metrics(self.metrics, lens, tokens=self.tokens),
             plan=replace(self.plan, lanes=min(self.plan.lanes, torch.get_num_threads())),
         )
 

@@ -92,7 +92,7 @@ def by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
 
 
-def leave_out_short(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch) -> pd.DataFrame:
+def mask_short_sequences(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch) -> pd.DataFrame:
     """The numbers, undefined where a sequence has no token at a position or key of the cell.
 
     A metric with one number for all sequences is undefined if one of them has none.

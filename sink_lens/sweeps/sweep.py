@@ -25,7 +25,7 @@ from ..edits.named_metrics import MetricSpec
 from ..engine.cells import Cell
 from ..engine.code_identity import hash_code
 from ..engine.engine import Block, Engine
-from ..engine.measured import Measured, metric_config, metrics_on
+from ..engine.measured import Measured, metric_config, resolve_metrics
 from ..engine.needs import Needs
 from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import check_plan
@@ -45,7 +45,7 @@ from .cells import Cells, What, cells_of
 from .cluster import Job, check_engine, here, processes, ray_cluster
 from .config import SweepConfig
 from .grid import EditGrid, Grid
-from .results import SweepResult, by_cell, leave_out_short, tables
+from .results import SweepResult, by_cell, mask_short_sequences, tables
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,9 @@ class _Asked:
             tokens=self.batch,
             what=self.what if isinstance(self.what, Grid) else tuple(self.what),
             metrics=tuple(self.metrics),
-            plan=_plan(writer, self.lens, self.batch, to_run, metrics_on(self.metrics, self.lens, tokens=self.batch)),
+            plan=_plan(
+                writer, self.lens, self.batch, to_run, resolve_metrics(self.metrics, self.lens, tokens=self.batch)
+            ),
         )
         own = job.engine(self.lens, to_run)
         writer.once("baseline", own.baseline)
@@ -170,7 +172,7 @@ class _Asked:
         """Write the tables of all blocks, even where every block was there: a stopped run has none, or old ones."""
         parts = [_read_block(writer, block) for block in own.blocks]
         numbers = pd.concat(parts, ignore_index=True)
-        numbers = leave_out_short(numbers, self.cells, tokens=self.batch)
+        numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
         frame, drawn = tables(
             self.cells,
             numbers,

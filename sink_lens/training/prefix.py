@@ -48,7 +48,7 @@ _NAME = "prefix_memory"
 """Name of the trained module in the attention module that it belongs to."""
 
 
-def _constant(q: Tensor) -> Tensor:
+def _constant_feature(q: Tensor) -> Tensor:
     """Feature map that drops the query: a single feature of 1 in place of the ``d_head`` entries."""
     return torch.ones_like(q[..., :1])
 
@@ -59,7 +59,7 @@ _PHI: dict[Phi, Callable[[Tensor], Tensor]] = {
     "elu_plus_one": lambda q: elu(q) + 1,
     "relu": relu,
     "identity": lambda q: q,
-    "constant": _constant,
+    "constant": _constant_feature,
 }
 
 

@@ -12,7 +12,7 @@ from sink_lens import TokenBatch, run_with
 from sink_lens.edits.metrics import kl_to, logit_difference, loss, on_tokens, sink_mass
 from sink_lens.edits.named_metrics import METRICS
 from sink_lens.engine.forward import predictions
-from sink_lens.engine.measured import metric_config, metrics_on
+from sink_lens.engine.measured import metric_config, resolve_metrics
 from sink_lens.engine.needs import Needs
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
@@ -70,7 +70,7 @@ def test_the_tokens_of_a_logit_difference_can_be_texts():
     assert [len(one) for one in ids] == [1, 1]
     found = on_tokens(by_text.metric(llama()), EIGHT)
     assert found.answers == tuple(map(tuple, ids))
-    assert metrics_on([by_text], llama(), tokens=EIGHT)[0].name == found.name == "logit difference (Ġthe − a)"
+    assert resolve_metrics([by_text], llama(), tokens=EIGHT)[0].name == found.name == "logit difference (Ġthe − a)"
 
 
 @pytest.mark.parametrize(
@@ -108,20 +108,20 @@ def test_texts_without_a_tokenizer_and_two_metrics_of_one_name_are_refused():
     with pytest.raises(InputError, match="the token is the text 'a'; need a tokenizer to read it, or its id"):
         MetricSpec(name="logit_difference", options={"correct": "a", "incorrect": 2}).metric(bare)
     with pytest.raises(InputError, match="two metrics have one name: loss, loss"):
-        metrics_on([MetricSpec(name="loss"), loss()], llama(), tokens=EIGHT)
+        resolve_metrics([MetricSpec(name="loss"), loss()], llama(), tokens=EIGHT)
 
 
 def test_two_metrics_of_one_kind_are_named_with_their_options():
     pairs = [{"correct": 5, "incorrect": 6}, {"correct": 7, "incorrect": 6, "position": 3}]
     specs = [MetricSpec(name="logit_difference", options=one) for one in pairs]
-    assert [one.name for one in metrics_on([*specs, MetricSpec(name="loss")], llama(), tokens=EIGHT)] == [
+    assert [one.name for one in resolve_metrics([*specs, MetricSpec(name="loss")], llama(), tokens=EIGHT)] == [
         "logit difference (correct 5, incorrect 6)",
         "logit difference (correct 7, incorrect 6, position 3)",
         "loss",
     ]
-    assert [one.name for one in metrics_on(specs[:1], llama(), tokens=EIGHT)] == ["logit difference"]
+    assert [one.name for one in resolve_metrics(specs[:1], llama(), tokens=EIGHT)] == ["logit difference"]
     with pytest.raises(InputError, match="two metrics have one name"):
-        metrics_on([specs[0], specs[0]], llama(), tokens=EIGHT)
+        resolve_metrics([specs[0], specs[0]], llama(), tokens=EIGHT)
 
 
 def test_the_record_of_a_metric_tells_what_its_function_holds():

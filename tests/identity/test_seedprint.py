@@ -45,7 +45,7 @@ def test_half_a_sigma_of_noise_leaves_the_print_and_another_seed_has_another():
     same = compared(mine, noisy, config=config, simulated=simulated)
     assert same.verdict == SAME
     assert same.shared > same.expected
-    p = {row["null"]: row["log10_p_code"] for row in same.rows()}
+    p = {row["null"]: row["log10_p_code"] for row in same.null_rows()}
     assert max(p[name] for name in NULLS if name != "relabelled") < -50
     assert p["relabelled"] < -10  # |S|! relabellings have no smaller p
     assert not same.shares_scale
@@ -71,7 +71,7 @@ def test_a_factor_of_each_input_makes_unrelated_models_look_related_to_the_publi
         x, y = (factor * (generator.standard_normal(64) + 0.2 * generator.standard_normal((N, 64))) for _ in range(2))
         found = compared(x, y, simulated=simulated, seed=seed)
         warned += found.shares_scale
-        for row in found.rows():
+        for row in found.null_rows():
             p = 10 ** row["log10_p_code"] if math.isnan(row["p_draws"]) else row["p_draws"]
             called[row["null"]] += p < 0.01
     assert called["analytical"] >= 5
@@ -99,7 +99,7 @@ def test_other_widths_get_no_answer_and_the_reason():
     assert found.verdict == NO_ANSWER
     assert "widths 64 and 96" in found.why
     assert math.isnan(found.tau_bar)
-    assert found.rows() == []
+    assert found.null_rows() == []
 
 
 @pytest.mark.parametrize("shared", [0, 5])

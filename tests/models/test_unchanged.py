@@ -16,7 +16,7 @@ from sink_lens.edits import edit, fwd_hooks
 from sink_lens.engine import threads
 from sink_lens.errors import ModelError
 from sink_lens.models.load import weights_hash
-from sink_lens.models.running import take_turn
+from sink_lens.models.running import exclusive_use
 from sink_lens.models.unchanged import Values
 from sink_lens.models.weights import attention_weights
 from sink_lens.patching import patch
@@ -128,7 +128,7 @@ def test_a_pass_waits_while_it_is_another_threads_turn(monkeypatch):
         return x * 2
 
     other = Thread(target=run_with, args=(lens, batch(), edit("z", second, layers=[1])))
-    with take_turn(lens):
+    with exclusive_use(lens):
         other.start()
         arrived.wait()
         inside.append("first")

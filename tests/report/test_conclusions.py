@@ -42,10 +42,10 @@ def test_one_part_is_ablated_and_two_are(tmp_path):
         frame = sets | {"size": parts.count(",") + 1, "parts": parts, "control_largest": 0.02}
         run = a_run(tmp_path / parts, "trace", maker_sets=frame)
         beside = "([50%, 70%], 8 sequences; random parts: at most 2%)"
-        assert ("60%", f"of the sink is lost if {said} {beside}") in story.first_numbers(run)
+        assert ("60%", f"of the sink is lost if {said} {beside}") in story.headline_numbers(run)
     neurons = {"layer": [1], "neuron": [52], "sink_position": 0, "contribution": 0.9, "is_super": True}
     run = a_run(tmp_path / "untested", "trace", neurons=neurons)
-    assert ("1", "super neuron, L1.N52") in story.first_numbers(run)
+    assert ("1", "super neuron, L1.N52") in story.headline_numbers(run)
 
 
 def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from analyses.tiny_families import tiny
 from sink_lens import TokenBatch
 from sink_lens.edits.named_edits import KINDS
-from sink_lens.engine.measured import metrics_on
+from sink_lens.engine.measured import resolve_metrics
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
@@ -155,7 +155,7 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     cells, controls = config.grid.specs(lens, n_positions=config.length)
     assert len(cells) == 32 + 30 * lens.n_heads
     assert controls
-    (mass,) = metrics_on(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
+    (mass,) = resolve_metrics(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
     assert mass.layers == tuple(range(12, 30))
     (kinds,) = (line.partition("#")[2] for line in EXAMPLE.splitlines() if line.startswith("[[edits]] "))
     assert [name.strip() for name in kinds.split(",")] == list(KINDS)

@@ -137,7 +137,7 @@ def trained(work: Work) -> pd.DataFrame:
         row = dict(zip(("arm_a", "seed_a", "step_a", "arm_b", "seed_b", "step_b"), (*a, *b), strict=True))
         row |= {"tau_bar": pair.tau_bar, "shared": pair.shared, "too_narrow": pair.too_narrow, "cka": cka(x, y)}
         row["weights"] = float(torch.nn.functional.cosine_similarity(of_a, of_b, dim=0))
-        rows.append(row | {f"log10_p_{one['null']}": one["log10_p_paper"] for one in pair.rows()})
+        rows.append(row | {f"log10_p_{one['null']}": one["log10_p_paper"] for one in pair.null_rows()})
     return pd.DataFrame(rows)
 
 

@@ -103,7 +103,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     return found
 
 
-def _freeze(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+def _frozen_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
     """Freeze all aggregated values at a position, up to the last layer that is read."""
     site = setting.lens.family.aggregated
     layers = setting.having(site, range(segment.layers[-1] + 1))
@@ -121,5 +121,5 @@ AGGREGATION_VARIANCE = Link(
     statistics=_statistics,
     floor=lambda config, length: 1.25,
     interventions=_interventions,
-    freeze=Freeze(name="z", words="its aggregated values", make=_freeze, is_check=True),
+    freeze=Freeze(name="z", words="its aggregated values", make=_frozen_values, is_check=True),
 )

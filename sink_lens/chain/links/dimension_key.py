@@ -218,7 +218,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     ]
 
 
-def _freeze(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+def _frozen_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
     """Freeze the keys at a position, in the layers that are read."""
     layers = setting.lens.key_layers(segment.layers)
     return setting.keep_site("k", layers=layers, position=position, mean=position == setting.sink_position)
@@ -236,5 +236,5 @@ DIMENSION_KEY = Link(
     readings=_readings,
     parts=_PARTS,
     interventions=_interventions,
-    freeze=Freeze(name="key", words="its key", make=_freeze),
+    freeze=Freeze(name="key", words="its key", make=_frozen_key),
 )

@@ -219,7 +219,7 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
     return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}
 
 
-def _freeze(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
+def _frozen_dimensions(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
     """Freeze the outlier dimensions after growth steps, against other dimensions; None without a growth step."""
     if not segment.steps:
         return None
@@ -243,5 +243,5 @@ NEURONS_DIMENSION = Link(
     statistics=_statistics,
     floor=lambda config, length: 0.5,
     interventions=_interventions,
-    freeze=Freeze(name="dimensions", words="the outlier dimensions", make=_freeze),
+    freeze=Freeze(name="dimensions", words="the outlier dimensions", make=_frozen_dimensions),
 )

@@ -85,7 +85,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     return [removal(kept, setting=setting, name=name)]
 
 
-def _freeze(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
+def _frozen_neurons(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
     """Freeze the super neurons of a growth step, or of all steps, against other neurons of the same layers."""
     known = setting.super_neurons
     layers = known if segment.number == ALL_STEPS else segment.growth_layers  # makers may stand in other layers
@@ -113,5 +113,5 @@ VARIANCE_NEURONS = Link(
     floor=lambda config, length: 10.0,
     can_start=True,
     interventions=_interventions,
-    freeze=Freeze(name="neurons", words="the super neurons", make=_freeze),
+    freeze=Freeze(name="neurons", words="the super neurons", make=_frozen_neurons),
 )

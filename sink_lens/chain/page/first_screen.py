@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sink_lens.chain.links.words import MEANINGS
-from sink_lens.chain.page.story import LinkRow, chain, chain_steps, first_numbers, link_rows, title, traced
+from sink_lens.chain.page.story import LinkRow, chain, chain_steps, headline_numbers, link_rows, title, traced
 from sink_lens.records import Run
 from sink_lens.report.explorer import templates
 from sink_lens.report.page import FirstScreen, Judged, attempt
@@ -18,7 +18,7 @@ def first_screen(run: Run) -> FirstScreen:
     found, missing = attempt(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
     return FirstScreen(
-        numbers=attempt(run, lambda: first_numbers(run))[0] or [],
+        numbers=attempt(run, lambda: headline_numbers(run))[0] or [],
         leads=("scores", "circuit"),
         name="The chain",
         heading="The chain, link by link",

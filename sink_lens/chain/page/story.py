@@ -143,7 +143,7 @@ def judged_on(run: Run) -> str:
     return "sequences that were not used to choose them" if apart else "the sequences that were used to choose them"
 
 
-def first_numbers(run: Run) -> list[tuple[str, str]]:
+def headline_numbers(run: Run) -> list[tuple[str, str]]:
     """(number, meaning) of each number on the first screen, as texts: "87%" and "of heads have the sink at position 0".
 
     In order, as far as the run has them: the sink rate; the share of the sink that is lost without the smallest set of
