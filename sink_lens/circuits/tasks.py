@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..configuration import with_fields
+from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
 from .config import CircuitConfig, ReadyTask
@@ -109,7 +110,7 @@ def task_of(
             f"with the tokenizer of {lens.name}, no pair of {name!r} has prompts of equal length and answers of "
             "one token; need another task, or a file of pairs"
         )
-    whole, right = _batch_task(name, kept), list[int]()
+    whole, right = _batch_task(name, kept, lens=lens, bos=config.bos), list[int]()
     for start in range(0, len(kept), step := config.batch_size or _A_PASS):
         rows = slice(start, min(start + step, len(kept)))
         outcome = run_with(lens, whole.clean[rows], layers=(0,), loss=False, logits=True)
@@ -122,10 +123,10 @@ def task_of(
             "model"
         )
     chosen = [kept[row] for row in right[: config.pairs]]
-    return replace(_batch_task(name, chosen), n_tried=len(kept), n_answered=len(right))
+    return replace(_batch_task(name, chosen, lens=lens, bos=config.bos), n_tried=len(kept), n_answered=len(right))
 
 
-def _batch_task(name: str, kept: Sequence[TokenPair]) -> Task:
+def _batch_task(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
     """The task with its prompts as batches."""
     lengths = torch.tensor([len(one.clean) for one in kept])
 
@@ -134,7 +135,7 @@ def _batch_task(name: str, kept: Sequence[TokenPair]) -> Task:
         tokens: Tensor = torch.zeros(len(kept), int(lengths.max()), dtype=torch.int64)
         for row, ids in enumerate(prompts):
             tokens[row, : len(ids)] = torch.tensor(ids)
-        return from_tensor(tokens, lengths=lengths)
+        return replace(from_tensor(tokens, lengths=lengths, tokenizer=lens.tokenizer), bos_condition=bos)
 
     return Task(
         name=name,

@@ -25,6 +25,7 @@ def test_induction_begins_with_bos_unless_told_otherwise():
     for bos, begins in (("auto", True), ("with", True), ("without", False)):
         task = task_of(lens, "induction", pairs=4, generator=np.random.default_rng(0), bos=bos, least=0.0)
         assert (set(task.clean.tokens[:, 0].tolist()) == {lens.tokenizer.bos_token_id}) == begins
+        assert (task.clean.bos, task.clean.bos_condition) == (begins, bos)  # what a run records
 
 
 def test_pairs_that_are_left_out_are_counted(tmp_path, caplog):
