@@ -174,23 +174,11 @@ class _SeenError(Exception):
 def _end_with_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
-    raise _SeenError(_read(query, key, attention_mask, **given))
+    raise _SeenError(_read(query, key, attention_mask, given))
 
 
-def _read(
-    query: Tensor,
-    key: Tensor,
-    attention_mask: Any,
-    *,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    weighting: str = "softmax",
-    sliding_window: int | None = None,
-    alibi: Tensor | None = None,
-    **given: Any,
-) -> _Given:
-    """Keep the arguments that the scores need; others that attention functions take are ignored or kept."""
+def _read(query: Tensor, key: Tensor, attention_mask: Any, given: Mapping[str, Any]) -> _Given:
+    """Keep the arguments of an attention function that the scores need."""
     if isinstance(attention_mask, BlockMask):
         attention_mask = visible_keys(attention_mask)
     mask = None
@@ -202,10 +190,10 @@ def _read(
         query=query,
         key=key,
         mask=mask,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        softcap=softcap,
-        sink=s_aux,
-        sigmoid=weighting == "sigmoid",
-        window=sliding_window,
-        alibi=alibi,
+        scale=query.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"],
+        softcap=given.get("softcap"),
+        sink=given.get("s_aux"),
+        sigmoid=given.get("weighting") == "sigmoid",
+        window=given.get("sliding_window"),
+        alibi=given.get("alibi"),
     )
