@@ -8,7 +8,7 @@ documents as the training sequences, but no token is in both splits.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from torch.utils.data import Dataset
 
 from sink_lens.data.bos import bos_id
 from sink_lens.data.cache import find_fault, locked, new_folder, read_manifest, write_manifest
-from sink_lens.data.corpora import text_hash
 from sink_lens.errors import InputError
 
 from ..progress import tqdm
@@ -81,31 +80,27 @@ def pack(
 ) -> tuple[Packed, Packed]:
     """Tokenise documents and pack them into a folder, or reuse the pack there; return the training and evaluation data.
 
-    A folder with the same documents, tokenizer and settings is checked and reused. A special token that is spelled
-    out in a text is read as text, not as a special token.
+    A special token that is spelled out in a text is read as text, not as a special token.
 
     Args:
-        texts: documents. They are read twice if the folder already exists, so an iterator is then kept in memory.
+        texts: documents.
         tokenizer: a fast tokenizer with an EOS token, and with a BOS token if ``bos``.
         length: tokens per sequence, at least 2.
-        folder: folder of the pack; it is created if it does not exist.
+        folder: folder of the pack, named after its documents, tokenizer and settings: it is created if it does not
+            exist, and else its files are checked.
         bos: whether BOS is in front of every sequence.
         eval_frac: share of the sequences held out for evaluation, above 0 and at most 0.5; at least one sequence.
         progress: show a progress bar if packing takes more than 5 seconds.
 
     Raises:
         InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the
-            folder is damaged, holds another pack, or cannot be written.
+            folder is damaged or cannot be written.
     """
     settings = _pack_settings(tokenizer, length=length, bos=bos, eval_frac=eval_frac)
     folder = Path(folder)
     try:
         with locked(folder):
-            if folder.exists():
-                if iter(texts) is texts:
-                    texts = list(texts)
-                _refuse_other_pack(folder, settings=settings, text_sha256=text_hash(filter(None, texts)))
-            else:
+            if not folder.exists():
                 with new_folder(folder) as fresh:
                     _write(fresh, _batches(texts), tokenizer, settings=settings, progress=progress)
     except OSError as error:
@@ -262,17 +257,6 @@ def _hash_text(digest: Any, text: str) -> None:
     content = text.encode()
     digest.update(f"{len(content)}:".encode())
     digest.update(content)
-
-
-def _refuse_other_pack(folder: Path, *, settings: dict[str, Any], text_sha256: str) -> None:
-    """Refuse a folder whose pack was made from another text, tokenizer or settings."""
-    there, here = _checked_manifest(folder), {**settings, "text_sha256": text_sha256}
-    others: Sequence[str] = [name for name in here if there.get(name) != here[name]]
-    if others:
-        raise InputError(
-            f"{folder} holds a pack that differs in {', '.join(others)}; need the same, or another folder. "
-            "Choose another folder, or remove this one."
-        )
 
 
 def _checked_manifest(folder: Path) -> dict[str, Any]:

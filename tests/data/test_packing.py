@@ -146,23 +146,6 @@ def test_a_tokenizer_that_was_used_in_between_is_the_same(tmp_path):
     assert len(pack(TEXTS, tokenizer, length=5, folder=tmp_path / "p")[0]) == 3
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"texts": ["abcd" * 9]}, "text_sha256"),
-        ({"length": 4}, "length"),
-        ({"bos": False}, "bos"),
-        ({"eval_frac": 0.3}, "eval_frac"),
-        ({"tokenizer": letters(more=1)}, "vocab_size, tokenizer_sha256"),
-    ],
-)
-def test_a_folder_with_another_pack_is_refused(tmp_path, change, named):
-    options = {"texts": TEXTS, "tokenizer": letters(), "length": 5, "folder": tmp_path / "p"}
-    pack(**options)
-    with pytest.raises(InputError, match=f"differs in {named}; need the same"):
-        pack(**(options | change))
-
-
 def flip(folder):
     content = bytearray((folder / "train.npy").read_bytes())
     content[-1] ^= 1
