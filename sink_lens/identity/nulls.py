@@ -30,7 +30,6 @@ All are summarised by mean and standard deviation, so that a p far below what an
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,7 +132,6 @@ def simulate_null(
     temperature: float,
     draws: int,
     generator: np.random.Generator,
-    advance: Callable[[int], object] | None = None,
 ) -> Null:
     """A null of random normal states [n, width]: ``pipeline``, or ``matrices`` where every coordinate is kept.
 
@@ -145,7 +143,6 @@ def simulate_null(
         temperature: of the softmax.
         draws: pairs of matrices, two at least.
         generator: where they come from.
-        advance: called with 1 after each draw.
     """
     found = []
     for _ in range(draws):
@@ -155,8 +152,6 @@ def simulate_null(
         if len(shared) > 1:
             soft = [soften(one, coordinates=shared, temperature=temperature) for one in pair]
             found.append(float(tau_of_columns(*soft).mean()))
-        if advance is not None:
-            advance(1)
     return _null_of_draws(name, np.array(found))
 
 

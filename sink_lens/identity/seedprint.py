@@ -16,7 +16,7 @@ Reference: Tong et al., arXiv 2509.26404 (the statistic, ``analytical``, ``matri
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -97,8 +97,8 @@ class ModelPair:
 class Simulated:
     """The published nulls, which depend on sizes alone: each is simulated when it is first asked for."""
 
-    def __init__(self, config: FingerprintConfig, *, n: int, advance: Callable[[int], object] | None = None) -> None:
-        self._config, self._n, self._advance = config, n, advance
+    def __init__(self, config: FingerprintConfig, *, n: int) -> None:
+        self._config, self._n = config, n
         self._made: dict[tuple[str, int, int], Null] = {}
 
     def of(self, name: str, *, width: int, count: int) -> Null:
@@ -113,7 +113,6 @@ class Simulated:
                 temperature=self._config.temperature,
                 draws=self._config.draws,
                 generator=np.random.default_rng([self._config.seed, NULLS.index(name), width, count]),
-                advance=self._advance,
             )
         return self._made[key]
 

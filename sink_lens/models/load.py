@@ -36,7 +36,7 @@ from . import checks
 from .adapters import check_no_adapter
 from .bundled import bundled_gguf, converted_folder
 from .families import TEXT_PART
-from .header import read_folder
+from .header import first_line, read_folder
 from .lens import LensModel
 from .offload import parameters_of
 from .private_apis import LENIENT, choose_no_kernel, set_attention
@@ -274,23 +274,17 @@ def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Pa
     return None, ()
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
     """Say why a model cannot be loaded, and what is needed."""
-    first_line = _first_line(error)
+    reason = first_line(error)
     if folder is None:
         return (
-            f"{name!r} is no folder and no file here, and the hub gave: {first_line.rstrip('.')}. Need a folder "
+            f"{name!r} is no folder and no file here, and the hub gave: {reason.rstrip('.')}. Need a folder "
             f"written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} (bundled), or a hub name and a network"
         )
     if wrong := _wrong_config(folder):
         return f"{name}: config.json describes no model ({wrong}); need the file as save_pretrained wrote it"
-    return (
-        f"{name}: the weights cannot be read ({first_line}); need whole safetensors files, written by save_pretrained"
-    )
+    return f"{name}: the weights cannot be read ({reason}); need whole safetensors files, written by save_pretrained"
 
 
 def _read_configuration(source: str | Path, *, revision: str | None = None) -> PreTrainedConfig:
@@ -307,7 +301,7 @@ def _wrong_config(folder: Path) -> str:
         with keep_random_state(), torch.device("meta"):
             AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  # as above
-        return _first_line(error)
+        return first_line(error)
     return ""
 
 
@@ -332,7 +326,7 @@ def _load_tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTo
                 raise ValueError(f"its special token {token!r:.60} has the id {number!r:.60}")
     except Exception as error:  # tokenizers raises a bare Exception
         raise ModelError(
-            f"the tokenizer of {source} cannot be read ({_first_line(error)}); need its files as save_pretrained "
+            f"the tokenizer of {source} cannot be read ({first_line(error)}); need its files as save_pretrained "
             "wrote them. Repair them, or pass tokenizer="
         ) from error
     return found
@@ -392,6 +386,6 @@ def find_device(device: torch.device | str | None) -> torch.device:
         torch.zeros(1, device=found).item()
     except (RuntimeError, AssertionError, TypeError) as error:  # what torch raises, by device
         raise InputError(
-            f"device {device!s} cannot be used here ({_first_line(error)}); need cpu, cuda or cuda:N"
+            f"device {device!s} cannot be used here ({first_line(error)}); need cpu, cuda or cuda:N"
         ) from error
     return found

@@ -15,41 +15,38 @@ def logits_of(lens: LensModel, states: Tensor) -> Tensor:
 
 
 def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
-    """Logits before a cap, which are linear in the states.
+    """Logits before a cap, which are linear in the states."""
+    head = lens.plain.get_output_embeddings()
+    assert head is not None
+    return _scaled(lens, head(states).float())
+
+
+def _scaled(lens: LensModel, product: Tensor) -> Tensor:
+    """A product with the unembedding as the model scales it.
 
     Granite divides its logits by `logits_scaling`, Cohere multiplies them by `logit_scale`, and Falcon-H1 by
     `lm_head_multiplier`.
     """
-    head, config = lens.plain.get_output_embeddings(), lens.config
-    assert head is not None
-    logits = head(states).float()
+    config = lens.config
     if config.model_type.startswith("granite"):
-        logits = logits / config.logits_scaling
+        return product / config.logits_scaling
     if config.model_type.startswith("cohere"):
-        logits = logits * config.logit_scale
-    if config.model_type == "falcon_h1":
-        logits = logits * config.lm_head_multiplier
-    return logits
+        return product * config.logit_scale
+    return product * config.lm_head_multiplier if config.model_type == "falcon_h1" else product
 
 
 def unembedding_of(
     lens: LensModel, ids: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, " batch"]]:
     """The vectors and constants of some tokens by which ``uncapped_logits`` are linear in the states, in float64."""
-    head, config = lens.plain.get_output_embeddings(), lens.config
+    head = lens.plain.get_output_embeddings()
     assert head is not None
     with in_memory(head):
         weight: Tensor = head.weight.detach()
         bias: Tensor | None = getattr(head, "bias", None)
         vectors = weight[ids.to(weight.device)].double().cpu()
         constants = vectors.new_zeros(len(ids)) if bias is None else bias.detach()[ids.to(bias.device)].double().cpu()
-    if config.model_type.startswith("granite"):
-        return vectors / config.logits_scaling, constants / config.logits_scaling
-    if config.model_type.startswith("cohere"):
-        return vectors * config.logit_scale, constants * config.logit_scale
-    if config.model_type == "falcon_h1":
-        return vectors * config.lm_head_multiplier, constants * config.lm_head_multiplier
-    return vectors, constants
+    return _scaled(lens, vectors), _scaled(lens, constants)
 
 
 def apply_cap(lens: LensModel, logits: Tensor) -> Tensor:

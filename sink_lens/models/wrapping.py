@@ -135,38 +135,32 @@ def assemble(
         raise ModelError(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
         )
-    if bytes_on_disk(plain):
-        reason = why_offloaded(plain, name=name)
-        lens = _wrap_without_bridge(
-            plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
-        )
-        for layer in range(lens.n_layers):
-            lens.layer(layer).register_forward_hook(lambda *_: give_back())
-        return lens
-    if reason := _cannot_split(plain, family=family, name=name):
-        return _wrap_without_bridge(
-            plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes, merged=merged
-        )
-    with keep_random_state():
-        bridge = _build_bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
-    checks.check_logits(bridge, plain=plain)
+    reason = why_offloaded(plain, name=name) if bytes_on_disk(plain) else _cannot_split(plain, family=family, name=name)
+    if reason is not None:
+        bridge = cast("TransformerBridge", NoBridge(reason))
+        state, uneditable = _note_state(plain.eval(), bridge=None, merged=merged), frozenset()
+    else:
+        with keep_random_state():
+            bridge = _build_bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
+        checks.check_logits(bridge, plain=plain)
+        state = _note_state(plain, bridge=bridge, merged=merged)
+        uneditable = checks.uneditable_sites(bridge, plain=plain)
     lens = LensModel(
         bridge=bridge,
         plain=plain,
-        state=_note_state(plain, bridge=bridge, merged=merged),
+        state=state,
         tokenizer=tokenizer,
         family=family,
         name=name,
         notes=notes,
-        uneditable=checks.uneditable_sites(bridge, plain=plain),
+        uneditable=uneditable,
     )
-    return dataclasses.replace(lens, notes=(*notes, *_hybrid_notes(lens)))
-
-
-def _hybrid_notes(lens: LensModel) -> tuple[str, ...]:
-    """The notes on a hybrid's layers without attention; none for other models."""
+    for layer in lens.layers if lens.offloaded else ():
+        layer.register_forward_hook(lambda *_: give_back())
     skipped = linear_layers(lens)
-    return (f"{skipped}: they are skipped where attention is read",) if skipped else ()
+    notes += (f"{skipped}: they are skipped where attention is read",) if skipped else ()
+    notes += () if reason is None else (reason.partition(", and interventions")[0],)
+    return dataclasses.replace(lens, notes=notes)
 
 
 def _note_state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.Merged | None) -> State:
@@ -191,26 +185,6 @@ def _cannot_split(plain: PreTrainedModel, *, family: Family, name: str) -> str |
         f"the fused projections of {name} are packed ({type(module).__name__}), and interventions need to split them; "
         "need weights in 16 or 32 bit. Without it the model can be measured"
     )
-
-
-def _wrap_without_bridge(
-    plain: PreTrainedModel,
-    *,
-    reason: str,
-    tokenizer: PreTrainedTokenizerBase | None,
-    family: Family,
-    name: str,
-    notes: tuple[str, ...],
-    merged: adapters.Merged | None,
-) -> LensModel:
-    """A model without a bridge, for the reason given; its notes say so."""
-    bridge = cast("TransformerBridge", NoBridge(reason))
-    state = _note_state(plain.eval(), bridge=None, merged=merged)
-    lens = LensModel(
-        bridge=bridge, plain=plain, tokenizer=tokenizer, family=family, state=state, name=name, notes=notes
-    )
-    said = reason.partition(", and interventions")[0]
-    return dataclasses.replace(lens, notes=(*notes, *_hybrid_notes(lens), said))
 
 
 def _build_bridge(
