@@ -100,8 +100,9 @@ def percent(share: float) -> str:
 
 
 def signed(value: float, digits: int) -> str:
-    """A change to so many digits behind the point, with its sign; one that rounds to 0 is not negative."""
-    return f"{value:+z.{digits}f}".replace("-", "−")
+    """A change to so many digits behind the point, with its sign; one that rounds to 0 has none."""
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def words(name: str) -> str:

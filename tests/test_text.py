@@ -46,8 +46,8 @@ def test_a_terminal_gets_no_character_that_hides_and_numbers_of_three_digits():
     assert [short(one) for one in (950, 999_499, 999_500, 999_960_000, 16_400)] == ["950", "999k", "1M", "1B", "16.4k"]
 
 
-def test_a_change_has_its_sign_and_one_that_rounds_to_nothing_is_not_negative():
-    assert [signed(one, 2) for one in (0.125, -1.5, -0.004, 0.0)] == ["+0.12", "−1.50", "+0.00", "+0.00"]
+def test_a_change_has_its_sign_and_one_that_rounds_to_nothing_has_none():
+    assert [signed(one, 2) for one in (0.125, -1.5, -0.004, 0.0)] == ["+0.12", "−1.50", "0.00", "0.00"]
 
 
 def test_parts_are_named_so_that_none_reads_as_a_number():

@@ -96,7 +96,7 @@ def sink_mask(
             limit = LEAST_RATE
         elif limit is None:
             found = find_gap(scores, by=rule)
-            log.info("%s", gap_text(found, scores, by=rule))
+            log.info("marked as sinks %s", gap_text(found, scores, by=rule))
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
     return marked & batch.valid.cpu()

@@ -215,6 +215,11 @@ def undecided_link(row, *, present="yes", necessary="undecided", floors="calibra
             "what was measured is too close to its floor to tell",
         ),
         (
+            undecided_link(effect("variance_neurons") | COSTS, present="undecided"),
+            "what was measured is too close to its floor to tell, and this edit damages the model itself (loss +5.5 "
+            "nats)",
+        ),
+        (
             undecided_link(effect("variance_neurons"), necessary="yes"),
             "less than half of the sink goes through it, so there is another path",
         ),

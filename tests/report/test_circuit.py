@@ -172,6 +172,7 @@ def test_without_interventions_nothing_holds_and_no_arrow_is_a_cause(tmp_path):
     folder = traced(tmp_path / "run", frames=measured_alone())
     circuit = circuit_of(folder)
     assert set(circuit.edges["verdict"]) == {"present, not tested", "absent", "undecided", "part"}
+    assert "No link was intervened on, so no edge says" in circuit.graph["metadata"]["sink_lens"]["meaning"]
     drawn = sketches.sketch_chain(circuit)
     assert drawn.title == "What was measured at position 0, the attention sink of toy"
     assert {arrow.kind for arrow in drawn.arrows} == {"present, not tested", "absent", "undecided"}
@@ -192,5 +193,7 @@ def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
     assert drawn.says == "No position is an attention sink, so no link was intervened on."
     text = page_text(folder)
     assert "It is no attention sink, so no link was intervened on" in text
+    assert "of heads have a sink score above 0.3 at position 0" in text
+    assert "No link was intervened on" in circuit_of(folder).graph["metadata"]["sink_lens"]["meaning"]
     for claim in ("What makes position", "without --no-interventions", "as wide as the share of the sink"):
         assert claim not in text, claim

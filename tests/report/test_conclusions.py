@@ -43,6 +43,8 @@ def test_one_part_is_ablated_and_two_are(tmp_path):
         run = a_run(tmp_path / parts, "trace", maker_sets=frame)
         beside = "([50%, 70%], 8 sequences; random parts: at most 2%)"
         assert ("60%", f"of the sink is lost if {said} {beside}") in story.headline_numbers(run)
+    none = a_run(tmp_path / "none", "trace", maker_sets=frame | {"target": "outlier dimensions"})
+    assert f"of the outlier dimensions' size is lost if {said} {beside}" in dict(story.headline_numbers(none)).values()
     neurons = {"layer": [1], "neuron": [52], "sink_position": 0, "contribution": 0.9, "is_super": True}
     run = a_run(tmp_path / "untested", "trace", neurons=neurons)
     assert ("1", "super neuron, L1.N52") in story.headline_numbers(run)

@@ -43,7 +43,7 @@ from child import Outcome, attempt, canary
 
 _BAR_UP = "\x1b[A"
 """Escape sequence with which tqdm moves the cursor up."""
-_SAID = ("error:", "warning:", "There is no folder ", "by attention: ", "by norm: ")
+_SAID = ("error:", "warning:", "There is no folder ", "marked as sinks by ")
 """How lines beside a refusal begin: a name is looked for on the hub, or the sink finder says why it marks none."""
 _WORDS = {"accepted": "done", "refused": "refused", "stopped": "stopped"}
 

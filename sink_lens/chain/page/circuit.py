@@ -95,6 +95,12 @@ class ChainCircuit(Drawable):
     """One row per edge (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: path_share, intervention_share (of a
     link), contribution_share (of a neuron, of its layer's change of the dimension) or sink_score (of a head)."""
 
+    @property
+    def is_causal(self) -> bool:
+        """Check whether an edge has the share of an intervention, of a link or of a path."""
+        shares = self.edges.loc[self.edges["quantity"].isin(["path_share", "intervention_share"]), "value"]
+        return bool(shares.notna().any())
+
     def to_json(self) -> str:
         """The circuit as JSON for other tools; undefined numbers are null."""
         frames = {name: json_value(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
@@ -107,9 +113,13 @@ class ChainCircuit(Drawable):
         what = "The chain of the sink" if self.about.get("is_sink", True) else "What was measured; there is no sink"
         title = f"{what}, {visible(self.about.get('model') or 'a model', limit=40)}"
         model = visible(self.about.get("model") or "a model", limit=80)
+        if self.is_causal:
+            means = "An edge's weight is the share of the sink that is lost without it"
+        else:
+            means = "No link was intervened on, so no edge says that one thing causes another"
         meaning = (
-            "An edge's weight is the share of the sink that is lost without it; an edge into a head has the head's "
-            "sink score, an edge out of a neuron the neuron's share of its layer's change of the dimension."
+            f"{means}; an edge into a head has the head's sink score, an edge out of a neuron the neuron's share of "
+            "its layer's change of the dimension."
         )
         known |= {"title": title, "meaning": meaning}
         if self.run is not None:

@@ -143,6 +143,10 @@ def judged_on(run: Run) -> str:
     return "sequences that were not used to choose them" if apart else "the sequences that were used to choose them"
 
 
+_TARGETS = {"outlier dimensions": "the outlier dimensions' size", "sink logit": "what sink logits take"}
+"""What makers make where there is no sink -> in a sentence."""
+
+
 def headline_numbers(run: Run) -> list[tuple[str, str]]:
     """(number, meaning) of each number on the first screen, as texts: "87%" and "of heads have the sink at position 0".
 
@@ -155,7 +159,10 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
         n = run.provenance.get("sequences")
         where = "" if n is None else f", in {plural(n, 'sequence')}"
         where = where if story.having is None else ", in {} of {} sequences".format(*story.having)
-        found.append((f"{story.sink_rate:.0%}", f"of heads have the sink at position {story.position}{over}{where}"))
+        has = f"have the sink at position {story.position}{over}"
+        if not story.is_sink and story.threshold is not None:
+            has = f"have a sink score above {story.threshold:g} at position {story.position}"
+        found.append((f"{story.sink_rate:.0%}", f"of heads {has}{where}"))
     columns = ["set", "control_of", "size", "parts", "removed", "target", "ci_low", "ci_high", "control_largest", "n"]
     makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
@@ -163,7 +170,8 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
             parts, are = listed(named_parts(row["parts"]).split(", "), most=3), "is" if row["size"] == 1 else "are"
             bounds = interval(row["ci_low"], row["ci_high"], shown=percent)
             random = "" if np.isnan(row["control_largest"]) else f"; random parts: at most {row['control_largest']:.0%}"
-            what = f"of the {row['target']} is lost if {parts} {are} ablated"
+            lost = _TARGETS.get(row["target"], f"the {row['target']}")
+            what = f"of {lost} is lost if {parts} {are} ablated"
             found.append((percent(row["removed"]), f"{what} ({bounds}, {plural(row['n'], 'sequence')}{random})"))
     elif story.super_neurons:
         number, _, noun = plural(len(story.super_neurons), "super neuron").partition(" ")

@@ -184,11 +184,10 @@ def _qk(run: Run) -> tuple[str, Figure]:
 def _circuit(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the circuit."""
     drawn = circuit.chain_circuit(run)
-    causal = drawn.edges.loc[drawn.edges["quantity"].isin(["path_share", "intervention_share"]), "value"]
     if not drawn.about["is_sink"]:
         at = f"position {drawn.about['sink_position']}"
         see = f"What was measured at {at}. It is no attention sink, so no link was intervened on."
-    elif causal.isna().all():
+    elif not drawn.is_causal:
         see = "What was measured at the sink. No link was intervened on: no arrow says that one thing causes another."
     else:
         see = (

@@ -238,9 +238,14 @@ def why_undecided(tables: Tables, link: str) -> str:
         return ""
     if answers["present"] == "no":
         return "it does not stand out when it is measured, yet breaking it removes the sink"
-    if answers["present"] == "undecided":
-        return "what was measured is too close to its floor to tell"
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
+    damages = ""
+    if own and off_distribution(own[0]):
+        cost = own[0]["loss_nats"] - own[0]["baseline_loss_nats"]
+        damages = f"this edit damages the model itself (loss {signed(cost, 1)} nats)"
+    if answers["present"] == "undecided":
+        close = "what was measured is too close to its floor to tell"
+        return f"{close}, and {damages}" if damages else close
     if answers["necessary_or_sufficient"] == "yes":
         return "less than half of the sink goes through it, so there is another path"
     if not own:
@@ -251,9 +256,8 @@ def why_undecided(tables: Tables, link: str) -> str:
         return "one sequence gives no interval"
     if not row.get("baseline_sink_mass", 1.0) - row.get("uniform_sink_mass", 0.0) >= LEAST_SINK:
         return "the sink has hardly more attention than chance"
-    if off_distribution(row):
-        cost = row["loss_nats"] - row["baseline_loss_nats"]
-        return f"this edit damages the model itself (loss {signed(cost, 1)} nats)"
+    if damages:
+        return damages
     if "not calibrated" in set(of.get("floors", ())):
         return f"{breaking} may {do} less than the floor that was asked for, or than a random control does"
     bars = {
