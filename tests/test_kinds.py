@@ -102,6 +102,12 @@ def installed(tmp_path, monkeypatch):
     kinds.cache_clear()
 
 
+def test_the_time_that_the_help_of_a_trace_gives_is_that_of_its_line():
+    timed = [line for line in kinds()["trace"].examples.splitlines() if "minutes" in line]
+    assert all("--quick" in line.partition("[dim]")[0] and "without --quick" in line for line in timed)
+    assert timed
+
+
 def test_every_place_that_a_kind_names_is_there():
     for kind in kinds().values():
         assert [import_object(place) for place in places_of(kind)]

@@ -15,6 +15,7 @@ from sink_lens.report.explorer import Explorer
 from sink_lens.report.html import render
 from sink_lens.text import part_name
 
+from ..report.circuits import traced
 from .edges import EDGES, GROUP, LAYERS, a_run, every_edge
 
 HOSTILE = ("<img src=x onerror=window.hit=1>", "</script><script>window.hit=2</script>", "\u202eevil", "__proto__")
@@ -352,6 +353,14 @@ def test_two_circuits_stand_side_by_side_with_what_differs(explored, run, tmp_pa
     assert page.locator("[data-difference] p").first.inner_text() == text
     assert violations(page) == []
     assert found.quiet, vars(found)
+
+
+def test_every_node_of_a_trace_has_its_label(explored, tmp_path):
+    page = explored(circuit_of(traced(tmp_path / "run")).save(tmp_path / "chain.html")).page
+    svg = saved(page, "SVG").read_text()
+    for label in ("L1.N100", "L2.N100", "L7.N100", "L1.N101"):  # the strongest neurons stand beside longer labels
+        assert f">{label}" in svg, label
+    assert "<circle" not in svg
 
 
 def test_what_is_shown_is_saved_as_svg_and_png_and_printed(explored):
