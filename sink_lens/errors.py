@@ -1,9 +1,10 @@
 """Every error class of sink_lens. Each message says what was found, what was needed and what to do."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000
 """Longest file name, in bytes, that file systems accept."""
@@ -65,13 +66,22 @@ class UndrawnError(RunError):
 
 
 @contextmanager
-def note_user_function(whose: str) -> Iterator[None]:
-    """Within the block, an error of the user's function passes on with a note that says whose it is."""
+def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
+    """Within the block, an error of the user's function passes on with a note that says whose it is.
+
+    Raises:
+        InputError: the function changed one of the tensors that it is given in place.
+    """
+    read = [(one, one._version) for one in given if not one.is_inference()]
     try:
         yield
     except Exception as error:
         error.add_note(f"raised in {whose}")
         raise
+    if any(one._version != version for one, version in read):
+        raise InputError(
+            f"{whose} changed a tensor of the run in place, with which others go on; need new values: clone it first"
+        )
 
 
 def check_name(path: str | os.PathLike[str], *, what: str) -> None:

@@ -51,6 +51,7 @@ GONE: tuple[Gone, ...] = (
     ),
     Gone(instead="circuitsvis.activations.text_neuron_activations", names=("neuron_activations",)),
     Gone(instead="the page, which has the tables, or the run folder", options=("trace --verbose", "trace -v")),
+    Gone(instead="scipy.stats.spearmanr on the two rankings", names=("agreement",)),
     Gone(instead="sink_lens.edits.metrics", names=("metrics",)),
     Gone(instead="sink_lens.models.headnorm.HeadNormConfig", names=("HeadNormConfig",)),
     Gone(instead="sink_lens.edits.outcome.Outcome", names=("Outcome",)),

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.forward import check_tokens
@@ -27,6 +27,7 @@ from ..data.described import BosCondition
 from ..data.tokens import Prompts, TokenBatch, batch_of
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, edits_in
+from ..edits.metrics import positions_at
 from ..engine.forward import run_applied
 from ..engine.needs import Needs
 from ..engine.trust import TOLERANCE
@@ -120,7 +121,7 @@ def direct_logit_attribution(
         raise InputError("an edit of 'final' was given, which no part of the model writes; need edits before the norm")
     for site in _READ[by]:
         site_of(site, family=lens.family)
-    at = _positions(batch, position)
+    at = positions_at(batch.lengths.cpu(), position)
     signed = [(+1, _answer_ids(lens, batch, answer, at=at))]
     signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]
     edited = {layer for one in given if one.site in _EDITED[by] for layer in one.over(lens.n_layers)}
@@ -246,18 +247,6 @@ def _checked_table(
     for name, part in (("contribution", "estimate"), ("ci_low", "low"), ("ci_high", "high"), ("n", "n")):
         frame[name] = [getattr(one, part) for one in found]
     return LogitAttribution(frame=frame, values=values, logits=logits, what=what)
-
-
-def _positions(batch: TokenBatch, position: int) -> Int[Tensor, " batch"]:
-    """The position in every sequence; a negative one counts back from its last token."""
-    lengths = batch.lengths.cpu()
-    at = lengths + position if position < 0 else torch.full_like(lengths, position)
-    if bool(((at < 0) | (at >= lengths)).any()):
-        shortest = int(lengths.min())
-        raise InputError(
-            f"position {position} is outside a sequence of {shortest} tokens; need {-shortest} to {shortest - 1}"
-        )
-    return at
 
 
 def _answer_ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:

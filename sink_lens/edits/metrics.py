@@ -12,7 +12,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -137,7 +137,7 @@ def logit_difference(
     plus, minus = (one if isinstance(one, int) else [[*map(int, _as_list(each))] for each in one] for one in both)
 
     def function(run: Outcome) -> Tensor:
-        found = run.logits_at(_positions_at(run, position)).float()
+        found = run.logits_at(positions_at(run.valid.sum(1), position)).float()
         return _mean_logit(found, plus, run) - _mean_logit(found, minus, run)
 
     return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
@@ -251,7 +251,7 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
             )
         divergence = (wanted.exp() * (wanted - found)).sum(-1)
         if position is not None:
-            at = _positions_at(run, position)
+            at = positions_at(run.valid.sum(1), position)
             return divergence[torch.arange(len(at)), at]
         return torch.where(run.valid, divergence, 0.0).sum(1) / run.valid.sum(1)
 
@@ -373,14 +373,8 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
             f"evaluate was given {value_text(metric)} and {value_text(run)}; need a Metric and an Outcome of run_with"
         )
     held = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
-    read = [(one, one._version) for one in held if one is not None and not one.is_inference()]
-    with note_user_function(f"the metric {metric.name!r}"):
+    with note_user_function(f"the metric {metric.name!r}", given=(one for one in held if one is not None)):
         found = metric.function(run)
-    if any(one._version != version for one, version in read):
-        raise InputError(
-            f"the metric {metric.name!r} changed a tensor of the run in place, which other metrics read; need new "
-            "values: clone it first"
-        )
     n = run.valid.shape[0]
     if isinstance(found, float | int):
         found = torch.tensor(float(found), dtype=torch.float32)
@@ -437,9 +431,12 @@ def _log_probabilities(logits: Tensor) -> Tensor:
     return logits - logits.logsumexp(-1, keepdim=True)
 
 
-def _positions_at(run: Outcome, position: int) -> Tensor:
-    """The position in every sequence; a negative one counts back from its last real token."""
-    lengths = run.valid.sum(1)
+def positions_at(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
+    """The position in sequences of these lengths; a negative one counts back from their last token.
+
+    Raises:
+        InputError: a sequence does not have it.
+    """
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):
         shortest = int(lengths.min())

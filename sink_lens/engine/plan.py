@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as FilePath
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import psutil
 import torch
@@ -117,13 +117,7 @@ def read_plan(path: FilePath) -> Plan:
         RunError: the file holds something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        # runs of earlier versions computed every position, on the plain module
-        names = {part.name for part in fields(Plan)}
-        kept: dict[str, Any] = {"cut": False} | {name: value for name, value in found.items() if name in names}
-        if kept.get("path") == "plain":
-            kept["path"] = "blocks"
-        plan = Plan(**kept)
+        plan = Plan(**json.loads(path.read_text(encoding="utf-8")))
         counts = (plan.prompts, plan.pack, plan.lanes)
         if plan.path not in get_args(Path) or not all(type(one) is int and 0 < one < 2**20 for one in counts):
             raise ValueError(f"it holds {plan}")

@@ -17,7 +17,6 @@ from .heads import previous_token as previous_token
 from .locking import logit_split as logit_split
 from .locking import positive_share as positive_share
 from .locking import qk_alignment as qk_alignment
-from .neurons import agreement as agreement
 from .neurons import column_kurtosis as column_kurtosis
 from .neurons import contribution_share as contribution_share
 from .neurons import contributions as contributions

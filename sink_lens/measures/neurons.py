@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sink_lens.errors import InputError
@@ -25,15 +25,6 @@ class Selectivity(NamedTuple):
     """Projection on the up row."""
     gate: Float[Tensor, "batch position"]
     """Gate pre-activation: projection on the gate row."""
-
-
-class Agreement(NamedTuple):
-    """Agreement of two rankings of neurons."""
-
-    jaccard: float
-    """Number of neurons in both top k over the number in at least one, in [0, 1]."""
-    spearman: float
-    """Spearman's rank correlation over all neurons, in [-1, 1]; nan if a ranking is constant."""
 
 
 def contributions(
@@ -166,39 +157,3 @@ def column_kurtosis(w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 102
 def top_dimensions(w_down: Float[Tensor, "d_model neuron"], *, neuron: int, k: int) -> Int[Tensor, " dimension"]:
     """The `k` residual dimensions that a neuron's column writes to most strongly, largest magnitude first."""
     return widen(w_down[:, neuron]).abs().topk(min(k, w_down.shape[0])).indices
-
-
-def agreement(ranking_a: Num[Tensor, " neuron"], ranking_b: Num[Tensor, " neuron"], *, k: int) -> Agreement:
-    """Measure the agreement of two criteria: Jaccard overlap of their top k, and Spearman's correlation.
-
-    Args:
-        ranking_a: ranks by one criterion, 1 = the top (`norm_rank` turns scores into ranks).
-        ranking_b: ranks by the other criterion.
-        k: neurons with a rank up to k belong to the top; tied neurons share a rank, so all or none of them belong.
-
-    Raises:
-        InputError: scores were passed instead of ranks, or k is less than 1.
-    """
-    for ranking in (ranking_a, ranking_b):
-        if ranking.is_floating_point():
-            raise InputError(
-                f"found scores ({ranking.dtype}); need integer ranks, 1 = the top. Pass norm_rank(scores)."
-            )
-    if k < 1:
-        raise InputError(f"found k = {k}; need at least 1. Pass the size of the top to compare.")
-    top_a, top_b = ranking_a <= k, ranking_b <= k
-    either = int((top_a | top_b).sum())
-    jaccard = int((top_a & top_b).sum()) / either if either else math.nan
-    a, b = _average_ranks(ranking_a), _average_ranks(ranking_b)
-    a, b = a - a.mean(), b - b.mean()
-    scale = a.square().sum().sqrt() * b.square().sum().sqrt()
-    spearman = float(((a * b).sum() / scale).clamp(-1, 1)) if scale > 0 else math.nan
-    return Agreement(jaccard=jaccard, spearman=spearman)
-
-
-def _average_ranks(x: Num[Tensor, " neuron"]) -> Float[Tensor, " neuron"]:
-    """Ranks from the bottom, as Spearman's correlation needs them; ties get the mean of their ranks."""
-    ordered = x.sort().values
-    below = torch.searchsorted(ordered, x.contiguous(), right=False)
-    up_to = torch.searchsorted(ordered, x.contiguous(), right=True)
-    return (below + up_to + 1).double() / 2

@@ -70,7 +70,6 @@ _ROWS = (
     _measure(neurons.norm_rank, "rank", 1.0, _INF, CHAIN, "rank by norm in the layer; 1 = the largest"),
     _measure(neurons.column_kurtosis, "1", -2.0, _INF, CHAIN, "sparsity of a neuron's output; 0 = Gaussian"),
     _measure(neurons.selectivity, "of x", -_INF, _INF, CHAIN, "cosine of a token with a neuron's input rows"),
-    _measure(neurons.agreement, "1", -1.0, 1.0, OURS, "how far two criteria pick the same neurons"),
     _measure(dimensions.dominance_ratio, "1", 1.0, _INF, CHAIN, "largest over mean magnitude of a token"),
     _measure(dimensions.dominance_ratio_fixed, "1", 0.0, _INF, CHAIN, "one dimension over the others"),
     _measure(dimensions.massive_ratio, "1", 1.0, _INF, MASSIVE, "largest over median magnitude of a token"),

@@ -19,7 +19,7 @@ from pandas.api import types
 from sink_lens.errors import InputError, RunError, check_home, check_name, is_own_name
 from sink_lens.gone import check_kind
 from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
-from sink_lens.records.long_tables import Shortened, read_some
+from sink_lens.records.long_tables import Shortened, shorten, shorten_log
 from sink_lens.schema import table_of
 
 RUN_FILE = "run.json"
@@ -102,14 +102,18 @@ class Tables(Mapping[str, pd.DataFrame]):
         try:
             if not whole(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
-            if self._most is not None:
-                some, left = read_some(path, name=name, most=self._most)
-                if some is not None and left is not None:
-                    self.shortened[name] = left
-                    return checked_table(some, kind=self._kind, name=name, text_too=path.suffix == ".csv")
-            if path.name == LOG_FILE:
-                return checked_table(read_log(path)[name], kind=self._kind, name=name)
-            return read_table(path, kind=self._kind)
+            left = None
+            if path.name != LOG_FILE:
+                table = read_table(path, kind=self._kind)
+                table, left = (table, None) if self._most is None else shorten(table, most=self._most)
+            elif self._most is None:
+                table = checked_table(read_log(path)[name], kind=self._kind, name=name)
+            else:
+                table, left = shorten_log(path, name=name, most=self._most)
+                table = checked_table(table, kind=self._kind, name=name)
+            if left is not None:
+                self.shortened[name] = left
+            return table
         except (OSError, ValueError) as error:
             raise damaged_file(path, error) from error
 

@@ -180,7 +180,7 @@ def test_a_reading_that_keeps_its_own_sums_gives_no_values():
 
 def test_a_reading_that_changes_the_run_and_a_tensor_that_was_not_captured_are_refused():
     changes = Reading(name="changes", sites=("attn_out",), function=lambda view: view["attn_out"].mul_(0).sum((1, 2)))
-    with pytest.raises(InputError, match="the reading 'changes' changed a tensor of layer 0 in place"):
+    with pytest.raises(InputError, match="the reading 'changes', layer 0 changed a tensor of the run in place"):
         stream(lens("llama"), tokens(), [changes])
     with pytest.raises(InputError, match=r"\('z', -1\) was not captured; need one of 'z', 2. Layers are counted"):
         capture(lens("llama"), tokens(), sites=["z"], layers=[-1])["z", -1]

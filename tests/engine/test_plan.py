@@ -7,7 +7,7 @@ import pytest
 from sink_lens.edits.metrics import logit_difference, loss, sink_mass
 from sink_lens.engine import plan
 from sink_lens.engine.needs import Needs
-from sink_lens.engine.plan import Plan, bytes_a_token, packs_of, plan_of
+from sink_lens.engine.plan import bytes_a_token, packs_of, plan_of
 
 READ = (sink_mass(0),)
 
@@ -90,9 +90,3 @@ def test_cells_of_a_mixture_of_experts_share_forwards_too(lens_of, tokens_of):
 )
 def test_cells_share_a_forward_as_long_as_their_rows_are_not_more_than_those_of_whole_cells(begins, most, expected):
     assert packs_of(begins, n_positions=10, most=most) == expected
-
-
-def test_the_plan_of_an_earlier_version_is_read(tmp_path):
-    file = tmp_path / "plan.json"
-    file.write_text('{"path": "plain", "prompts": 2, "pack": 3}')
-    assert plan.read_plan(file) == Plan(path="blocks", prompts=2, pack=3, cut=False)

@@ -5,11 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import kurtosis, spearmanr
+from scipy.stats import kurtosis
 
-from sink_lens.errors import InputError
 from sink_lens.measures.neurons import (
-    agreement,
     column_kurtosis,
     contribution_share,
     contributions,
@@ -118,33 +116,3 @@ def test_top_dimensions_are_by_magnitude():
     w_down = torch.tensor([[1.0, 0.0], [-9.0, 0.0], [5.0, 7.0]])
     assert top_dimensions(w_down, neuron=0, k=2).tolist() == [1, 2]
     assert top_dimensions(w_down, neuron=0, k=10).tolist() == [1, 2, 0]
-
-
-def test_agreement_by_hand():
-    # Top 2 of a: neurons 0, 1; of b: 1, 2. One in both, three in either. Spearman: 1 - 6 sum d^2 / (n^3 - n),
-    # d = -2, 1, 1, 0: sum d^2 = 6: 1 - 36/60 = 0.4.
-    a, b = torch.tensor([1, 2, 3, 4]), torch.tensor([3, 1, 2, 4])
-    found = agreement(a, b, k=2)
-    assert found.jaccard == pytest.approx(1 / 3)
-    assert found.spearman == pytest.approx(0.4)
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=15))
-def test_agreement_is_scipys_spearman_with_ties(pairs):
-    a = norm_rank(torch.tensor([float(x) for x, _ in pairs]))
-    b = norm_rank(torch.tensor([float(y) for _, y in pairs]))
-    found = agreement(a, b, k=2)
-    if len(set(a.tolist())) == 1 or len(set(b.tolist())) == 1:
-        assert math.isnan(found.spearman)
-    else:
-        assert found.spearman == pytest.approx(spearmanr(a.numpy(), b.numpy())[0], abs=1e-9)
-    assert 0 <= found.jaccard <= 1
-
-
-def test_scores_in_place_of_ranks_are_refused():
-    ranks = torch.tensor([1, 2])
-    with pytest.raises(InputError, match=r"found scores .*; need integer ranks, 1 = the top"):
-        agreement(ranks, torch.tensor([0.5, 0.25]), k=1)
-    with pytest.raises(InputError, match="found k = 0"):
-        agreement(ranks, ranks, k=0)

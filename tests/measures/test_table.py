@@ -49,7 +49,6 @@ def results(seed):
         "norm_rank": (w_down[0], {}),
         "column_kurtosis": (w_down, {}),
         "selectivity": (x, {"gate_row": w_down[:, 0], "up_row": w_down[:, 1]}),
-        "agreement": (w_down[0].argsort().argsort() + 1, {"ranking_b": w_down[1].argsort().argsort() + 1, "k": 2}),
         "dominance_ratio": (x[0], {}),
         "dominance_ratio_fixed": (x[0], {"dimension": 3}),
         "massive_ratio": (x[0], {}),

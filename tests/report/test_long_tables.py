@@ -1,13 +1,12 @@
-"""Pages of tables of a million rows stay small, in size and in memory, and say what they are made from."""
+"""Pages of tables of a million rows stay small, and say what they are made from."""
 
 import json
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from sink_lens.records import RunLog, create_run, read_run
-from sink_lens.records.long_tables import read_some
+from sink_lens.records.long_tables import shorten, shorten_log
 from sink_lens.report import html
 from sink_lens.report.html import content
 from sink_lens.report.style import canvas, panel, thin_lines
@@ -57,27 +56,23 @@ def test_a_log_of_a_training_that_goes_on_is_read_as_its_table(tmp_path):
         ]
         log.append(step, {"monitor": blocks})
     log.close()
-    whole.to_parquet(tmp_path / "monitor.parquet")
-    tables = [read_some(tmp_path / file, name="monitor", most=450) for file in ("log.jsonl", "monitor.parquet")]
+    tables = [shorten_log(tmp_path / "log.jsonl", name="monitor", most=450), shorten(whole, most=450)]
     assert tables[0][1] == tables[1][1]
     assert tables[0][1].rows == 1350
     pd.testing.assert_frame_equal(tables[0][0], tables[1][0], check_dtype=False, rtol=1e-9)
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
-def test_of_other_tables_the_extremes_are_read(tmp_path, suffix):
+def test_of_other_tables_the_extremes_are_read():
     values = np.random.default_rng(0).normal(size=20_000)
     values[[12_345, 17]] = 100.0, -100.0
     frame = pd.DataFrame({"layer": np.arange(20_000), "effect": values, "name": "a"})
-    path = tmp_path / f"cells{suffix}"
-    frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(path, index=False)
-    some, left = read_some(path, name="cells", most=4_000)
+    some, left = shorten(frame, most=4_000)
     assert left.rows == 20_000
     assert left.steps is None
     assert left.kept == len(some) < 4_000
     assert some["effect"].agg(["max", "min"]).tolist() == [100.0, -100.0]
     pd.testing.assert_frame_equal(some, frame[frame["layer"].isin(some["layer"])].reset_index(drop=True))
-    assert read_some(path, name="cells", most=20_000) == (None, None)
+    assert shorten(frame, most=20_000)[1] is None
 
 
 def test_very_many_points_keep_their_extremes():
