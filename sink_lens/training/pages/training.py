@@ -96,8 +96,12 @@ def course(
         if level is not None:
             axes.axhline(level, color=QUIET, linewidth=0.8)
         by_layer.append(axes)
-    _ranks(add("effective rank, layer mean"), watched, scale)
-    _counts(add("how many"), watched, scale)
+    ranks, counts = add("effective rank, layer mean"), add("how many")
+    _two(ranks, watched, scale, _RANKS)
+    ranks.set_ylim(bottom=0)
+    _two(counts, watched, scale, _COUNTS)
+    counts.set_ylim(bottom=-0.1, top=max(1.5, counts.get_ylim()[1]))
+    whole_numbers(counts)
     for axes in figure.axes:
         scale.on(axes)
         if born is not None:
@@ -289,28 +293,15 @@ def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -
     return lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"].to_numpy(float)))
 
 
-def _ranks(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
-    """Draw the effective rank with and without token 0."""
-    for measure, label, colour, mark in (
-        ("effective_rank", "with token 0", BLUE, "o"),
-        ("effective_rank_without", "without", ORANGE, "s"),
-    ):
-        _line(axes, _whole(watched, measure), scale, color=colour, marker=mark, label=label)
-    axes.set_ylim(bottom=0)
-    legend(axes, columns=2)
+_RANKS = (("effective_rank", "with token 0", BLUE, "o"), ("effective_rank_without", "without", ORANGE, "s"))
+_COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "super neurons", PURPLE, "D"))
 
 
-def _counts(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
-    """Draw the numbers of growth steps and super neurons."""
-    for measure, label, colour, mark in (
-        ("growth_steps", "growth steps", GREEN, "^"),
-        ("super_neurons", "super neurons", PURPLE, "D"),
-    ):
-        rows = _whole(watched, measure)
-        if len(rows):
+def _two(axes: Axes, watched: pd.DataFrame, scale: _Tokens, measures: Sequence[tuple[str, str, str, str]]) -> None:
+    """Draw measures of the whole model, each with its name, label, colour and mark."""
+    for measure, label, colour, mark in measures:
+        if len(rows := _whole(watched, measure)):
             _line(axes, rows, scale, color=colour, marker=mark, label=label)
-    axes.set_ylim(bottom=-0.1, top=max(1.5, axes.get_ylim()[1]))
-    whole_numbers(axes)
     legend(axes, columns=2)
 
 
@@ -461,21 +452,43 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 def _watched_rows(run: Run) -> pd.DataFrame:
     """Measurements of the whole model at each checkpoint."""
-    watch, _ = _with_steps(run.tables["watch"])
+    return _of_model(run.tables["watch"])
+
+
+def _of_model(watch: pd.DataFrame) -> pd.DataFrame:
+    """Measurements of the whole model at each checkpoint."""
+    watch, _ = _with_steps(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
+
+
+BRIEF = {"step": "step", "tokens": "tokens", "sink_rate": "sinks", "sink_mass": "mass", "s2_ratio": "S2"}
+BRIEF |= {"norm_ratio": "norm", "dominance_ratio": "dominance", "effective_rank": "rank"}
+BRIEF |= {"effective_rank_without": "w/o 0", "growth_steps": "growth", "super_neurons": "neurons"}
+"""Column of the table of checkpoints -> its head where there is little room."""
+
+
+def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[str, str] | None = None) -> PageTable:
+    """One row per checkpoint, one column per measure of the whole model.
+
+    Args:
+        watch: what ``watch`` measured.
+        threshold: of the sink score.
+        heads: the columns with their heads; all if None.
+    """
+    rows = _of_model(watch)
+    level = rows["threshold"].to_numpy(float)
+    rows = rows[np.isnan(level) | np.isclose(level, threshold)]
+    wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
+    return shown_table(wide, wide.columns if heads is None else heads, most=60)
 
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) with a row per checkpoint and a column per measure."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
-    rows = _watched_rows(run)
-    level = rows["threshold"].to_numpy(float)
-    rows = rows[np.isnan(level) | np.isclose(level, SINK_THRESHOLD)]
-    wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
     see = f"The whole model at each checkpoint; a head has a sink if its sink score is above {SINK_THRESHOLD:g}."
-    return see, shown_table(wide, wide.columns, most=60)
+    return see, checkpoint_table(run.tables["watch"], threshold=SINK_THRESHOLD)
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
