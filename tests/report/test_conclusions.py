@@ -5,6 +5,7 @@ import pytest
 
 from sink_lens.chain.page import story
 from sink_lens.chain.page import tables as trace_tables
+from sink_lens.chain.page import trace as trace_page
 from sink_lens.errors import InputError
 from sink_lens.identity.pages import fingerprint
 from sink_lens.patching import page as patch
@@ -48,6 +49,15 @@ def test_one_part_is_ablated_and_two_are(tmp_path):
     neurons = {"layer": [1], "neuron": [52], "sink_position": 0, "contribution": 0.9, "is_super": True}
     run = a_run(tmp_path / "untested", "trace", neurons=neurons)
     assert ("1", "super neuron, L1.N52") in story.headline_numbers(run)
+
+
+def test_an_amplification_that_only_takes_attention_away_is_not_said_to_add_most(tmp_path):
+    rows = {"centre": ["values", "values"], "factor": [1.0, 30.0], "mass": [0.007, 0.002], "baseline_mass": 0.007}
+    rows |= {"target_position": 21, "read_layers": "7-17", "times": 1.0, "change_low": 0.0, "change_high": 0.0}
+    for change, said in ((-0.005, "No factor adds as much as 0.01."), (0.2, "The most is added at factor 30 from")):
+        frame = rows | {"change": [0.0, change]}
+        see, _ = trace_page._amplification(a_run(tmp_path / str(change), "trace", amplification=frame))
+        assert said in see
 
 
 def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):

@@ -400,6 +400,7 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
             text = f"{value:z.2f}" + (f"\n({control[row, column]:z.2f})" if np.isfinite(control[row, column]) else "")
+            text = text.replace("-", "−")
             colour = "white" if value < 0.6 else "black"  # on the cell, whatever the page's style
             axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
     colour_scale(figure, image, axes, label="share that survives")

@@ -25,6 +25,8 @@ from sink_lens.schema import ANOTHER_PATH
 from sink_lens.text import head_name, interval, number, plural
 
 _MOST_POSITIONS = 200
+_LEAST_ADDED = 0.01
+"""An amplification that adds less attention than this adds none that a reader would see."""
 
 
 def _sink_scores(run: Run) -> tuple[str, Figure]:
@@ -93,10 +95,14 @@ def _variance(run: Run) -> tuple[str, Figure]:
         raise RunError("the table 'positions' has no rows of the site z. Run again to see it.")
     see = (
         "Standard deviation of z, what attention hands to its output projection, by position (both axes logarithmic), "
-        "in the layers before the sink. Evenly averaged independent values would follow the dashed σ/√t: the first "
-        "token keeps the most, later ones less. Later layers are left out: once the sink is there, position 0 has its "
-        "own small value, and everything else is large beside it."
+        f"in the {'layers before the sink' if story.is_sink else 'first layers'}. Evenly averaged independent values "
+        "would follow the dashed σ/√t: the first token keeps the most, later ones less."
     )
+    if story.is_sink:
+        see += (
+            " Later layers are left out: once the sink is there, position 0 has its own small value, and everything "
+            "else is large beside it."
+        )
     start = z.loc[z["position"] == 0]
     if len(start) and (start["s1"] == 0).all():
         see += " S1 is zero at position 0, where every sequence has the same token: it starts at the next."
@@ -174,7 +180,7 @@ def _qk(run: Run) -> tuple[str, Figure]:
     see = (
         "Left: cosine of the sink's key with the key that the outlier dimensions alone would make (1: nothing "
         "else is needed), beside other keys and random dimensions. Right: the logit that later queries give the "
-        "sink's key, in parts; the link from dimension to key holds if the outlier dimensions carry most of it."
+        "sink's key, in parts. Whether the link from dimension to key holds, an intervention on the key decides."
     )
     if "dimension" not in table.columns or bool(table["dimension"].isna().all()):
         see += " Here the key is turned by its position, so only its advantage over other keys is shown."
@@ -265,13 +271,17 @@ def _amplification(run: Run) -> tuple[str, Figure]:
     )
     table = figures.with_changes(table)
     first = table.iloc[0]
-    best = largest_first(table.loc[table["centre"] != "none"], "change").iloc[0]
+    best = table.loc[table["centre"] != "none"].sort_values("change", ascending=False, kind="stable").iloc[0]
+    most = f"No factor adds as much as {_LEAST_ADDED:g}"
+    if best["change"] >= _LEAST_ADDED:
+        most = (
+            f"The most is added at factor {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: "
+            f"{number(best['change'])} {interval(best['change_low'], best['change_high'])}".rstrip()
+        )
     see = (
         f"Position {first['target_position']}: its aggregated values are moved away from a mean by a factor, up to "
-        f"the end of the first growth step, and its attention is read in layers {first['read_layers']}. The most "
-        f"is added at factor {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: "
-        f"{number(best['change'])} {interval(best['change_low'], best['change_high'])}. Zero: the attention "
-        "without an edit. The norm-only line is the control: scaling alone should bring no sink."
+        f"the end of the first growth step, and its attention is read in layers {first['read_layers']}. {most}. Zero: "
+        "the attention without an edit. The norm-only line is the control: scaling alone should bring no sink."
     )
     return see, figures.amplification_curve(table)
 

@@ -325,8 +325,8 @@ def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
         return f"there are no super neurons by contribution; the makers remove {own:.0%} of the {target}"
     theirs = float(sets.loc["super neurons", "removed"])
     both = len(made & supers)
-    text = f"{both} of {len(made)} makers are among the {len(supers)} super neurons by contribution; the makers remove"
-    text += f" {own:.0%} of the {target}, the super neurons {theirs:.0%}"
+    text = f"{both} of {len(made)} makers are among the {plural(len(supers), 'super neuron')} by contribution; the"
+    text += f" makers remove {own:.0%} of the {target}, the super neurons {theirs:.0%}"
     if abs(own - theirs) > _VIEWS_DIFFER:
         text += ": the two methods disagree; believe the ablation"
     return text
