@@ -49,6 +49,7 @@ GONE: tuple[Gone, ...] = (
         instead="a card of each, and sink-lens card runs/one runs/other; a card says what BOS is worth",
         options=("card --by", "card --other-dtype"),
     ),
+    Gone(instead="--json, or sink_lens.studies.cards(...), a data frame", options=("card --format",)),
     Gone(instead="circuitsvis.activations.text_neuron_activations", names=("neuron_activations",)),
     Gone(instead="the page, which has the tables, or the run folder", options=("trace --verbose", "trace -v")),
     Gone(instead="scipy.stats.spearmanr on the two rankings", names=("agreement",)),

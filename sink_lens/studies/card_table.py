@@ -16,7 +16,7 @@ from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
 from ..text import interval, json_value, number, visible
 from .card import card, rows_of_card
-from .config import CardConfig, TableFormat, is_run
+from .config import CardConfig, is_run
 from .study import Study
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def rows_of(
         raise InputError("no model was given; need models, or folders of cards or traces")
     if out is not None and all(map(is_run, models)):
         raise InputError("out was given and every row is that of a run; need a model, whose card it is the folder for")
-    one = replace(config, others=(), columns=(), format="terminal")
+    one = replace(config, others=(), columns=())
     rows = []
     for place, model in enumerate(models, start=1):
         if is_run(model):
@@ -218,25 +218,6 @@ def frame_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(made, dtype=object)
 
 
-def shown_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
-    """The table as texts: numbers to three digits with their intervals; empty where a row has no value."""
-    return pd.DataFrame(
-        [[row[name].shown if name in row else "" for name in columns] for row in rows], columns=list(columns)
-    )
-
-
-def table_text(rows: Sequence[Row], columns: Sequence[str], *, form: TableFormat) -> str:
-    """The table as CSV (numbers in full, intervals in columns of their own), LaTeX or Markdown."""
-    if form == "csv":
-        return frame_of(rows, columns).to_csv(index=False, lineterminator="\n")
-    shown = shown_of(rows, columns)
-    if form == "latex":
-        named = shown.rename(columns=lambda name: name.replace("_", " "))
-        return named.replace("−", "-", regex=True).to_latex(index=False, escape=True)
-    cells = [[text.replace("|", "\\|") for text in line] for line in [list(columns), *shown.to_numpy().tolist()]]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [cells[0], ["---"] * len(columns), *cells[1:]])
-
-
 def as_objects(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
     """One dict per row for ``--json``: column -> value, or value, low and high if it has an interval."""
     objects = []
@@ -299,13 +280,12 @@ def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
 
 
 def _printed(found: CardTable) -> "str | pd.DataFrame":
-    """The table in the form that is asked for; the names alone where the columns are asked for."""
+    """The table as texts, numbers to three digits with their intervals; the names alone where they are asked for."""
     rows, columns = found.rows, found.columns
     if found.config.columns == ("?",):
         return "\n".join(columns)
-    if found.config.format == "terminal":
-        return shown_of(rows, columns)
-    return table_text(rows, columns, form=found.config.format).removesuffix("\n")
+    shown = [[row[name].shown if name in row else "" for name in columns] for row in rows]
+    return pd.DataFrame(shown, columns=columns)
 
 
 def _changed(changes: pd.DataFrame) -> Iterator[pd.DataFrame]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
 from ..configuration import check_least, check_most
@@ -94,9 +94,6 @@ def is_run(model: Any) -> bool:
     return (Path(model) / "run.json").is_file() and not (Path(model) / "config.json").is_file()
 
 
-TableFormat = Literal["terminal", "csv", "latex", "markdown"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardConfig(ReadConfig):
     """Models of a card, a comparison or a table, and the thresholds of sinks and changes."""
@@ -113,8 +110,6 @@ class CardConfig(ReadConfig):
     """End with exit code 1 if the second model's loss is above the first model's by more than this many nats."""
     columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
     """Columns of a table, such as model,sink_rate,loss; ? lists them all. Default: the main ones."""
-    format: TableFormat = "terminal"
-    """Format of a table."""
 
     def __post_init__(self) -> None:
         ReadConfig.__post_init__(self)
@@ -139,7 +134,7 @@ class CardConfig(ReadConfig):
         names = (self.model, *self.others)
         table = len(names) > 2 or any(map(is_run, names))
         default = CardConfig()
-        for name in ("most_loss", "trace") if table else ("columns", "format"):
+        for name in ("most_loss", "trace") if table else ("columns",):
             if getattr(self, name) != getattr(default, name):
                 needs = "one model, or two that are compared" if table else "more than two models, or folders of runs"
                 raise InputError(f"--{name.replace('_', '-')} was given; need {needs} for it")

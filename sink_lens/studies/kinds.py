@@ -96,7 +96,7 @@ sink-lens card ./my-model --text mine.txt --out runs/card --trace runs/my-trace
 
 sink-lens card ./base ./tuned --text mine.txt  [dim]what changed: base and fine-tuned, or two checkpoints[/dim]
 
-sink-lens card runs/* --columns model,sink_rate,loss --format latex > models.tex  [dim]a row per card or trace[/dim]
+sink-lens card runs/* --columns model,sink_rate,loss  [dim]a row per card or trace[/dim]
 """,
 )
 DIFF = RunKind(name="diff", tables="sink_lens.schema:diff.toml", page="sink_lens.studies.pages.diff:DIFF")

@@ -1,7 +1,5 @@
 """Many models in one table: what cards and traces share, the formats, and what is refused."""
 
-import csv
-import io
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +12,7 @@ from sink_lens import cli
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import create_run, read_run
-from sink_lens.studies.card_table import Cell, cards, chosen_columns, row_of, table_text
+from sink_lens.studies.card_table import Cell, cards, chosen_columns, row_of
 from sink_lens.studies.card_table import rows_of as rows_of_models
 from sink_lens.studies.config import CardConfig
 
@@ -93,21 +91,11 @@ def test_columns_are_the_main_ones_or_those_asked_for(tmp_path):
         chosen_columns(rows, ("sink_rates",))
 
 
-def test_csv_has_numbers_in_full_and_intervals_in_columns_of_their_own(tmp_path):
-    rows = rows_of([str(a_card(tmp_path / "a")), str(TRACE)])
-    lines = list(csv.reader(io.StringIO(table_text(rows, ["model", "sink_rate", "bos_needed"], form="csv"))))
-    assert lines[0] == ["model", "sink_rate", "sink_rate_low", "sink_rate_high", "bos_needed"]
-    assert lines[1] == ["a_b|c", "0.4", "0.3", "0.5", ""]
-    assert lines[2][1].startswith("0.82685")
-
-
-def test_latex_and_markdown_escape_what_has_a_meaning_there(tmp_path):
-    rows = rows_of([str(a_card(tmp_path / "a", name="50% a_b & c|d"))])
-    latex = table_text(rows, ["model", "sink_rate"], form="latex")
-    assert r"50\% a\_b \& c|d & 0.4 [0.3, 0.5] \\" in latex
-    assert latex.startswith("\\begin{tabular}{ll}\n\\toprule\nmodel & sink rate \\\\\n")
-    markdown = table_text(rows, ["model", "sink_rate"], form="markdown")
-    assert markdown.splitlines()[2] == r"| 50% a_b & c\|d | 0.4 [0.3, 0.5] |"
+def test_the_table_has_numbers_in_full_and_intervals_in_columns_of_their_own(tmp_path):
+    table = cards([a_card(tmp_path / "a"), TRACE], columns=["model", "sink_rate", "bos_needed"])
+    assert table.columns.tolist() == ["model", "sink_rate", "sink_rate_low", "sink_rate_high", "bos_needed"]
+    assert table.iloc[0].tolist() == ["a_b|c", 0.4, 0.3, 0.5, None]
+    assert str(table["sink_rate"][1]).startswith("0.82685")
 
 
 def test_a_folders_path_is_no_models_name(tmp_path):
@@ -136,10 +124,8 @@ def test_the_command_prints_and_answers_programs(tmp_path):
         {"model": "a_b|c", "sink_rate": {"value": 0.4, "low": 0.3, "high": 0.5}, "bos_needed": None}
     ]
     assert "super_weights" in run(folder, "--columns", "?").stdout.splitlines()
-    assert run(folder, TRACE, "--format", "csv").stdout.startswith("model,sink_rate,")
-    assert run(folder, "--format", "word").exit_code == 2
     for options, said in (
-        (("--by", "bos"), "--by was given; need one model, or two that are compared for it"),
+        (("--most-loss", "1"), "--most-loss was given; need one model, or two that are compared for it"),
         (("--out", tmp_path / "new"), "out was given and every row is that of a run"),
         (("--dry-run",), "--dry-run was given and every row is that of a run"),
     ):
