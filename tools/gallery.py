@@ -72,7 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", default=str(ROOT / "runs" / "gallery"), help="folder of the runs")
     asked = parser.parse_args(arguments)
     html.MOST_BYTES = PATTERNS
-    html._circuitsvis_views = lambda part: {}  # CircuitsVis would be a third of the trace's page
     for name in asked.only or RUNS:
         folders = made(name, Path(asked.runs))
         shown = {"by": ("dtype",)} if name == "report" else {}

@@ -251,8 +251,6 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     patterns = [_pattern_data(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     first = parts[0].first if beside is None else None
-    shown = _circuitsvis_views(parts[0]) if first else {}
-    vis = views.script({key: view for key, (_, view) in shown.items()}) if shown else ""
     graphs, unexplored = _explorer_graphs(parts)
     exploring = explorer.script(graphs) if graphs else ""
     template = explorer.templates().get_template("page.html")
@@ -264,14 +262,10 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
         embedded=patterns,
         data=_script_json({"csv": _copied_numbers(parts, beside), "colours": _viridis()}),
         patterns=_script_json([one["data"] for one in patterns]),
-        views={key: title for key, (title, _) in shown.items()},
-        views_script=vis,
         script=script,
         exploring=exploring,
         unexplored=unexplored,
-        script_hashes=views.hashes(
-            script, *((vis, views.bundle()) if vis else ()), *((exploring, explorer.bundle()) if graphs else ())
-        ),
+        script_hashes=views.hashes(script, *((exploring, explorer.bundle()) if graphs else ())),
     )
     return UNWRITABLE.sub("\ufffd", text)
 
@@ -291,18 +285,6 @@ def _explorer_graphs(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], st
         return [], ""
     made = [attempt(part.run, functools.partial(explore, part.run)) for part in parts[:2]]
     return [graph for graph, _ in made if graph], " ".join(why for _, why in made if why)
-
-
-def _circuitsvis_views(part: Content) -> dict[str, tuple[str, views.View]]:
-    """Element id -> title and CircuitsVis view, for the views that a run's page shows."""
-    asked = {
-        "view-heads": ("Attention heads, the strongest", views.attention_heads),
-        "view-tokens": ("Tokens, coloured by the attention they receive", views.colored_tokens),
-    }
-    made = {
-        key: (title, attempt(part.run, lambda make=make: make(part.run))[0]) for key, (title, make) in asked.items()
-    }
-    return {key: (title, view) for key, (title, view) in made.items() if view is not None}
 
 
 def _copied_numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:

@@ -155,18 +155,6 @@ function heads(viewer, run) {
 const runs = parsed("pattern-data");
 for (const viewer of document.querySelectorAll("[data-viewer]")) heads(viewer, runs[viewer.dataset.viewer]);
 
-const opener = document.getElementById("open-views");
-if (opener) {
-  opener.hidden = false;
-  opener.addEventListener("click", () => {
-    const script = document.createElement("script");
-    script.textContent = document.getElementById("views").textContent;
-    document.querySelector(".views").hidden = false;
-    document.body.append(script);
-    opener.hidden = true;
-  });
-}
-
 function hints() {
   for (const hint of document.querySelectorAll(".hint")) {
     const next = hint.nextElementSibling;

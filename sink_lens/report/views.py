@@ -1,8 +1,8 @@
-"""CircuitsVis views of attention and tokens: offline, in a notebook, in a file, in the report.
+"""CircuitsVis views of attention and tokens: offline, in a notebook or in a file.
 
 The components come from the JavaScript bundle in the circuitsvis package, whose Python side is not used: it imports
-torch, asks the network whether it is there, and lets tokens be read as HTML. A page holds the bundle once, packed, for
-all its views, and stands in a notebook in a sandboxed frame. Whatever a token says, it can reach neither the notebook
+torch, asks the network whether it is there, and lets tokens be read as HTML. A page holds the bundle, packed, and
+stands in a notebook in a sandboxed frame. Whatever a token says, it can reach neither the notebook
 nor the network: the content policy names the hashes of the page's own scripts, and the frame has no origin.
 """
 
@@ -46,8 +46,8 @@ _STYLE = (
 _BUNDLE = Path("dist", "cdn", "iife.js")
 _DRAW = """const canvas = document.createElement("canvas");
   const flat = !(canvas.getContext("webgl2") || canvas.getContext("webgl"));
-  for (const [id, kind, props] of %s)
-    CircuitsVis.render(id, CircuitsVis[flat && kind === "AttentionPatterns" ? "AttentionHeads" : kind], props);"""
+  const [kind, props] = %s;
+  CircuitsVis.render("view", CircuitsVis[flat && kind === "AttentionPatterns" ? "AttentionHeads" : kind], props);"""
 """AttentionPatterns draws with WebGL; where the browser has none, the same patterns are shown as AttentionHeads."""
 _ENDINGS = (".html", ".htm")
 _LINE, _CHARACTERS = 26, 90
@@ -74,8 +74,23 @@ class View:
 
     @property
     def html(self) -> str:
-        """A whole page with the view, which opens with no network."""
-        return page({"view": self})
+        """A whole page with the view, which opens with no network.
+
+        Raises:
+            InputError: the circuitsvis package is not there.
+        """
+        drawn = [self.kind, {key: _rounded_list(one) for key, one in self.props.items()}]
+        data = json.dumps(strict(drawn), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+        code = unpacking_script(bundle(), name="CircuitsVis", then=_DRAW % data)
+        allowed = f"style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes(code, bundle())}"
+        return (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; {allowed}">\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>CircuitsVis</title>\n<style>{_STYLE}</style></head>\n"
+            f'<body>\n<h1>{html.escape(self.title)}</h1>\n<div id="view"></div>\n<script>{code}</script>\n'
+            "</body></html>\n"
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file that ends with .html, and return its path; folders are made.
@@ -205,36 +220,6 @@ def colored_tokens(
     return View(kind="ColoredTokens", props=props, height=height, title=title)
 
 
-def page(views: Mapping[str, View], *, title: str = "CircuitsVis") -> str:
-    """A whole page of views, the bundle in it once.
-
-    Args:
-        views: id of an element -> what is drawn in it.
-        title: of the page.
-
-    Raises:
-        InputError: a name that can be no id, or the circuitsvis package is not there.
-    """
-    body = "\n".join(
-        (f"<h1>{html.escape(view.title)}</h1>\n" if view.title else "") + f'<div id="{_element_id(name)}"></div>'
-        for name, view in views.items()
-    )
-    return closed_page(body, code=script(views), bundle=bundle(), title=title)
-
-
-def script(views: Mapping[str, View]) -> str:
-    """The content of one script that draws each view into the element of that id; the bundle is in it.
-
-    A content policy allows it by ``hashes(script(views), bundle())``.
-    """
-    drawn = [
-        [_element_id(name), view.kind, {key: _rounded_list(one) for key, one in view.props.items()}]
-        for name, view in views.items()
-    ]
-    data = json.dumps(strict(drawn), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return unpacking_script(bundle(), name="CircuitsVis", then=_DRAW % data)
-
-
 @cache
 def bundle() -> str:
     """The JavaScript of the components, which sets the global variable CircuitsVis.
@@ -263,18 +248,6 @@ def hashes(*scripts: str) -> str:
     """Return the hashes that a content policy must allow for some scripts and bundles."""
     digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-
-
-def closed_page(body: str, *, code: str, bundle: str, title: str) -> str:
-    """A whole page: a body, the script that fills it, and the policy that allows this script and its bundle alone."""
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes(code, bundle)}"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head>\n"
-        f"<body>\n{body}\n<script>{code}</script>\n</body></html>\n"
-    )
 
 
 def write_page(text: str, path: str | Path) -> Path:
@@ -427,12 +400,6 @@ def _head_names(names: Sequence[str], n: int) -> list[str]:
     if len(names) != n:
         raise InputError(f"there are {len(names)} names for {n} heads; need one each")
     return [_harmless_text(name, limit=16) for name in names]
-
-
-def _element_id(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
-        raise InputError(f"{name!r} can be no id of an element; need a letter, then letters, digits, - and _")
-    return name
 
 
 def _rounded_list(value: Any) -> Any:

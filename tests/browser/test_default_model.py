@@ -5,14 +5,12 @@ random_init=False, intervention_sequences=2, intervention_length=24), out=...)``
 left out, of run.json too.
 """
 
-import re
 from pathlib import Path
 
 import pytest
 
 from sink_lens.report.html import render
 
-SOME_TEXT = re.compile(r"[\s\S]{6}")
 RUN = Path(__file__).parent / "default_model"
 FIGURES = (*("scores", "circuit", "mass", "norms", "variance", "dims", "neurons", "qk", "mediation"), "amplification")
 
@@ -38,9 +36,6 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     assert "super neurons" in " ".join(page.locator("#circuit-figure svg").first.text_content().split())
     assert "weights_sha256" in page.locator("#provenance").text_content()  # folded
 
-    page.get_by_role("button", name="Open the views").click()
-    for name in ("view-heads", "view-tokens"):
-        page.locator(f"#{name}", has_text=SOME_TEXT).wait_for()
     assert found.quiet, vars(found)
 
 

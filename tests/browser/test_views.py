@@ -1,6 +1,7 @@
 """Views in a real browser, network off: they draw, they answer, and no token runs a script."""
 
 import numpy as np
+import pytest
 
 from sink_lens.records import read_run
 from sink_lens.report import views
@@ -31,20 +32,20 @@ def text_of(frame, selector):
     return frame.locator(selector).inner_text().replace("\u2060", "").replace("\xa0", " ")
 
 
-def test_every_view_draws_and_hostile_tokens_are_text(opened, tmp_path):
-    path = tmp_path / "views.html"
-    path.write_text(views.page(SHOWN), encoding="utf-8")
-    found = opened(path)
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_view_draws_and_hostile_tokens_are_text(name, opened, tmp_path):
+    found = opened(SHOWN[name].save(tmp_path / "view.html"))
     page = found.page
-    for name in SHOWN:
-        page.wait_for_selector(f"#{name} *")
-    page.locator("#tokens", has_text="evil").wait_for()
-    for text in AS_TEXT:
-        assert text in text_of(page, "#tokens")
-    page.wait_for_selector("#heads canvas")
-    assert HOSTILE[0][:12].replace(" ", "·") in text_of(page, "#heads")
-    for selector in ("#tokens span", "#heads canvas >> nth=1"):  # and what appears under the mouse
-        page.locator(selector).first.hover(force=True)
+    page.wait_for_selector("#view *")
+    if name == "tokens":
+        page.locator("#view", has_text="evil").wait_for()
+        for text in AS_TEXT:
+            assert text in text_of(page, "#view")
+    else:
+        page.wait_for_selector("#view canvas")
+        assert HOSTILE[0][:12].replace(" ", "·") in text_of(page, "#view")
+    hovered = "#view span" if name == "tokens" else "#view canvas >> nth=1"  # and what appears under the mouse
+    page.locator(hovered).first.hover(force=True)
     assert page.evaluate("window.hit") is None
     assert page.locator("img, iframe, svg[onload]").count() == 0
     assert found.quiet, vars(found)
