@@ -72,6 +72,10 @@ def derive_verdict(answers: "Answers") -> Verdict:
     raise AssertionError(given)
 
 
+Effect = Mapping[Hashable, Any] | None
+"""A row of ``effects``; None where there was nothing to intervene on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """The three answers about a link."""
@@ -85,10 +89,8 @@ def answers_of(
     primary: Statistic,
     *,
     floor: float,
-    necessary: Mapping[Hashable, Any] | None,
-    carries: Mapping[Hashable, Any] | None,
+    effects: tuple[Effect, Effect] | None,
     has_sink: bool,
-    intervened: bool,
     starts: bool = True,
     tells_sinks: bool = True,
     effect_floor: float = INTERVENTION_FLOOR,
@@ -98,10 +100,9 @@ def answers_of(
     Args:
         primary: the link's primary statistic.
         floor: what its interval must lie over.
-        necessary: the effect of the link's intervention; None where there was nothing to intervene on.
-        carries: the effect of mean ablating what it leads to; None likewise.
+        effects: the effect of the link's intervention, and that of mean ablating what it leads to, None where there
+            was nothing to intervene on; None where no interventions were made.
         has_sink: whether there is a sink; if not, only *present* has an answer.
-        intervened: whether interventions were made at all.
         starts: whether what the link starts from is there, in a model without a sink.
         tells_sinks: whether the sequences can show a sink at all; if not, nothing is answered no.
         effect_floor: what the interval of the intervention's share must lie over.
@@ -118,19 +119,21 @@ def answers_of(
         return Answers(present=present, necessary_or_sufficient="not applicable", carries="not applicable")
 
     if not tells_sinks:
-        untold: Answer = "undecided" if intervened else "not tested"
+        untold: Answer = "not tested" if effects is None else "undecided"
         return Answers(
             present="yes" if present == "yes" else "undecided", necessary_or_sufficient=untold, carries=untold
         )
 
-    def answer(row: Mapping[Hashable, Any] | None, least: float) -> Answer:
+    if effects is None:
+        return Answers(present=present, necessary_or_sufficient="not tested", carries="not tested")
+
+    def answer(row: Effect, least: float) -> Answer:
         """The answer of an intervention; no if the link has nothing to break."""
-        if not intervened:
-            return "not tested"
         if row is None:  # what is not there cannot make the sink that is
             return "no" if present == "no" else "undecided"
         return _ANSWER[intervention_verdict(row, floor=least)]
 
+    necessary, carries = effects
     return Answers(
         present=present,
         necessary_or_sufficient=answer(necessary, effect_floor),
@@ -204,10 +207,8 @@ def link_table(
         answers = answers_of(
             primary,
             floor=floor,
-            necessary=effect,
-            carries=carrying.get(link.name),
+            effects=(effect, carrying.get(link.name)) if rows_of else None,
             has_sink=has_sink,
-            intervened=bool(rows_of),
             starts=has_sink or starts or (link.can_start and measured == "present"),
             tells_sinks=told,
             effect_floor=effect_floor,

@@ -202,17 +202,15 @@ def measure(
     plan: MeasuringPlan,
     config: TraceConfig,
     own: Sequence[MakesReadings] = (),
-    progress: bool = False,
-    label: str = "measuring",
+    label: str | None = None,
     only: frozenset[str] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
-    loss: bool = True,
 ) -> Panel:
     """Every measure of every layer in one pass, at the positions, layers and dimensions of a plan.
 
     The panel's location is found in what was read; ``has_read_enough`` says whether the pass must be made
-    again. ``own`` makes the links' own readings, ``only`` names the readings to make, ``forced`` the growth steps to
-    assume. Without the ``loss`` nothing is unembedded.
+    again. ``own`` makes the links' own readings, ``only`` names the readings to make, ``label`` the progress bar (None
+    shows none), ``forced`` the growth steps to assume of a model with random weights, whose loss is not read.
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)
@@ -236,7 +234,7 @@ def measure(
         *r.output_readings(lens, sink_positions=sinks, positions=positions),
         *r.neuron_readings(lens, plan, positions=positions),
         *(reading for make in own for reading in make(one)),
-        *([r.loss_reading(lens)] if loss else []),
+        *([r.loss_reading(lens)] if forced is None else []),
     ]
     if only is not None:
         readings = [reading for reading in readings if reading.name in only]
@@ -248,8 +246,8 @@ def measure(
         rows=rows,
         kernel=config.kernel,
         batch_size=config.batch_size,
-        progress=progress,
-        label=label,
+        progress=label is not None,
+        label=label or "",
     )
     s1 = {place: moment.std().float().mean(-1) for place, moment in moments.items()}
     panel = Panel(
@@ -278,10 +276,8 @@ def scout_and_measure(
     *,
     config: TraceConfig,
     own: Sequence[MakesReadings] = (),
-    progress: bool = False,
-    label: str = "measuring",
+    label: str | None = None,
     only: frozenset[str] | None = None,
-    aim: Location | None = None,
     position: int | None = None,
     tell: TellsRates | None = None,
 ) -> Panel:
@@ -289,21 +285,19 @@ def scout_and_measure(
 
     The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and where these
     have none, position 0 is studied, whatever the scout saw. The second pass reads every sink position; a third is
-    needed only where the scout took a wrong position for the strongest. ``aim`` is where to look first, instead of
-    where the scout says. Where a ``position`` is given, it alone is studied, whether it has a sink or not. The first
-    scout calls ``tell``.
+    needed only where the scout took a wrong position for the strongest. Where a ``position`` is given, it alone is
+    studied, whether it has a sink or not. The first scout calls ``tell``.
     """
-    attention = lens.having("k")
+    attention, again_label = lens.having("k"), label and f"{label} again"
 
-    def measured(at: Location, label: str) -> Panel:
-        plan = at.plan(attention)
-        return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
+    def measured(at: Location, label: str | None) -> Panel:
+        return measure(lens, tokens, plan=at.plan(attention), config=config, own=own, label=label, only=only)
 
-    aim = scout(lens, tokens, config=config, position=position, tell=tell) if aim is None else aim
+    aim = scout(lens, tokens, config=config, position=position, tell=tell)
     panel = measured(aim, label)
     if position is not None:
         again = only is None and not has_read_enough(aim, at=panel.location, attention=attention)
-        return measured(panel.location, f"{label} again") if again else panel
+        return measured(panel.location, again_label) if again else panel
     sinks = panel.sinks(min_rate=config.min_sink_rate)
     again = not set(sinks) <= set(panel.sink_positions)
     if not sinks and panel.sink_positions != (0,):
@@ -312,8 +306,8 @@ def scout_and_measure(
         at = panel.location
         if sinks[0] not in panel.sink_positions:
             at = scout(lens, tokens, config=config, position=sinks[0])
-        aim, label = replace(at, sink_positions=sinks), f"{label} again"
-        panel = measured(aim, label)
+        aim = replace(at, sink_positions=sinks)
+        panel = measured(aim, again_label)
     if only is None and not has_read_enough(aim, at=panel.location, attention=attention):
-        panel = measured(panel.location, f"{label} again")
+        panel = measured(panel.location, again_label)
     return panel

@@ -269,7 +269,7 @@ class _Asked:
 
     def measured(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
         """Measure some sequences, with the readings of all links; ``how`` goes to ``scout_and_measure``."""
-        asked = {"config": self.config, "own": self.own, "progress": self.progress, "label": label}
+        asked = {"config": self.config, "own": self.own, "label": label if self.progress else None}
         return scout_and_measure(self.lens, batch, **asked | how)
 
 
@@ -447,9 +447,9 @@ def _baseline(asked: _Asked, located: summary.Located) -> tuple[LensModel, Panel
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
-    at = {"plan": aim.plan(untrained.having("k")), "forced": spans, "own": asked.own, "loss": False}
-    label = "random-init baseline"
-    return untrained, measure(untrained, batch, config=config, progress=asked.progress, label=label, **at)
+    label = "random-init baseline" if asked.progress else None
+    at = {"plan": aim.plan(untrained.having("k")), "forced": spans, "own": asked.own, "label": label}
+    return untrained, measure(untrained, batch, config=config, **at)
 
 
 def _room_for_baseline(

@@ -268,8 +268,7 @@ def test_the_documentation_prints_the_table_of_verdicts():
 
 def test_a_link_is_not_failed_by_the_absence_of_what_it_starts_from():
     absent = statistic(NAN, NAN, estimate=NAN, absent=True, no_source=True)
-    given = {"floor": 1.0, "necessary": effect("x", low=0.0, high=0.1), "carries": None, "has_sink": True}
-    found = answers_of(absent, intervened=True, **given)
+    found = answers_of(absent, floor=1.0, effects=(effect("x", low=0.0, high=0.1), None), has_sink=True)
     assert set(dataclasses.astuple(found)) == {"not applicable"}
     assert derive_verdict(found) == "not applicable"
 
@@ -277,14 +276,14 @@ def test_a_link_is_not_failed_by_the_absence_of_what_it_starts_from():
 def test_what_is_not_there_makes_no_sink_and_carries_may_still_be_yes():
     absent = statistic(NAN, NAN, estimate=NAN, absent=True)
     carries = effect("x", low=0.8, high=0.9)
-    found = answers_of(absent, floor=1.0, necessary=None, carries=carries, has_sink=True, intervened=True)
+    found = answers_of(absent, floor=1.0, effects=(None, carries), has_sink=True)
     assert dataclasses.astuple(found) == ("no", "no", "yes")
-    alone = answers_of(absent, floor=1.0, necessary=None, carries=None, has_sink=True, intervened=False)
+    alone = answers_of(absent, floor=1.0, effects=None, has_sink=True)
     assert dataclasses.astuple(alone) == ("no", "not tested", "not tested")
 
 
 def test_without_a_sink_only_presence_is_answered():
-    given = {"floor": 1.0, "necessary": effect("x"), "carries": effect("x"), "intervened": True}
+    given = {"floor": 1.0, "effects": (effect("x"), effect("x"))}
     found = answers_of(statistic(2.0, 3.0), has_sink=False, **given)
     assert dataclasses.astuple(found) == ("yes", "not applicable", "not applicable")
     nothing = answers_of(statistic(2.0, 3.0), has_sink=False, starts=False, **given)

@@ -115,11 +115,21 @@ def test_the_norm_ratio_is_before_layer_0_and_after_each_layer():
 # --- aiming again
 
 
-def test_a_scout_that_looked_elsewhere_is_put_right():
+def aim_first_at(location, monkeypatch):
+    """Let the scout say this, unless it is sent to a position."""
+
+    def wrong(*args, position=None, **given):
+        return location if position is None else scout(*args, position=position, **given)
+
+    monkeypatch.setattr("sink_lens.chain.measure.scout", wrong)
+
+
+def test_a_scout_that_looked_elsewhere_is_put_right(monkeypatch):
     tokens = tokens_with_bos(at=5)
     right = scout_and_measure(planted_lens(), tokens, config=CONFIG, own=OWN)
     wrong = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
-    found = scout_and_measure(planted_lens(), tokens, config=CONFIG, own=OWN, aim=wrong)
+    aim_first_at(wrong, monkeypatch)
+    found = scout_and_measure(planted_lens(), tokens, config=CONFIG, own=OWN)
     assert found.location == right.location
     assert found.location.sink_positions == (5,)
     assert found.location.sink_found
@@ -127,7 +137,7 @@ def test_a_scout_that_looked_elsewhere_is_put_right():
     torch.testing.assert_close(found["key_cosine"], right["key_cosine"], equal_nan=True)
 
 
-def test_a_second_sink_that_the_scout_missed_is_read_too():
+def test_a_second_sink_that_the_scout_missed_is_read_too(monkeypatch):
     tokens = tokens_with_bos()
     tokens.tokens[:, 4] = truth().bos_id  # a second BOS takes part of the mass
     config = replace(CONFIG, threshold=0.2)
@@ -135,7 +145,8 @@ def test_a_second_sink_that_the_scout_missed_is_read_too():
     assert set(right.location.sink_positions) == {0, 4}
     aim = scout(planted_lens(), tokens, config=config)
     blind = replace(aim, sink_positions=aim.sink_positions[:1])
-    assert scout_and_measure(planted_lens(), tokens, config=config, aim=blind).location == right.location
+    aim_first_at(blind, monkeypatch)
+    assert scout_and_measure(planted_lens(), tokens, config=config).location == right.location
 
 
 # --- long sequences
