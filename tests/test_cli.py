@@ -51,8 +51,7 @@ def traced(monkeypatch):
     said = lambda config, passes: f"{config.sequences} sequences of {config.length} tokens"  # noqa: E731
     monkeypatch.setattr("sink_lens.estimate.estimate", said)
     monkeypatch.setattr("sink_lens.estimate.cost_table", lambda cost: cost)
-    monkeypatch.setattr("sink_lens.chain.terminal.brief", lambda result, *, conclusion: f"{conclusion}.")
-    monkeypatch.setattr("sink_lens.report.html.conclusion", lambda folder: f"The sink of {folder}")
+    monkeypatch.setattr("sink_lens.chain.terminal.brief", lambda result: f"The sink of {result.folder}.")
     return calls
 
 

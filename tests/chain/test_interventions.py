@@ -215,7 +215,7 @@ def test_a_model_without_bos_was_not_tried_with_it(planted_at, config):
     found = made(planted_at(), config).tables["placement"]
     kind = kind_of(found)
     said = bound_to(kind, bos=True)
-    assert (kind, said) == ("token", "it comes where BOS stands, and an ordinary token at position 0 brings none")
+    assert (kind, said) == ("token", "BOS makes it wherever it stands")
     ordinary = found[found["token"] == "ordinary"]
     for is_sink, kind in ((True, "positional"), (False, "no sink")):
         assert kind_of(ordinary.assign(is_sink=is_sink & (ordinary["position"] == 0))) == kind

@@ -123,7 +123,7 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     pattern = found.tensors("patterns")["pattern"]
     assert (pattern.shape, pattern.dtype) == ((3, 4, 20, 20), np.uint8)
     assert np.array_equal(np.triu(pattern, 1), np.zeros_like(pattern))
-    assert text_of(brief(result, conclusion="The answer"))
+    assert text_of(brief(result))
 
 
 def test_without_growth_and_without_neurons_the_report_is_drawn_and_their_table_is_typed(tmp_path):
@@ -168,7 +168,7 @@ def test_the_planted_chain_is_found(tmp_path):
     assert over.mean() == pytest.approx(value_of["logit_advantage_nats"], rel=1e-4)
     share = split["dimension"].mean() / split[["dimension", "rest", "bias"]].dropna().sum(axis=1).mean()
     assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
-    assert "attention sink at position 0" in text_of(brief(result, conclusion=""))
+    assert "Position 0 is the attention sink" in text_of(brief(result))
 
 
 def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
@@ -181,7 +181,7 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
     verdicts = result.links.groupby("link")["verdict"].first()
     assert {verdicts[name] for name in CHAIN} == {"not applicable"}
     check_folder(tmp_path / "run")
-    assert "no attention sink was found" in text_of(brief(result, conclusion=""))
+    assert "No position is an attention sink" in text_of(brief(result))
     assert "no attention sink so far: position 1 comes nearest, with one in 1% of heads on all 8 seq" in caplog.text
 
 
@@ -258,7 +258,7 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
     summary = result.tables["summary"].set_index("quantity")
     if length < 8:
         assert pd.isna(summary.loc["sink_rate", "value"])
-        assert "too short to tell" in text_of(brief(result, conclusion=""))
+        assert "too short to tell" in text_of(brief(result))
     if length < 9:
         assert "fails" not in set(result.links.loc[result.links["link"] == "variance_neurons", "verdict"])
         assert result.tables["layers"]["norm_ratio"].isna().all()
@@ -331,10 +331,10 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
     assert links.loc["aggregation_variance", "intervened"] == "fails"  # its sink is a token, no variance
     assert links.loc["aggregation_variance", "verdict"] == "fails"
     assert (cut_whole.links["statistic"] == "intervention_share").sum() == 6
-    said = text_of(brief(cut_whole, conclusion="The answer"))
-    assert said.startswith("The answer.\n")
+    said = text_of(brief(cut_whole))
+    assert said.startswith("Position 0 is the attention sink (")
     assert len(said.splitlines()) <= 30
-    for text in ("attention sink at position", "remove", "Links, and the sink", "Position or token?"):
+    for text in ("of heads have the sink at position 0", "remove", "Links, and the sink", "nats of loss"):
         assert text in said
 
 
@@ -374,7 +374,7 @@ def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
     assert not {"holds", "fails"} & {*result.links["verdict"]}
     assert (result.links["verdict"] == "not applicable")[~applies].all()
     assert set(result.links["intervened"]) == {"no intervention"}
-    assert text_of(brief(result, conclusion=""))
+    assert text_of(brief(result))
 
 
 # --- refused, and nothing is left behind

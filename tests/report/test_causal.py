@@ -8,7 +8,6 @@ import pytest
 from sink_lens.chain.page import tables as pages
 from sink_lens.chain.page.figures import amplification_curve, mediation_matrix
 from sink_lens.chain.summary import causal_rows
-from sink_lens.chain.terminal import _makers_line
 from sink_lens.errors import RunError
 from sink_lens.schema import ALL_STEPS
 
@@ -109,14 +108,3 @@ def test_a_page_says_why_a_causal_table_is_empty(monkeypatch, effects, is_sink, 
     monkeypatch.setattr(pages, "find_story", lambda of: SimpleNamespace(is_sink=is_sink))
     with pytest.raises(RunError, match=said):
         pages.causal_table(run, "mediation", [])
-
-
-def test_a_set_of_makers_is_told_once_and_beside_chance():
-    row = {"set": "half", "control_of": "", "size": 1, "parts": "embedding 1", "target": "sink", "removed": 0.9}
-    row |= {"ci_low": 0.8, "ci_high": 0.95, "control_largest": 0.1, "n_controls": 5}
-    row |= {"baseline_loss_nats": 4.0, "loss_nats": 5.0}
-    assert str(_makers_line(row)) == "Switching off 1 part removes 90% [80%, 95%]: embedding of token 1"
-    chance = row | {"size": 2, "parts": "1.2, 1.3", "control_largest": 0.85, "target": "outlier dimensions"}
-    said = str(_makers_line(chance))
-    removes = "Switching off 2 parts removes 90% [80%, 95%] of the outlier dimensions, no more than chance"
-    assert said == f"{removes}: L1.N2, L1.N3"

@@ -272,8 +272,8 @@ def test_nothing_but_the_page_is_written(tmp_path):
     [
         "SmolLM2-135M-Instruct (synthetic)",
         "Position 0 is the attention sink",
-        "74.2% of all heads give position 0 a sink score above the threshold 0.3",
-        "72.1% to 76.3%",
+        "of heads have the sink at position 0, at threshold 0.3",
+        "[72%, 76%]",
         "Outlier dimension of that token: 378.",
         "in 2 steps: layers 1 to 2 (×28.2) and layer 11 (×3.5)",
         "4 super neurons: L1.N34, L11.N300, L1.N77 and L11.N15",

@@ -97,17 +97,8 @@ _NEEDED = {
 
 
 def headline(story: Story) -> list[str]:
-    """The run in plain words, a sentence for each thing that was found."""
+    """What was found at the sink, a sentence for each thing; its rate is in ``first_numbers``."""
     sentences = []
-    if story.sink_rate is not None:
-        over = "the threshold (not recorded)" if story.threshold is None else f"the threshold {story.threshold:g}"
-        rate = f"{story.sink_rate:.1%} of all heads give position {story.position} a sink score above {over}"
-        bounds = story.sink_interval
-        if bounds is not None and not any(math.isnan(end) for end in bounds):
-            rate += f" (interval over sequences: {bounds[0]:.1%} to {bounds[1]:.1%})"
-        if story.having is not None:
-            rate += ", in the {} of {} sequences that have the sink".format(*story.having)
-        sentences.append(f"{rate}.")
     if story.others:
         sentences.append(f"Further sink positions: {listed(story.others)}.")
     if story.dimensions is not None:
@@ -162,7 +153,8 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
         has = f"have the sink at position {story.position}{over}"
         if not story.is_sink and story.threshold is not None:
             has = f"have a sink score above {story.threshold:g} at position {story.position}"
-        found.append((f"{story.sink_rate:.0%}", f"of heads {has}{where}"))
+        bounds = interval(*(story.sink_interval or (np.nan, np.nan)), shown=percent)
+        found.append((f"{story.sink_rate:.0%}", f"of heads {has}{where} {bounds}".rstrip()))
     columns = ["set", "control_of", "size", "parts", "removed", "target", "ci_low", "ci_high", "control_largest", "n"]
     makers = run.optional("maker_sets", columns=columns)
     if makers is not None:

@@ -38,23 +38,9 @@ FEWEST = 4
 
 _VIEWS_DIFFER = 0.2
 """The makers and the super neurons differ where they remove shares that differ by more than this."""
-_BOUND_TO = {
-    "positional": "it comes at position 0 with BOS and with an ordinary token there, and BOS inside brings none",
-    "positional, not BOS": "an ordinary token at position 0 brings it; BOS brings none, there or inside",
-    "token": "it comes where BOS stands, and an ordinary token at position 0 brings none",
-    "position or token": "an ordinary token at position 0 brings it, and BOS wherever it stands",
-    "position and token": "it needs BOS at position 0",
-    "own position": "any token at its position brings it, and its own token elsewhere brings none",
-    "own token": "it comes where its token stands, and another token at its position brings none",
-    "own position or token": "any token at its position brings it, and so does its own token elsewhere",
-    "own position and token": "it needs its own token at its own position",
-    "some tokens": "some tokens at its position bring it and others do not",
-    "no sink": "neither position 0 nor BOS brings one on these sequences",
-    "undecided": "the sequences are too short to tell",
-}
-_WITHOUT_BOS = {
-    "positional": "an ordinary token at position 0 brings it; there is no BOS token to try",
-    "no sink": "position 0 brings none on these sequences; there is no BOS token to try",
+_UNBOUND = {
+    "no sink": "Neither position 0 nor BOS brings one on these sequences",
+    "undecided": "The sequences are too short to tell",
 }
 
 
@@ -304,7 +290,8 @@ def bound_to(kind: str, *, bos: bool) -> str:
 
     ``bos`` says whether sequences with a BOS token were tried.
     """
-    return _BOUND_TO[kind] if bos else _WITHOUT_BOS.get(kind, _BOUND_TO[kind])
+    said = BOUND.get(kind) or _UNBOUND[kind]
+    return said if bos else f"{said}; there is no BOS token to try"
 
 
 def first_parts(parts: str, most: int = 8) -> str:

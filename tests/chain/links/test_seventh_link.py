@@ -51,7 +51,7 @@ def test_it_is_intervened_on_and_frozen(tables):
 
 def test_it_is_shown_in_the_terminal(traced):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(brief(traced, conclusion=""))
+    console.print(brief(traced))
     assert "toy" in console.export_text()
 
 
