@@ -146,11 +146,11 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     """
     story, found = find_story(run), []
     if story.sink_rate is not None:
-        over = "" if story.threshold is None else f", at threshold {story.threshold:g}"
+        over = "a threshold (not recorded)" if story.threshold is None else f"threshold {story.threshold:g}"
         n = run.provenance.get("sequences")
         where = "" if n is None else f", in {plural(n, 'sequence')}"
         where = where if story.having is None else ", in {} of {} sequences".format(*story.having)
-        has = f"have the sink at position {story.position}{over}"
+        has = f"have the sink at position {story.position}, at {over}"
         if not story.is_sink and story.threshold is not None:
             has = f"have a sink score above {story.threshold:g} at position {story.position}"
         bounds = interval(*(story.sink_interval or (np.nan, np.nan)), shown=percent)
