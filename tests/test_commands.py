@@ -213,12 +213,8 @@ COMMANDS = {
     "card two": Asked(
         "MODEL-1 RANDOM",
         "From MODEL-1 to MODEL: loss.*quantity +first +second +change",
-        "run report sentence by within_bound changes",
-    ),
-    "card --by": Asked(
-        "bos RANDOM",
-        "bound of 0.25 nats",
-        page=("nats, from the first model to the other BOS condition", "within the bound of 0.25 nats"),
+        "run report sentence within_bound changes",
+        ("The loss changes by", "within the bound of 0.25 nats"),
     ),
     "card many": Asked("trace card RANDOM", "model +sink rate", "columns rows", writes=False),
     "card worse": Asked("MODEL worse --tokens random --sequences 4 --length 24", "lm_head.weight", code=1),
