@@ -13,7 +13,7 @@ from ..records import read_run
 from ..text import interval as interval_text
 from ..text import listed, percent, words
 from .links import LINKS
-from .page.story import find_story, first_numbers, headline
+from .page.story import find_story, headline, headline_numbers
 from .page.words import why_undecided
 from .summary import too_short
 
@@ -44,7 +44,7 @@ def answer(trace: "Trace") -> dict[str, Any]:
 def brief(trace: "Trace") -> RenderableType:
     """The answer in at most 30 lines: the conclusion, the page's numbers and sentences, a line per link."""
     run = read_run(trace.folder)
-    story, numbers = find_story(run), [" ".join(one) for one in first_numbers(run)]
+    story, numbers = find_story(run), [" ".join(one) for one in headline_numbers(run)]
     if story.sink_rate is None:
         numbers = [f"{too_short(trace.config.threshold)}."]
     said = [Text(f"{trace.sentences[0]}\n", style="bold"), Text("\n".join([*numbers, *headline(story)]) + "\n")]

@@ -97,7 +97,7 @@ _NEEDED = {
 
 
 def headline(story: Story) -> list[str]:
-    """What was found at the sink, a sentence for each thing; its rate is in ``first_numbers``."""
+    """What was found at the sink, a sentence for each thing; its rate is in ``headline_numbers``."""
     sentences = []
     if story.others:
         sentences.append(f"Further sink positions: {listed(story.others)}.")
