@@ -60,6 +60,14 @@ def test_an_amplification_that_only_takes_attention_away_is_not_said_to_add_most
         assert said in see
 
 
+def test_a_row_of_freezes_in_which_no_sink_was_made_is_said_to_be_empty(tmp_path):
+    rows = {"intervention": ["isolation", "natural"], "frozen": "neurons", "step": 0, "layers_from": 1, "layers_to": 2}
+    rows |= {"surviving_share": [float("nan"), 0.1], "control_surviving_share": 1.0}
+    for frame, empty in ((rows, True), (rows | {"surviving_share": [0.2, 0.1]}, False)):
+        see, _ = trace_page._matrix(a_run(tmp_path / str(empty), "trace", mediation=frame))
+        assert ("Where the row is empty, the intervention made no sink." in see) == empty
+
+
 def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
     patches = {"layer": [0, 1, 2, 3], "effect": [-10.0, -9.8, 9.9, -9.0], "changed": True}
     run = a_run(tmp_path / "run", "patch", config={"metric": "loss"}, patches=patches)

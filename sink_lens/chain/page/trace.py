@@ -198,7 +198,8 @@ def _circuit(run: Run) -> tuple[str, Figure]:
     else:
         see = (
             "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower "
-            "it. The explorer below has every path."
+            "it. Boxes of heads count those with a sink in layers after a growth step. The explorer below has every "
+            "path."
         )
     return see, drawn.draw()
 
@@ -272,6 +273,7 @@ def _amplification(run: Run) -> tuple[str, Figure]:
     table = figures.with_changes(table)
     first = table.iloc[0]
     best = table.loc[table["centre"] != "none"].sort_values("change", ascending=False, kind="stable").iloc[0]
+    layers = str(first["read_layers"])
     most = f"No factor adds as much as {_LEAST_ADDED:g}"
     if best["change"] >= _LEAST_ADDED:
         most = (
@@ -280,8 +282,9 @@ def _amplification(run: Run) -> tuple[str, Figure]:
         )
     see = (
         f"Position {first['target_position']}: its aggregated values are moved away from a mean by a factor, up to "
-        f"the end of the first growth step, and its attention is read in layers {first['read_layers']}. {most}. Zero: "
-        "the attention without an edit. The norm-only line is the control: scaling alone should bring no sink."
+        f"the end of the first growth step, and its attention is read in layer{'s' * (not layers.isdecimal())} "
+        f"{layers}. {most}. Zero: the attention without an edit. The norm-only line is the control: scaling alone "
+        "should bring no sink."
     )
     return see, figures.amplification_curve(table)
 
@@ -307,8 +310,10 @@ def _matrix(run: Run) -> tuple[str, Figure]:
         "intervention. "
     )
     if leaving:
-        see += f"Another path exists beside {' and '.join(leaving)}: most of a sink survives there."
-    return see, figures.mediation_matrix(table)
+        see += f"Another path exists beside {' and '.join(leaving)}: most of a sink survives there. "
+    if bool(table["surviving_share"].isna().any()):
+        see += "Where the row is empty, the intervention made no sink."
+    return see.rstrip(), figures.mediation_matrix(table)
 
 
 _CAUSAL_FIGURES = (
