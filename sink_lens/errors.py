@@ -122,3 +122,8 @@ def check_home(path: str | os.PathLike[str], *, what: str) -> None:
 def is_own_name(name: str) -> bool:
     """Check whether a listed name is a plain file name, and no path that leads out of the folder."""
     return name not in ("", ".", "..") and Path(name).name == name and name.isprintable()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if there is no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

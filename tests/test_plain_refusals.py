@@ -19,7 +19,7 @@ from sink_lens.circuits.pairs import read_pairs
 from sink_lens.configuration import parse_setting
 from sink_lens.data.corpora import read_text, texts_of
 from sink_lens.data.described import read_settings
-from sink_lens.errors import InputError, ModelError
+from sink_lens.errors import InputError, ModelError, first_line
 from sink_lens.models.header import read_header
 from sink_lens.models.headnorm import HeadNormConfig
 from sink_lens.models.tiny import tiny_tokenizer
@@ -164,3 +164,9 @@ def test_settings_that_would_be_read_for_ever_are_refused_at_once(content, tmp_p
 def test_a_setting_of_many_parts_is_a_text():
     assert parse_setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
     assert parse_setting("x=" + "[" * 50_000)[0] == "x"
+
+
+def test_an_error_of_another_library_without_a_message_is_named():
+    assert [first_line(one) for one in (RuntimeError(), ValueError("\n"), OSError("a\nb"))] == [
+        "RuntimeError", "ValueError", "a",
+    ]  # fmt: skip

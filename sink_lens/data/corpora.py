@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sink_lens.data.cache import from_home
-from sink_lens.errors import InputError, check_regular
+from sink_lens.errors import InputError, check_regular, first_line
 
 _BUNDLED = "moby_dick.txt"
 _COLUMN = "text"
@@ -165,8 +165,9 @@ def _readable_errors(what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{what} ({first}); need text in its column '{_COLUMN}'. Check the name.") from error
+        raise InputError(
+            f"{what} ({first_line(error)}); need text in its column '{_COLUMN}'. Check the name."
+        ) from error
 
 
 def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
@@ -223,8 +224,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
             for batch in file.iter_batches(batch_size=64, columns=columns or None):
                 yield from _texts_of_rows(batch.to_pylist(), what=str(path))
     except (pyarrow.ArrowException, OSError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} cannot be read ({first}); need a whole file. Write it again.") from error
+        raise InputError(f"{path} cannot be read ({first_line(error)}); need a whole file. Write it again.") from error
 
 
 def _unix_newlines(text: str) -> str:

@@ -175,7 +175,6 @@ def _write(
 ) -> None:
     """Write the two splits and their manifest into an empty folder."""
     dtype = np.dtype("<u2" if settings["vocab_size"] <= 1 << 16 else "<u4")
-    digest = hashlib.sha256()
     n_documents = n_ids = 0
     stream = folder / "stream"
     backend = _plain_tokenizer(tokenizer)
@@ -187,7 +186,6 @@ def _write(
                 file.write(ids.tobytes())
                 n_ids += len(ids)
                 n_documents += 1
-                _hash_text(digest, text)
                 bar.update(len(text))
     body = settings["length"] - (settings["bos"] is not None)
     n_sequences = n_ids // body
@@ -206,7 +204,6 @@ def _write(
     content = {
         "format": _FORMAT,
         **settings,
-        "text_sha256": digest.hexdigest(),
         "documents": n_documents,
         "left_out": n_ids - n_sequences * body,
         **{split: {"sequences": sizes[split], "hash": hashes[split]} for split in _SPLITS},
@@ -250,13 +247,6 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _hash_text(digest: Any, text: str) -> None:
-    """Add a document's length and text to a hash."""
-    content = text.encode()
-    digest.update(f"{len(content)}:".encode())
-    digest.update(content)
 
 
 def _checked_manifest(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import ModelError, is_own_name
+from ..errors import ModelError, first_line, is_own_name
 from ..text import json_value
 from .evaluating import evaluating, uncompiled
 from .families import TEXT_PART, family_of, family_of_model
@@ -251,9 +251,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
         need = "a model that runs as transformers and as TransformerLens have it"
         if plain.dtype != torch.float32:
             need = "a type in which both the plain model and TransformerLens run. Use float32"
-        raise ModelError(
-            f"a forward pass in {plain.dtype} fails ({str(error).splitlines()[0]}); need {need}"
-        ) from error
+        raise ModelError(f"a forward pass in {plain.dtype} fails ({first_line(error)}); need {need}") from error
     finally:
         set_attention(plain, kernel)
     if not bool(expected.isfinite().all()):

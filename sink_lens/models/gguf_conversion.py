@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError, check_regular
-from .header import first_line, read_gguf
+from ..errors import ModelError, check_regular, first_line
+from .header import read_gguf
 
 _MAGIC = b"GGUF"
 _ROOM = 32_000_000

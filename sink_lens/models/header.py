@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ..data.described import Described
-from ..errors import InputError, ModelError, check_regular
+from ..errors import InputError, ModelError, check_regular, first_line
 from ..text import json_value
 from .families import TEXT_PART, family_of
 from .family import Family
@@ -263,12 +263,6 @@ def read_folder(folder: Path) -> Header | None:
         has_tokenizer=any((folder / name).is_file() for name in _TOKENIZERS),
         architecture=architecture,
     )
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type if there is no message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _tensor_shapes(file: Path) -> dict[str, list[int]]:

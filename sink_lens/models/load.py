@@ -30,13 +30,13 @@ from transformers.utils import logging as of_transformers
 from transformers.utils.hub import cached_file
 
 from ..data.cache import from_home
-from ..errors import InputError, ModelError, check_name
+from ..errors import InputError, ModelError, check_name, first_line
 from ..schema import DEFAULT_MODEL
 from . import checks
 from .adapters import check_no_adapter
 from .bundled import bundled_gguf, converted_folder
 from .families import TEXT_PART
-from .header import first_line, read_folder
+from .header import read_folder
 from .lens import LensModel
 from .offload import parameters_of
 from .private_apis import LENIENT, choose_no_kernel, set_attention

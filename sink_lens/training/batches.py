@@ -12,7 +12,7 @@ from ..data.cache import cache_folder, locked, new_folder, write_manifest
 from ..data.corpora import text_hash, texts_of
 from ..data.packing import pack
 from ..data.vocabulary import train_vocabulary
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..models.bundled import bundled_gguf, converted_folder
 from ..schema import DEFAULT_MODEL
 from .config import TrainConfig
@@ -121,9 +121,8 @@ def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # tokenizers raises a bare Exception
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"the tokenizer {config.tokenizer} cannot be read ({first}); need bpe, a folder that "
+            f"the tokenizer {config.tokenizer} cannot be read ({first_line(error)}); need bpe, a folder that "
             f"save_pretrained wrote, {DEFAULT_MODEL}, or a hub name and a network"
         ) from error
 
