@@ -310,8 +310,8 @@ def sentence_of(circuits: pd.DataFrame) -> str:
     return (
         f"On {n:,} models ({tasks} tasks in {families} families), {false:,} of {edges:,} core edges are *false*: they "
         f"are no part of the mechanism. The false edges are in {wrong} of {len(core)} combinations of task and family. "
-        f"The core lacks {lacks:.0%} of the needed edges. On {len(WHOLE)} seeds, real patches confirm "
-        f"{core['real'].sum():,.0f} core edges, of which {core['real_false'].sum():,.0f} are false."
+        f"The core lacks {lacks:.0%} of the needed edges. On {len(WHOLE)} seeds, we also patched core edges for "
+        f"real: of {core['real'].sum():,.0f} confirmed edges, {core['real_false'].sum():,.0f} are false."
     )
 
 
@@ -339,8 +339,9 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "AUROC of the default method, `eap-ig`, for each ablation; in brackets, of exact patches. One column has the",
-        "method `gim`. The last three columns count core edges, false core edges, and the share of needed edges that",
+        "Each cell has the AUROC of the default method, `eap-ig`, and in brackets that of exact patches. One",
+        "column has the method `gim`.",
+        "The last three columns count core edges, false core edges, and the share of needed edges that",
         "the core lacks.",
         "",
         "| mechanism | resample | mean | zero | zero, gim | core edges | false | lacks |",

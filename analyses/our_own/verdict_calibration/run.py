@@ -243,7 +243,7 @@ def markdown(counts: pd.DataFrame) -> str:
         "Wrong answers for each link and question. *At most* is the upper bound of the rate, at 95% confidence.",
         "*Undecided* is not wrong.",
         "",
-        "| link | question | there, said *no* | undecided | not there, said *yes* |",
+        "| link | question | truth *yes*, said *no* | truth *yes*, *undecided* | truth *no*, said *yes* |",
         "| --- | --- | --- | --- | --- |",
     ]
     for link in LINKS:
@@ -255,8 +255,8 @@ def markdown(counts: pd.DataFrame) -> str:
             lines.append(f"| {link.replace('_', ' ')} | {question.replace('_', ' ')} | {' | '.join(cells)} |")
     lines += [
         "",
-        "Right answers of all answers, for each model. *Makers* is right with an F1 of at least 0.95. For each link,",
-        "the truth stands before the numbers. `!` counts wrong answers, `?` counts undecided answers.",
+        "The number of right answers and of all answers, for each model. *Makers* is right with an F1 of .95 or more.",
+        "For each link, the truth stands before the numbers. `!` counts wrong answers, `?` counts undecided answers.",
         "",
         f"| | model | sink | headline | makers | {' | '.join(link.replace('_', ' ') for link in LINKS)} |",
         f"| {' | '.join(['---'] * (5 + len(LINKS)))} |",
