@@ -6,45 +6,25 @@ cache gives, one token after the other.
 """
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from ..errors import InputError
 from .constructors import At, Edit, EditError, edit
 
 
-def first_tokens(n: int, *, sequences: int, length: int) -> Bool[Tensor, "batch position"]:
-    """The first n tokens of every sequence, as tokens to keep."""
-    return (torch.arange(length) < n).expand(sequences, length)
-
-
-def evictions(length: int, *, size: int) -> Int[Tensor, " query"]:
-    """Number of tokens that a cache of ``size`` tokens, the query's own included, has evicted at each query."""
-    return (torch.arange(length) + 1 - size).clamp(min=0)
-
-
-def ranks(kept: Bool[Tensor, "batch position"]) -> Int[Tensor, "batch position"]:
-    """Number of evictable tokens before each token, which is its place in the order of eviction."""
-    return (~kept).long().cumsum(1) - (~kept).long()
-
-
 def seen_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Tensor, "batch query key"]:
     """The keys that each query sees: itself and earlier tokens that are kept or not evicted yet.
 
     Args:
-        kept: True at tokens that are never evicted.
+        kept: True at tokens that are never evicted, fewer in each sequence than the cache holds.
         size: tokens in the cache, the query's own included.
-
-    Raises:
-        InputError: a sequence keeps as many tokens as the cache holds, or more.
     """
-    most = int(kept.sum(1).max())
-    if size <= most:
-        raise InputError(f"a cache of {size} tokens cannot keep {most} of them; need a larger cache, or fewer kept")
     length = kept.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    still = ranks(kept)[:, None] >= evictions(length, size=size)[:, None]
-    return causal & (still | kept[:, None])
+    evicted = (torch.arange(length) + 1 - size).clamp(min=0)  # tokens that have left the cache, at each query
+    rank = (~kept).long().cumsum(1) - (~kept).long()  # tokens that leave it before each token
+    return causal & ((rank[:, None] >= evicted[:, None]) | kept[:, None])
 
 
 def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: str = "") -> Edit:
@@ -68,7 +48,7 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
         """Mask the keys that a cache of this size has evicted."""
         length = at.valid.shape[1]
         if isinstance(keep, int):
-            kept = first_tokens(keep, sequences=1, length=length)
+            kept = (torch.arange(length) < keep)[None]
         else:
             if keep.shape != (at.n_sequences, length):
                 raise EditError(

@@ -176,25 +176,15 @@ def kind_of(name: str, *, site: str) -> Kind:
     return kind
 
 
-def _make_zero(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that sets the part to 0."""
-    from .constructors import zero
+def _constructor(name: str, *options: str) -> Make:
+    """Make edits by a function of ``constructors`` that takes these options behind the site."""
 
-    return zero(spec.part.site, **spec.arguments)
+    def make(spec: EditSpec, refs: "References") -> "Edit":
+        from . import constructors
 
+        return getattr(constructors, name)(spec.part.site, *map(spec.options.get, options), **spec.arguments)
 
-def _make_scale(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that multiplies the part by a factor."""
-    from .constructors import scale
-
-    return scale(spec.part.site, spec.options["factor"], **spec.arguments)
-
-
-def _make_set(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that sets the part to a number."""
-    from .constructors import set_value
-
-    return set_value(spec.part.site, spec.options["factor"], **spec.arguments)
+    return make
 
 
 def _make_add(spec: EditSpec, refs: "References") -> "Edit":
@@ -301,14 +291,14 @@ def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
 
 
 KINDS: Mapping[str, Kind] = {
-    "zero": Kind(meaning="set to 0", make=_make_zero),
+    "zero": Kind(meaning="set to 0", make=_constructor("zero")),
     **{name: Kind(meaning=f"set to {meaning}", make=_make_mean, by_token=True) for name, meaning in MEANS.items()},
     "resample": Kind(
         meaning="another sequence's values at the same positions", make=_make_resample, takes=("seed",), by_token=True
     ),
-    "scale": Kind(meaning="times a factor", make=_make_scale, takes=("factor",)),
+    "scale": Kind(meaning="times a factor", make=_constructor("scale", "factor"), takes=("factor",)),
     "add": Kind(meaning="plus a factor times the vector of a file", make=_make_add, takes=("factor", "vector")),
-    "set": Kind(meaning="set to a number", make=_make_set, takes=("factor",)),
+    "set": Kind(meaning="set to a number", make=_constructor("set_value", "factor"), takes=("factor",)),
     "isolate": Kind(
         meaning="the mask shows the token only itself", make=_make_isolation, site="scores", first_position=1
     ),

@@ -35,7 +35,7 @@ from ..models.lens import LensModel
 from ..models.running import block_of_passes
 from ..models.sites import SITES
 from .baseline_run import BaselineRun
-from .cells import Cell, Touches, cone, ends_before, from_layer
+from .cells import Cell, Touches, cell_of, cone, ends_before, from_layer
 from .needs import Needs
 from .packs import Pack, Packs, Runs, Take, side_by_side
 from .passes import BaselineBatch, Passes
@@ -330,11 +330,7 @@ def outcomes(
         Exception: whatever an edit raises.
     """
     made = [tuple(edits) for edits in several]
-    cells = []
-    for edits in made:
-        touches, begin = cone(edits)
-        cells.append(Cell(touches=touches, begin=begin, make=lambda _, edits=edits: edits))
-    edited = [cell for cell, edits in zip(cells, made, strict=True) if edits]
+    edited = [cell_of(edits) for edits in made if edits]
     engine = Engine(
         baseline_run.lens,
         baseline_run.tokens,

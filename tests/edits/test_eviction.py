@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from analyses.tiny_families import tiny
 from sink_lens.edits.constructors import EditError
-from sink_lens.edits.eviction import first_tokens, seen_keys, window
+from sink_lens.edits.eviction import seen_keys, window
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
@@ -17,7 +17,7 @@ TOKENS = torch.randint(3, 300, (2, 16), generator=torch.Generator().manual_seed(
 
 
 def test_a_cache_of_three_that_keeps_the_first_token():
-    seen = seen_keys(first_tokens(1, sequences=1, length=5), size=3)[0]
+    seen = seen_keys((torch.arange(5) < 1)[None], size=3)[0]
     assert seen.long().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -46,7 +46,7 @@ def test_the_edit_hides_what_left_the_cache(family):
     lens = wrap(tiny(family))
     found = run_with(lens, TOKENS, window(5, keep=2), layers=[0], sites=["pattern"], loss=False)
     pattern, clean = found.tensors["pattern", 0], run_with(lens, TOKENS, layers=[0], sites=["pattern"], loss=False)
-    seen = seen_keys(first_tokens(2, sequences=2, length=16), size=5)[:, None]
+    seen = seen_keys((torch.arange(16) < 2).expand(2, 16), size=5)[:, None]
     assert float(pattern.masked_fill(seen, 0).abs().max()) == 0
     assert torch.equal((pattern > 0) & seen, (clean.tensors["pattern", 0] > 0) & seen)  # its own window holds too
 
@@ -87,7 +87,7 @@ INNER[1, 2] = True
 def test_the_edit_gives_the_logits_of_a_real_cache(family, keep):
     model = tiny(family)
     found = run_with(wrap(model), TOKENS, window(7, keep=keep), layers=[0], logits=True).logits
-    kept = first_tokens(keep, sequences=2, length=16) if isinstance(keep, int) else keep
+    kept = (torch.arange(16) < keep).expand(2, 16) if isinstance(keep, int) else keep
     assert torch.allclose(found, logits_of_a_real_cache(model, TOKENS, kept, size=7), atol=1e-5)
 
 
@@ -101,7 +101,7 @@ def test_caches_too_small_and_tokens_of_other_sequences_are_refused():
     with pytest.raises(InputError, match="a cache of 2 tokens cannot keep 2 of them"):
         window(2, keep=2)
     with pytest.raises(InputError, match="a cache of 1 tokens cannot keep 1"):
-        seen_keys(torch.tensor([[True, False]]), size=1)
+        window(1, keep=torch.tensor([[True, False]]))
     wrong = torch.zeros(1, 16, dtype=torch.bool)
     with pytest.raises(EditError, match=r"shape \(1, 16\) and the run has 2 sequences"):
         run_with(wrap(tiny("llama")), TOKENS, window(4, keep=wrong), layers=[0])
