@@ -7,7 +7,7 @@ circuits.compare("runs/a", "runs/b").sentences
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,8 @@ class Comparison:
     """Two circuits of one graph."""
 
     frame: pd.DataFrame
-    """The edges of either: ``edge``, ``one``, ``other`` (it has it), ``score_one``, ``score_other``."""
+    """The edges of either: ``edge``, ``one``, ``other`` (it has it), ``score_one``, ``score_other``
+    (nan if it has no scores, or none by span)."""
     jaccard: float
     """Edges of both over those of either."""
     rank_correlation: float
@@ -169,7 +170,10 @@ def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Compa
         InputError: a circuit that cannot be read, or two of different models.
     """
     first = saved_circuit(one, lens)
-    second = saved_circuit(other, lens).on(first.graph)
+    found = saved_circuit(other, lens)
+    second = found.on(first.graph)
+    if found.graph.spans != first.graph.spans:  # its scores are sums over all positions
+        second = replace(second, scores=np.zeros(first.graph.n_edges))
     either = np.flatnonzero(first.chosen | second.chosen)
     order = either[np.argsort(-np.maximum(np.abs(first.scores), np.abs(second.scores))[either], kind="stable")]
     frame = pd.DataFrame(
@@ -177,8 +181,8 @@ def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Compa
             "edge": first.graph.names[order],
             "one": first.chosen[order],
             "other": second.chosen[order],
-            "score_one": first.scores[order].astype(float),
-            "score_other": second.scores[order].astype(float),
+            "score_one": first.scores[order].astype(float) if first.scores.any() else np.nan,
+            "score_other": second.scores[order].astype(float) if second.scores.any() else np.nan,
         }
     )
     rank: Any = np.nan

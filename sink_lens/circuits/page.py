@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sink_lens.circuits.config import SIZES
 from sink_lens.circuits.picture import EdgeCircuit, curve_figure, drawable_circuit, place_of_node
 from sink_lens.circuits.sentences import circuit_sentences, edges_sentence, faithfulness_text, is_complete, is_gap_clear
 from sink_lens.records import Run
@@ -122,7 +123,7 @@ def _title(run: Run) -> str:
 def _headline(run: Run) -> list[str]:
     """The result in sentences, with the heads of the largest scores."""
     summary = run.need("summary", columns=["edges", "cpr", "completeness"])
-    sentences = list(circuit_sentences(summary, sizes=run.config.get("sizes") or (1.0,)))
+    sentences = list(circuit_sentences(summary, sizes=run.config.get("sizes") or SIZES))
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     heads = [] if nodes is None else nodes.loc[nodes["kind"].eq("head")].head(4).to_dict("records")
     if heads:

@@ -518,6 +518,7 @@ def _summary_table(found: _Found) -> pd.DataFrame:
         "metric": circuit.runs.metric.name,
         "method": circuit.scores.method,
         "ablation": circuit.runs.ablation,
+        "frozen": -1 if circuit.runs.frozen is None else circuit.runs.frozen,
         "pairs": circuit.runs.n_pairs,
         "chosen_on": 0 if circuit.given else len(circuit.rows),
         "judged_on": circuit.judge.runs.n_pairs,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sink_lens.circuits.config import AT_MOST, CARRIES
+from sink_lens.circuits.config import AT_MOST, CARRIES, SIZES
 from sink_lens.circuits.methods import METHODS
 from sink_lens.text import capital, listed, number, part_name, percent, plural, visible, words
 
@@ -22,7 +22,7 @@ _OFF = 0.1
 """Error of the scores' sum, and median error of a pair's, above which edges are not to be ranked."""
 
 
-def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,)) -> tuple[str, ...]:
+def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) -> tuple[str, ...]:
     """The result of a run in sentences: how good the circuit is comes first.
 
     Args:
@@ -46,6 +46,8 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,))
         sentences.append(_core_sentence(row))
     carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
     replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
+    at = row.get("frozen", -1)
+    frozen = f", but at position {at}, which keeps its clean values" * (at >= 0)
     method, chosen_on = visible(row["method"]).upper(), row.get("chosen_on", row["pairs"])
     by = (
         f"Its edges were chosen by {method} on {chosen_on}"
@@ -53,7 +55,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,))
         else f"It was given, and scored by {method} on all"
     )
     sentences += [
-        f"{by} of {row['pairs']} pairs; other edges carry {carried} instead.",
+        f"{by} of {row['pairs']} pairs; other edges carry {carried} instead{frozen}.",
         f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
         f"{number(row['corrupted'])} with {replaced} replaced.",
     ]
@@ -64,7 +66,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = (1.0,))
             f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} integration points per pair)."
         )
     if is_gap_clear(row) and np.isfinite(row["cpr"]):
-        sentences.append(_areas_sentence(row, most=max(sizes)))
+        sentences.append(_areas_sentence(row, sizes=sizes))
     if np.isfinite(row.get("left_sum", np.nan)):
         sentences.append(
             f"EAP-IG's own left sum, at the initial number of points, gives {percent(row['left_sum'])} on "
@@ -199,14 +201,15 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
     )
 
 
-def _areas_sentence(row: Mapping[str, Any], *, most: float) -> str:
-    """Say the areas under the curve, up to ``most``, the largest share of the edges that was run."""
+def _areas_sentence(row: Mapping[str, Any], *, sizes: Sequence[float]) -> str:
+    """Say the areas under the curve, which are means over all sizes only if these were run from small to all edges."""
+    least, most = min(sizes), max(sizes)
     cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
-    if most < 1:  # CPR and CMD are areas from 0 to 1
+    if most < 1 or least > SIZES[3]:  # CPR and CMD are areas from 0 to 1
         return (
-            f"Up to {100 * most:.3g}% of the edges, where the run ends, the area under faithfulness is {cpr} and that "
-            f"of its distance from 1 is {cmd}; averaged over the logarithm of the size, they are {cpr_log} and "
-            f"{cmd_log}."
+            f"From {100 * least:.3g}% to {100 * most:.3g}% of the edges, the sizes of the run, the area under "
+            f"faithfulness is {cpr} and that of its distance from 1 is {cmd}; averaged over the logarithm of the size, "
+            f"they are {cpr_log} and {cmd_log}."
         )
     return (
         f"Averaged over sizes, faithfulness is {cpr} (CPR) and its distance from 1 is {cmd} (CMD); over the logarithm "

@@ -162,6 +162,15 @@ def test_two_circuits_are_compared_from_python_and_the_command_line(tmp_path):
     assert f"{both:,} are in both" in answer["sentences"][0]
 
 
+def test_scores_over_all_positions_are_not_put_beside_those_of_spans():
+    spans, whole = circuit(edges=60, spans=("first=0",)), circuit(edges=60)
+    found = circuits.compare(spans, whole)
+    assert found.frame["score_other"].isna().all()
+    assert found.frame["score_one"].notna().all()
+    assert np.isnan(found.rank_correlation)
+    assert found.frame["other"].sum() == 2 * whole.n_edges
+
+
 def test_a_run_does_not_go_on_with_another_circuit_or_other_corrupted_prompts_in_the_same_file(tmp_path):
     pairs, file = reference_pairs(tmp_path / "pairs.jsonl", n=8), tmp_path / "c.csv"
     fields = {"task": "file", "pairs_file": str(pairs), "pairs": 8, "method": "eap", "check": 0, "circuit": str(file)}

@@ -75,6 +75,7 @@ CASES = {
     "mean_ordinary": (MEAN, {}),
     "mean_all": ({"ablation": "mean_all"}, {}),
     "mean_aligned": ({"ablation": "mean_aligned"}, {}),
+    "frozen": (MEAN | {"frozen": 0}, MEAN | {"frozen": -1}),
     "metric": ({}, MEAN),
     "metric, input": (MEAN, {}),
     "complete": ({}, {"method": "gim"}),
@@ -113,10 +114,11 @@ def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
         assert not is_said(key, sentences_after(false))
 
 
-def test_areas_of_a_curve_that_ends_early_are_not_cpr():
-    assert is_said("areas, part", sentences_after({}, sizes=(0.1,)))
+@pytest.mark.parametrize("sizes", [(0.01, 0.1), (0.5, 1.0)])
+def test_areas_of_a_curve_that_ends_early_or_begins_late_are_not_cpr(sizes):
+    assert is_said("areas, part", sentences_after({}, sizes=sizes))
     assert not is_said("areas, part", sentences_after({}))
-    assert not is_said("areas", sentences_after({}, sizes=(0.1,)))
+    assert not is_said("areas", sentences_after({}, sizes=sizes))
 
 
 def test_a_run_that_judged_no_circuit_says_so():
