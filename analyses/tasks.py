@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
-from sink_lens.data.bos import ids_behind
+from sink_lens.data.token_ids import ids_behind
 from sink_lens.errors import InputError
 
 _NOUNS = (

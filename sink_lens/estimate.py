@@ -144,7 +144,7 @@ class Sizes:
         tokenizer = self.tokenizer()
         if tokenizer is None:
             return None
-        from .data.bos import prompt_ids
+        from .data.token_ids import prompt_ids
 
         return prompt_ids(prompts, tokenizer, bos=bos)
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..activations.sink_mask import sink_mask
-from ..data.bos import bos_id as bos_id_of
+from ..data.token_ids import bos_id as bos_id_of
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.inputs import provenance_of, tokens_of

@@ -13,7 +13,7 @@ from typing import Literal
 import pandas as pd
 import torch
 
-from ..data.bos import bos_id
+from ..data.token_ids import bos_id
 from ..data.tokens import TokenBatch
 from ..edits.isolation import isolate
 from ..edits.outcome import Outcome

@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.forward import check_tokens
-from ..data.bos import answer_id
 from ..data.described import BosCondition
+from ..data.token_ids import answer_id
 from ..data.tokens import Prompts, TokenBatch, batch_of
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, edits_in

@@ -236,7 +236,7 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
     Raises:
         InputError: a span is outside the prompt.
     """
-    from ..data.bos import prompt_ids
+    from ..data.token_ids import prompt_ids
 
     prompts = []
     for prompt in (pair.clean, pair.corrupted):
@@ -267,7 +267,7 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
 def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The token that an answer is behind both prompts; None if it is not one token, or not the same behind both."""
-    from ..data.bos import answer_id, ids_behind
+    from ..data.token_ids import answer_id, ids_behind
 
     if pair.goes_on:
         ids = ids_behind(str(pair.clean), str(answer), tokenizer)
@@ -360,7 +360,7 @@ def _induction(
     length: int = 10,
 ) -> Iterator[Pair]:
     """Draw random tokens whose second half repeats the first, after BOS; with ``auto`` wherever there is one."""
-    from ..data.bos import first_ids, ordinary_ids
+    from ..data.token_ids import first_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))
     has_bos = tokenizer.bos_token_id is not None

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sink_lens.data.bos import bos_id
 from sink_lens.data.cache import find_fault, locked, new_folder, read_manifest, write_manifest
+from sink_lens.data.token_ids import bos_id
 from sink_lens.errors import InputError
 
 from ..progress import tqdm

@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from ..arguments import checked, value_text
 from ..errors import InputError
 from ..records import display
-from .bos import bos_id, first_ids, ordinary_ids, prompt_ids, refuse_own_bos, text_ids
 from .described import BosCondition
+from .token_ids import bos_id, first_ids, ordinary_ids, prompt_ids, refuse_own_bos, text_ids
 
 _INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

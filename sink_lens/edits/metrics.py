@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..arguments import checked, value_text
-from ..data.bos import answer_id
+from ..data.token_ids import answer_id
 from ..data.tokens import TokenBatch
 from ..edits.outcome import Outcome
 from ..errors import InputError, note_user_function

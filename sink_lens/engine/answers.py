@@ -6,8 +6,8 @@ import pandas as pd
 import torch
 
 from ..activations.forward import check_tokens
-from ..data.bos import answer_id, ids_behind, text_of
 from ..data.described import BosCondition
+from ..data.token_ids import answer_id, ids_behind, text_of
 from ..data.tokens import Prompts, batch_of, from_tensor, texts_of
 from ..edits.constructors import Edit
 from ..errors import InputError

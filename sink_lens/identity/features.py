@@ -16,8 +16,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from ..data.bos import ordinary_ids
 from ..data.cache import cache_folder, find_fault, locked, new_folder, read_manifest, write_manifest
+from ..data.token_ids import ordinary_ids
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
 from ..models.load import weights_hash

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from ..data.bos import bos_id, text_ids
+from ..data.token_ids import bos_id, text_ids
 
 _CHAT = [{"role": "user", "content": "Hello there"}]
 

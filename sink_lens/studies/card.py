@@ -22,7 +22,7 @@ from ..activations.record import stream
 from ..chain import readings as r
 from ..chain.config import Thresholds
 from ..chain.page.story import judged_links
-from ..data.bos import bos_id
+from ..data.token_ids import bos_id
 from ..data.tokens import TokenBatch, Tokens
 from ..errors import InputError
 from ..models.lens import LensModel

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..chain.config import Thresholds
-from ..data.bos import bos_id, text_ids
+from ..data.token_ids import bos_id, text_ids
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel

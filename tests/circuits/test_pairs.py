@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from sink_lens.circuits import pairs
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.pairs import read_pairs
-from sink_lens.data.bos import answer_id, text_ids
+from sink_lens.data.token_ids import answer_id, text_ids
 from sink_lens.errors import InputError
 
 

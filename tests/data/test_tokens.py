@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from sink_lens.data.bos import first_ids
+from sink_lens.data.token_ids import first_ids
 from sink_lens.data.tokens import (
     batch_of,
     decode_tokens,

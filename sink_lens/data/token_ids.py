@@ -1,4 +1,4 @@
-"""BOS handling and tokenisation, such that the number of BOS tokens at the start of a sequence is always known.
+"""Token ids of texts, prompts and answers; the number of BOS tokens at the start of a sequence is always known.
 
 A tokenizer that is given a string may add BOS silently. This module therefore tokenises text without special tokens,
 and the caller adds BOS. There are three conditions: "auto" does what the tokenizer does with plain text, "with" puts
