@@ -5,8 +5,8 @@ Somebody's own package adds a kind by the entry point ``sink_lens.kinds``, which
 
 import functools
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
 
@@ -69,14 +69,6 @@ def import_object(place: str) -> Any:
     """Import the object that ``module:name`` stands for."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
-
-
-def places_of(kind: RunKind) -> Iterator[str]:
-    """Yield every ``module:name`` that a kind of run names."""
-    for field in fields(kind):
-        place = getattr(kind, field.name)
-        if place and field.name not in ("name", "tables", "heading", "help", "examples", "shards"):
-            yield place
 
 
 @functools.cache

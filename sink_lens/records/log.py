@@ -255,8 +255,13 @@ def _claim(path: Path) -> int:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             os.close(file)
-            raise RunError(
-                f"{path.parent} is in use by another process; need a folder that no other run is writing. Wait for "
-                "that one, or choose another folder."
-            ) from error
+            raise in_use_error(path.parent) from error
     return file
+
+
+def in_use_error(folder: Path) -> RunError:
+    """Make the error for a folder that another process writes."""
+    return RunError(
+        f"{folder} is in use by another process; need a folder that no other run is writing. Wait for that one, or "
+        "choose another folder."
+    )

@@ -19,6 +19,7 @@ import safetensors.numpy
 from filelock import FileLock, Timeout
 
 from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_home, check_name
+from sink_lens.records.log import in_use_error
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file, read_record, read_table, whole
 
@@ -311,10 +312,7 @@ def create_run(
         _refuse_foreign(folder)
         lock.acquire()
     except Timeout:
-        raise RunError(
-            f"{folder} is in use by another process; need a folder that no other run is writing. Wait for "
-            "that one, or choose another folder."
-        ) from None
+        raise in_use_error(folder) from None
     except OSError as error:
         _remove_empty(made)
         raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
@@ -388,9 +386,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     try:
         lock.acquire()
     except Timeout:
-        raise RunError(
-            f"{folder} is in use by another process; need a run that nothing is writing. Wait for that one."
-        ) from None
+        raise in_use_error(folder) from None
     except OSError as error:
         raise RunError(f"{folder} cannot be written ({error.strerror}). Make it writable, or copy it.") from error
     try:

@@ -175,10 +175,6 @@ class Table:
     open: bool = False
     """True if the caller may add columns of its own, or put its own values into the optional columns."""
 
-    def column(self, name: str) -> Column:
-        """The column with this name."""
-        return next(column for column in self.columns if column.name == name)
-
 
 def table_of(kind: str, name: str) -> Table | None:
     """The table that a kind of run writes under this name; None if no such table is described."""

@@ -334,7 +334,7 @@ def test_the_heads_of_tables_say_what_the_schema_says(page):
     """On hover, and in words below the table for those who cannot hover."""
     said = [attributes["title"] for tag, attributes in page.elements if tag == "th" and "title" in attributes]
     neurons = table_of("trace", "neurons")
-    known = [neurons.column(name).meaning for name in ("activation", "spike_ratio", "contribution")]
+    known = [one.meaning for one in neurons.columns if one.name in ("activation", "spike_ratio", "contribution")]
     assert set(known) <= set(said)
     for meaning in known:
         assert page.text.count(meaning) == said.count(meaning)
