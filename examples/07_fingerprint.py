@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lens = load(asked.model)
     models = [lens, noisy(lens, share=0.5, seed=0), random_init(lens, seed=1)]
     config = FingerprintConfig(sequences=asked.sequences, length=8)
-    pairs = fingerprint(models, config=config, cache=False, progress=False).pairs
+    pairs = fingerprint(models, config=config, cache=False, progress=False).frame
 
     for letter, one in zip("abc", models, strict=True):
         print(f"{letter}: {one.name}")

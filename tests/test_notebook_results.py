@@ -19,7 +19,7 @@ from sink_lens.patching.path import PathResult
 from sink_lens.patching.results import AttributionResult, PatchResult
 from sink_lens.patching.run_pair import RunPair
 from sink_lens.training.config import TrainConfig
-from sink_lens.training.train import TrainResult
+from sink_lens.training.train import TrainResult, _headline
 
 HOSTILE = "<img src=x onerror=alert(1)></script>"
 SUMMARY = pd.DataFrame({"measure": [HOSTILE], "value": [1.5]})
@@ -53,12 +53,12 @@ def results():
     yield PathResult(frame=SWEPT, receiver=node, **PATCHED), "through"
     said = {"prompt": HOSTILE, "text": HOSTILE, "plain": "b", "prompt_ids": (1,), "ids": (1,), "plain_ids": (2,)}
     yield Generated(**said), "the same for 0 tokens"
-    yield TrainResult(folder=Path(HOSTILE), config=TrainConfig(), log=LOG, checkpoints={}), "held out 2.9"
+    trained = {"folder": Path(HOSTILE), "config": TrainConfig(), "tables": {"log": LOG}, "checkpoints": {}}
+    yield TrainResult(headline=_headline(TrainConfig(), LOG, ()), **trained), "held out 2.9"
     counts = np.ones(4)
-    found = {"n": 10, "length": 8, "argmax": counts, "argmin": counts, "probability": counts}
-    yield Preference(summary=SUMMARY, coverage=SUMMARY, **found), "10 random sequences"
-    empty = {"layers": SUMMARY, "positions": SUMMARY, "alignment": SUMMARY, "directions": {}}
-    yield Contraction(summary=SUMMARY, **empty), "1.5"
+    found = {"n": 10, "argmax": counts, "argmin": counts, "probability": counts, "tables": {"summary": SUMMARY}}
+    yield Preference(headline="After 10 random sequences.", **found), "10 random sequences"
+    yield Contraction(tables={"summary": SUMMARY}, directions={}), "1.5"
 
 
 @pytest.mark.parametrize(("result", "says"), [pytest.param(*one, id=type(one[0]).__name__) for one in results()])

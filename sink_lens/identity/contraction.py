@@ -29,7 +29,7 @@ from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..models.packed import weight_of
 from ..progress import tqdm
-from ..records import display
+from ..records import Finding
 from ..schema import SINK_THRESHOLD
 from .config import check_length
 from .cosine_sums import CosineSums, Ends, Place, jackknife_interval
@@ -41,38 +41,18 @@ SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_rat
 _SINK_SEQUENCES, _SINK_LENGTH = 32, 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contraction:
-    """Contraction of a model: size, places and direction, and its sinks."""
+@dataclass(frozen=True, kw_only=True)
+class Contraction(Finding):
+    """Contraction of a model: size, places and direction, and its sinks.
 
-    summary: pd.DataFrame
-    """measure, value, low, high (95%, over sequences), unit."""
-    layers: pd.DataFrame
-    """layer, stage, measure (inter, intra), value, low, high, floor, excess, excess_low, excess_high, gain."""
-    positions: pd.DataFrame
-    """layer, stage, position, inter, excess (over the same position before the first layer), norm."""
-    alignment: pd.DataFrame
-    """what, which, cosine with the direction, rank (1 is the most aligned), of, event_frac."""
+    Its tables are ``summary`` (measure, value, low, high (95%, over sequences), unit), ``layers`` (layer, stage,
+    measure (inter, intra), value, low, high, floor, excess, excess_low, excess_high, gain), ``positions`` (layer,
+    stage, position, inter, excess (over the same position before the first layer), norm) and ``alignment`` (what,
+    which, cosine with the direction, rank (1 is the most aligned), of, event_frac).
+    """
+
     directions: dict[str, np.ndarray]
     """Place, as ``3.mlp`` -> contraction direction [d_model]."""
-
-    @property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
-        return {
-            "summary": self.summary,
-            "layers": self.layers,
-            "positions": self.positions,
-            "alignment": self.alignment,
-        }
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the summary."""
-        return self.summary
-
-    def _repr_html_(self) -> str:
-        return display.html((), self.summary)
 
 
 def contraction(
@@ -154,13 +134,15 @@ def contraction_tables(
     rows.append(("smallest_dimension_share", most / n, *wilson_interval(most, n), "share of sequences"))
     rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in sinks.items()]
     return Contraction(
-        summary=pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"]).astype({"value": float}),
-        layers=pd.concat(
-            [_layer_rows(sums.places, name, found) for name, found in (("inter", inter), ("intra", intra))],
-            ignore_index=True,
-        ),
-        positions=_position_rows(sums),
-        alignment=_alignment_rows(sums, ends=ends, lens=lens),
+        tables={
+            "summary": pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"]).astype({"value": float}),
+            "layers": pd.concat(
+                [_layer_rows(sums.places, name, found) for name, found in (("inter", inter), ("intra", intra))],
+                ignore_index=True,
+            ),
+            "positions": _position_rows(sums),
+            "alignment": _alignment_rows(sums, ends=ends, lens=lens),
+        },
         directions={f"{layer}.{name}": sums.direction((layer, name)) for layer, name in sums.places},
     )
 

@@ -3,10 +3,10 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from ..estimate import seconds_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import check_free, create_run, default_folder, display, versions
+from ..records import Finding, check_free, create_run, default_folder, versions
 from .config import TWO, FingerprintConfig
 from .features import Facts, Inputs, cached_features, facts_of, features, kept_features, shared_inputs
 from .models_to_measure import ModelToMeasure, models_to_measure
@@ -33,54 +33,29 @@ if TYPE_CHECKING:
 __all__ = ["Fingerprint", "FingerprintConfig", "cost", "fingerprint"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
-    """Result of comparing the fingerprints of some models."""
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint(Finding):
+    """Result of comparing the fingerprints of some models; its tables are models, pairs and nulls.
 
+    ``models`` has one row per model (model, seed, step, d_model, ids, dtype, weights_sha256, cached); ``pairs`` one per
+    pair (a, b, verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau, scale_log10_p, shares_scale, and
+    z and log10_p of each null); ``nulls`` one per pair and null (mean, sd, z, log10_p_paper, log10_p_code, p_draws).
+    """
+
+    main = "pairs"
     config: FingerprintConfig
-    models: pd.DataFrame = field(repr=False)
-    """One row per model: model, seed, step, d_model, ids, dtype, weights_sha256, cached."""
-    pairs: pd.DataFrame = field(repr=False)
-    """One row per pair: a, b, verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau,
-    scale_log10_p, shares_scale, and z and log10_p of each null."""
-    nulls: pd.DataFrame = field(repr=False)
-    """One row per pair and null: mean, sd, z, log10_p_paper, log10_p_code, p_draws."""
-    notes: tuple[str, ...]
-    """Warnings that belong to the result."""
     folder: Path | None = None
     """Folder of the run, if it was written."""
-    finished: ClassVar[bool] = True
 
-    @property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
-        return {"models": self.models, "pairs": self.pairs, "nulls": self.nulls}
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the pairs of models."""
-        return self.pairs
-
-    def _repr_html_(self) -> str:
-        return display.html(self.sentences, self.figure(), notes=self.notes, folder=self.folder)
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """The result in words."""
-        from .pages.fingerprint import sentences
-
-        return sentences(self.pairs, inputs=self.config.inputs, decides=self.config.decides)
-
-    @property
-    def headline(self) -> str:
-        """The sentences, one per line."""
-        return "\n".join(self.sentences)
+    def shown(self) -> tuple[object, ...]:
+        """Return the figure of the models, which a notebook shows below the headline."""
+        return (self.figure(),)
 
     def matrix(self, value: str = "tau_bar") -> pd.DataFrame:
         """A column of the pairs as a table of models by models; nan on the diagonal."""
-        names = self.models["model"].tolist()
+        names, pairs = self.tables["models"]["model"].tolist(), self.frame
         table = pd.DataFrame(np.nan, index=names, columns=names)
-        for a, b, one in zip(self.pairs["a"], self.pairs["b"], self.pairs[value].to_numpy(float), strict=True):
+        for a, b, one in zip(pairs["a"], pairs["b"], pairs[value].to_numpy(float), strict=True):
             table.loc[a, b] = table.loc[b, a] = one
         return table
 
@@ -88,7 +63,7 @@ class Fingerprint:
         """The models against each other."""
         from .pages.fingerprint import draw
 
-        return draw(self.pairs, self.nulls, names=self.models["model"].tolist())
+        return draw(self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist())
 
 
 def fingerprint(
@@ -249,11 +224,12 @@ def _make_result(
     )
     long = pd.DataFrame([row for pair in compared for row in pair.null_rows()], columns=_NULL_COLUMNS)
     pairs = pd.DataFrame([pair.row() | _null_columns(pair) for pair in compared])
+    from .pages.fingerprint import sentences
+
     return Fingerprint(
         config=config,
-        models=models,
-        pairs=pairs,
-        nulls=long,
+        tables={"models": models, "pairs": pairs, "nulls": long},
+        headline="\n".join(sentences(pairs, inputs=config.inputs, decides=config.decides)),
         notes=tuple(_make_notes(pairs, known=known, config=config)),
     )
 
@@ -304,19 +280,19 @@ def _make_notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: Fingerp
 def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) -> Fingerprint:
     """Write a finished comparison into its run folder."""
     provenance: dict[str, Any] = {
-        "models": found.models["model"].tolist(),
-        "weights_sha256": found.models["weights_sha256"].tolist(),
+        "models": found.tables["models"]["model"].tolist(),
+        "weights_sha256": found.tables["models"]["weights_sha256"].tolist(),
         "tokens_sha256": inputs.digest,
         "token_source": f"random {inputs.kind}",
         "bos_condition": "without",
-        "dtype": sorted(set(found.models["dtype"])),
+        "dtype": sorted(set(found.tables["models"]["dtype"])),
         "versions": versions(),
     }
     record = {"config": asdict(found.config), "provenance": provenance, "overwrite": overwrite}
     with create_run(out, kind="fingerprint", expects=("models", "pairs", "nulls", "findings"), **record) as writer:
-        writer.write_csv("models", found.models)
-        writer.write_table("pairs", found.pairs)
-        writer.write_table("nulls", found.nulls)
+        writer.write_csv("models", found.tables["models"])
+        writer.write_table("pairs", found.frame)
+        writer.write_table("nulls", found.tables["nulls"])
         said = [*found.sentences, *(f"note: {note}" for note in found.notes)]
         writer.write_text("findings.txt", "\n".join(said) + "\n")
     return replace(found, folder=out)
@@ -338,7 +314,7 @@ def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, p
 
 def answer(found: Fingerprint) -> dict[str, Any]:
     """The fields of ``--json``."""
-    return {"sentences": found.sentences, "notes": found.notes, "pairs": found.pairs}
+    return {"sentences": found.sentences, "notes": found.notes, "pairs": found.frame}
 
 
 def cost_in_words(config: FingerprintConfig) -> "Iterator[str | PageTable]":

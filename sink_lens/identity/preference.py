@@ -26,7 +26,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.running import running
 from ..progress import tqdm
-from ..records import display
+from ..records import Finding
 from .models_to_measure import RandomSequences
 
 COVERED = 0.8
@@ -81,37 +81,22 @@ class Votes:
         self.n += len(wide)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preference:
-    """Predictions of a model after random sequences."""
+@dataclass(frozen=True, kw_only=True)
+class Preference(Finding):
+    """Predictions of a model after random sequences; its tables are summary and coverage.
+
+    ``summary`` has measure, value, low, high (95%, over sequences), null, null_low, null_high (95% of chance), unit;
+    ``coverage`` kind, tokens, share of the events that the so many most frequent tokens cover, and the null's.
+    """
 
     n: int
     """Number of sequences."""
-    length: int
     argmax: np.ndarray
     """Token -> how often it is the most probable one."""
     argmin: np.ndarray
     """Token -> how often it is the least probable one."""
     probability: np.ndarray
     """Token -> its mean probability."""
-    summary: pd.DataFrame
-    """measure, value, low, high (95%, over sequences), null, null_low, null_high (95% of chance), unit."""
-    coverage: pd.DataFrame
-    """kind, tokens, share of the events that the so many most frequent tokens cover, and the null's."""
-
-    @property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
-        return {"summary": self.summary, "coverage": self.coverage}
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the summary."""
-        return self.summary
-
-    def _repr_html_(self) -> str:
-        said = f"What follows {self.n:,} random sequences of {self.length} tokens."
-        return display.html(said, self.summary)
 
     def top(self, most: int = 20) -> pd.DataFrame:
         """The most frequent tokens: kind, token, count, share, probability_ratio (times the vocabulary)."""
@@ -213,14 +198,14 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
     names = ["measure", "value", "low", "high", "null", "null_low", "null_high", "unit"]
     return Preference(
         n=n,
-        length=length,
+        headline=f"What follows {n:,} random sequences of {length} tokens.",
         argmax=counts["argmax"],
         argmin=counts["argmin"],
         probability=mean,
-        summary=pd.DataFrame(rows, columns=names).astype({"value": float}),
-        coverage=pd.concat(
-            [_coverage_curve(kind, found, chance, n) for kind, found in counts.items()], ignore_index=True
-        ),
+        tables={
+            "summary": pd.DataFrame(rows, columns=names).astype({"value": float}),
+            "coverage": pd.concat([_coverage_curve(*one, chance, n) for one in counts.items()], ignore_index=True),
+        },
     )
 
 

@@ -201,7 +201,7 @@ def _measure_preference(
     found = preference(lens, **asdict(draws), progress=progress)
     top = found.top()
     text = [_token_text(lens, token) for token in top["token"].tolist()]
-    frames = {"summary": found.summary, "coverage": found.coverage, "tokens": top.assign(text=text)}
+    frames = {**found.tables, "tokens": top.assign(text=text)}
     return MeasuredModel(frames=frames, tensors={})
 
 

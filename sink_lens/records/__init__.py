@@ -9,7 +9,7 @@ reused. Nothing in this package loads torch.
 from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, versions
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, check_not_of_run, read_run, read_table
-from sink_lens.records.result import Result
+from sink_lens.records.result import Finding, Result
 from sink_lens.records.writing import (
     UNKNOWN,
     RunWriter,
@@ -29,6 +29,7 @@ __all__ = [
     "PAGE_FILE",
     "RUN_FILE",
     "UNKNOWN",
+    "Finding",
     "Result",
     "Run",
     "RunLog",

@@ -1,4 +1,4 @@
-"""``Result``: what a run gives in Python. Everything in it also lies in the run folder."""
+"""``Finding``: tables and what they say. ``Result``: those of a run, in whose folder everything in it also lies."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,23 +14,17 @@ from .shards import Shard
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """A run; everything in it also lies in its run folder."""
+class Finding:
+    """Tables, and what they say in words."""
 
     main: ClassVar[str] = "summary"
     """Name of the main table."""
-    folder: Path
     tables: Mapping[str, pd.DataFrame] = field(repr=False)
-    """The run's tables by name."""
+    """The tables by name."""
     headline: str = ""
     """The result in words, a line for each sentence or paragraph."""
-    decision: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The decision and its numbers, as ``--json`` prints them; empty if the run decides nothing."""
-
-    @classmethod
-    def unfinished(cls, folder: Path, *, shard: str) -> Self:
-        """The result of a shard that is done while others are not: it has no tables yet."""
-        return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_in(folder))
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """Warnings that belong to the result."""
 
     @property
     def finished(self) -> bool:
@@ -47,6 +41,28 @@ class Result:
         """The lines of the headline."""
         return tuple(self.headline.splitlines())
 
+    def shown(self) -> tuple[object, ...]:
+        """Return the figures and tables that a notebook shows below the headline."""
+        return (self.frame,)
+
+    def _repr_html_(self) -> str:
+        shown, folder = self.shown() if self.finished else (), getattr(self, "folder", None)
+        return display.html(self.sentences, *shown, notes=self.notes, folder=folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Finding):
+    """A run; everything in it also lies in its run folder."""
+
+    folder: Path
+    decision: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The decision and its numbers, as ``--json`` prints them; empty if the run decides nothing."""
+
+    @classmethod
+    def unfinished(cls, folder: Path, *, shard: str) -> Self:
+        """The result of a shard that is done while others are not: it has no tables yet."""
+        return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_in(folder))
+
     @property
     def report_path(self) -> Path:
         """Path of the page, one self-contained HTML file; it exists once it is drawn."""
@@ -55,13 +71,6 @@ class Result:
     def report(self) -> Path:
         """Draw the page from the run folder, again if it is there; its path."""
         return display.page(self.folder)
-
-    def shown(self) -> tuple[object, ...]:
-        """Return the figures and tables that a notebook shows below the headline."""
-        return (self.frame,)
-
-    def _repr_html_(self) -> str:
-        return display.html(self.sentences, *(self.shown() if self.finished else ()), folder=self.folder)
 
 
 class Unfinished(Mapping[str, pd.DataFrame]):

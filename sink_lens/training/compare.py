@@ -7,16 +7,16 @@ is assumed of who wins: every sentence says what was found, "not reached" and "n
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from ..configuration import with_fields
 from ..errors import InputError
-from ..records import Run, check_free, create_run, default_folder, display, versions
+from ..records import Finding, Run, check_free, create_run, default_folder, versions
 from ..stats import Difference, difference, t_intervals
 from ..text import interval, listed, number, plural, short, signed, words
 from .config import CompareConfig
@@ -33,43 +33,29 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "compare", "write"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Result of a comparison of training runs."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Finding):
+    """Result of a comparison of training runs.
 
+    Its tables are ``curves`` (every run's losses), ``bands`` (their means over seeds with intervals), ``finals`` (where
+    every run ended and when it reached the baseline's end), ``differences`` (final losses paired by seed); where the
+    runs were watched also ``measures`` (the last checkpoints side by side), ``course`` (along training) and ``births``.
+    """
+
+    main = "differences"
     config: CompareConfig
     variants: Variants
-    tables: dict[str, pd.DataFrame] = field(repr=False)
-    """``curves`` (every run's losses), ``bands`` (their means over seeds with intervals), ``finals`` (where every run
-    ended and when it reached the baseline's end), ``differences`` (final losses paired by seed); where the runs were
-    watched also ``measures`` (the last checkpoints side by side), ``course`` (along training) and ``births``."""
-    sentences: tuple[str, ...]
-    """The result in words."""
-    notes: tuple[str, ...]
-    """Warnings: few seeds, different software, missing measurements."""
     folder: Path | None = None
     """The run folder, if one was written."""
-    finished: ClassVar[bool] = True
 
     @property
     def baseline(self) -> str:
         """The variant that the others are compared with."""
         return self.variants.baseline
 
-    @property
-    def headline(self) -> str:
-        """The sentences, one per line."""
-        return "\n".join(self.sentences)
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the differences of the final losses."""
-        return self.tables["differences"]
-
-    def _repr_html_(self) -> str:
-        shown = ("variant", "curve", "mean", "low", "high", "n")
-        differences = self.tables["differences"]
-        return display.html(self.sentences, self.figure(), differences.filter(items=shown), notes=self.notes)
+    def shown(self) -> tuple[object, ...]:
+        """Return the figure and the differences, which a notebook shows below the headline."""
+        return self.figure(), self.frame.filter(items=("variant", "curve", "mean", "low", "high", "n"))
 
     def figure(self) -> "Figure":
         """Loss curves, differences and the sink's course, a variant a colour."""
@@ -144,8 +130,8 @@ def compare(
         tables["births"], born = birth_table(variants, threshold=threshold)
         sentences += [_sinks(variant, one) for variant, one in born.items()]
         sentences += _disparity(variants, tables["measures"])
-    told_all = (*sentences, *of_training)  # the training loss says the same as the evaluation, less well
-    found = Comparison(config=config, variants=variants, tables=tables, sentences=told_all, notes=tuple(notes))
+    told_all = "\n".join([*sentences, *of_training])  # the training loss says the same as the evaluation, less well
+    found = Comparison(config=config, variants=variants, tables=tables, headline=told_all, notes=tuple(notes))
     return found if out is None else replace(found, folder=write(found, os.fspath(out), overwrite=overwrite))
 
 

@@ -25,7 +25,7 @@ from transformers.utils import logging
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
 from ..models.private_apis import take_one_gpu
 from ..models.wrapping import keep_random_state
-from ..records import RunWriter, create_run, display, versions
+from ..records import Result, RunWriter, create_run, versions
 from . import checkpoint_files
 from .batches import Rows, TrainingRows, corpus_of, given_corpus, tokenizer_hash
 from .checkpoint_files import Checkpoint
@@ -39,15 +39,12 @@ LAUNCH = "torchrun --nproc_per_node N --no-python sink-lens train FILE"
 """Distribution of a training over processes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """A training that has ended."""
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(Result):
+    """A training that has ended; its table is the log."""
 
-    folder: Path
-    """Folder of the run."""
+    main = "log"
     config: TrainConfig
-    log: pd.DataFrame
-    """step, tokens, loss, lr, grad_norm, seconds, eval_loss."""
     checkpoints: dict[int, Path]
     """Step -> folder that ``load`` opens."""
     first: bool = True
@@ -56,32 +53,13 @@ class TrainResult:
     """What the gain of the heads' norm began at in each layer, its mean over the layer; empty without such a norm."""
 
     @property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
-        return {"log": self.log}
+    def log(self) -> pd.DataFrame:
+        """step, tokens, loss, lr, grad_norm, seconds, eval_loss."""
+        return self.frame
 
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The main table: the log."""
-        return self.log
-
-    def _repr_html_(self) -> str:
-        return display.html(self.headline, self.log.tail(5), folder=self.folder)
-
-    @property
-    def headline(self) -> str:
-        """Summarise what was trained, on how much, and how well it predicts."""
-        last, config = self.log.iloc[-1], self.config
-        norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
-        if self.first_gains:
-            norm += f" (first gain, {config.value_norm_init}: {_by_layer(self.first_gains)})"
-        held_out = self.log["eval_loss"].dropna()
-        tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
-        return (
-            f"{config.size}, {config.attention}{norm}, seed {config.seed}: {int(last['step']):,} steps, "
-            f"{int(last['tokens']):,} tokens, {float(last['seconds']):,.0f} s; "
-            f"loss {float(last['loss']):.4f} nats{tail}"
-        )
+    def shown(self) -> tuple[object, ...]:
+        """Return the end of the log, which a notebook shows below the headline."""
+        return (self.log.tail(5),)
 
 
 def train(
@@ -154,14 +132,31 @@ def train(
                 except CheckpointError as error:
                     checkpoint = _before(checkpoint, error, alone=args.world_size == 1)
                     model = model_of(config, tokenizer=corpus.tokenizer)
+        log = loop.log_frame()
         return TrainResult(
             folder=folder,
             config=config,
-            log=loop.log_frame(),
+            tables={"log": log},
+            headline=_headline(config, log, gains) if len(log) else "",  # another process may have none
             checkpoints=_kept_checkpoints(folder / "checkpoints"),
             first=args.should_save,
             first_gains=gains,
         )
+
+
+def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) -> str:
+    """Summarise what was trained, on how much, and how well it predicts."""
+    last = log.iloc[-1]
+    norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
+    if gains:
+        norm += f" (first gain, {config.value_norm_init}: {_by_layer(gains)})"
+    held_out = log["eval_loss"].dropna()
+    tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
+    return (
+        f"{config.size}, {config.attention}{norm}, seed {config.seed}: {int(last['step']):,} steps, "
+        f"{int(last['tokens']):,} tokens, {float(last['seconds']):,.0f} s; "
+        f"loss {float(last['loss']):.4f} nats{tail}"
+    )
 
 
 def _by_layer(gains: tuple[float, ...]) -> str:

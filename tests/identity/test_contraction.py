@@ -23,7 +23,7 @@ def small(style="gpt2", *, seed=0, **fields):
 
 
 def value(found, measure):
-    return found.summary.set_index("measure")["value"][measure]
+    return found.frame.set_index("measure")["value"][measure]
 
 
 def cosine(a, b):
@@ -37,7 +37,7 @@ def test_the_sums_are_the_loop_over_pairs():
     found = contraction(lens, sequences=60, length=12, sinks=False)
     places = {(-1, "embedding"): x["resid_pre", 0], (2, "final"): x["final"]}
     places[1, "attention"] = x["resid_pre", 1] + x["attn_out", 1]
-    rows = found.layers.set_index(["measure", "stage", "layer"])["value"]
+    rows = found.tables["layers"].set_index(["measure", "stage", "layer"])["value"]
     for (layer, place), state in places.items():
         pairs = [cosine(state[a, -1], state[b, -1]) for a, b in itertools.combinations(range(60), 2)]
         assert rows["inter", place, layer] == pytest.approx(np.mean(pairs), abs=1e-5)
@@ -86,7 +86,7 @@ def test_gains_add_up_to_the_excess():
     for name in ("inter", "intra"):
         gains = value(found, f"{name}_by_attention") + value(found, f"{name}_by_mlp")
         assert gains == pytest.approx(value(found, f"{name}_excess"), abs=1e-6)
-        rows = found.layers[found.layers["measure"] == name]
+        rows = found.tables["layers"][found.tables["layers"]["measure"] == name]
         assert rows["gain"].sum() == pytest.approx(rows["excess"].iloc[-1], abs=1e-6)
         assert (rows["excess_low"] <= rows["excess"]).all()
 
@@ -113,9 +113,9 @@ def test_without_attention_positions_do_not_meet():
 def test_sink_measures_stand_beside_it():
     found = contraction(small(), sequences=64, length=16)
     assert value(found, "sink_mass") == pytest.approx(value(found, "uniform_mass"), rel=0.1)
-    assert {"sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss"} <= set(found.summary["measure"])
+    assert {"sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss"} <= set(found.frame["measure"])
     left = contraction(small(), sequences=64, length=16, sinks=False)
-    assert "sink_mass" not in set(left.summary["measure"])
+    assert "sink_mass" not in set(left.frame["measure"])
 
 
 def test_directions_and_alignment():
@@ -127,7 +127,7 @@ def test_directions_and_alignment():
     assert cosines["a", "b"] == pytest.approx(1)
     assert abs(cosines["a", "c"]) < 0.7
     assert pairs["chance"].iloc[0] == pytest.approx(32**-0.5)
-    rows = one.alignment.set_index("what")
+    rows = one.tables["alignment"].set_index("what")
     assert rows.loc["argmax token", "rank"] <= 10
     assert rows.loc["argmin token", "cosine"] < 0
     assert rows.loc[rows.index[-1], "of"] == 32

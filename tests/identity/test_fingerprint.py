@@ -49,7 +49,7 @@ def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
     shown = Console(width=80, file=io.StringIO())
     shown.print(*(part if isinstance(part, str) else table_of(part.heads, part.rows) for part in page.show(found)))
     assert "…" not in shown.file.getvalue()  # at 80 columns nothing is cut
-    assert (found.pairs["verdict"] == "same lineage").tolist() == [True, False, False, False, False, True]
+    assert (found.frame["verdict"] == "same lineage").tolist() == [True, False, False, False, False, True]
     assert "2 of 6 pairs look as if they began with the same weights: 0 with 1 and 2 with 3." in found.headline
     assert found.sentences == tuple(FINGERPRINT.headline(read_run(tmp_path / "out")))
     assert found.sentences[-1] == FINGERPRINT_ERRORS
@@ -63,8 +63,8 @@ def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
     first = fingerprint([str(a), str(b)], config=FEW, progress=False)
     monkeypatch.setattr(module, "kept_features", lambda *_, **__: pytest.fail("read again"))
     second = fingerprint([str(a), str(b)], config=FEW, progress=False)
-    assert (first.models["cached"].any(), second.models["cached"].all()) == (False, True)
-    np.testing.assert_array_equal(first.pairs["tau_bar"], second.pairs["tau_bar"])
+    assert (first.tables["models"]["cached"].any(), second.tables["models"]["cached"].all()) == (False, True)
+    np.testing.assert_array_equal(first.frame["tau_bar"], second.frame["tau_bar"])
     dry = run(a, b, *OPTIONS, "--dry-run")
     assert dry.exit_code == 0, dry.stderr
     assert "2 models, 1 pairs; about 0 s" in dry.stdout

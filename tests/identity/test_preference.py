@@ -20,7 +20,7 @@ def votes_of(logits):
 
 
 def values(found, column="value"):
-    return found.summary.set_index("measure")[column]
+    return found.frame.set_index("measure")[column]
 
 
 def test_a_model_that_always_says_the_same_by_hand():
@@ -34,18 +34,18 @@ def test_a_model_that_always_says_the_same_by_hand():
     # e^2 / (48 + e^2 + e^-3) is the mean probability of token 7
     assert got["mean_probability_ratio"] == pytest.approx(50 * np.e**2 / (48 + np.e**2 + np.e**-3))
     assert found.top(1)[["kind", "token", "count"]].to_numpy().tolist() == [["argmax", 7, 100], ["argmin", 9, 100]]
-    assert set(found.coverage["share"]) == {1.0}
+    assert set(found.tables["coverage"]["share"]) == {1.0}
 
 
 def test_a_model_without_preference_lies_within_chance():
     logits = torch.randn(400, 60, generator=torch.Generator().manual_seed(1))
     found = vote_shares(votes_of(logits), length=8, generator=np.random.default_rng(0))
     for measure in ("argmax_top_share", "argmin_top_share", "argmax_covering", "argmin_covering"):
-        row = found.summary.set_index("measure").loc[measure]
+        row = found.frame.set_index("measure").loc[measure]
         assert row["null_low"] <= row["value"] <= row["null_high"], measure
-    got = found.summary.set_index("measure").loc["mean_probability_ratio"]
+    got = found.frame.set_index("measure").loc["mean_probability_ratio"]
     assert got["null"] == pytest.approx(got["value"], rel=0.15)
-    assert (found.coverage["null_low"] <= found.coverage["null_high"]).all()
+    assert (found.tables["coverage"]["null_low"] <= found.tables["coverage"]["null_high"]).all()
 
 
 def test_the_null_is_the_multinomial():
@@ -69,7 +69,7 @@ def test_how_the_sequences_are_batched_changes_nothing():
 
 def test_an_untrained_relu_model_prefers_tokens():
     got = preference(untrained(SMALL, seed=0), sequences=500, length=16)
-    row = got.summary.set_index("measure").loc["argmin_top_share"]
+    row = got.frame.set_index("measure").loc["argmin_top_share"]
     assert row["value"] > 2 * row["null_high"]
     assert row["low"] < row["value"] < row["high"]
 

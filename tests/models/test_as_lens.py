@@ -77,8 +77,8 @@ TAKERS = {
         sink_lens.run_with(lens_of(), batch(), scalar(model, layer=1, neurons=[3], dimensions=[4])).state
     ),
     "generate": lambda model, out: sink_lens.generate(model, [5, 6], max_new_tokens=2).ids,
-    "preference": lambda model, out: sink_lens.identity.preference(model, sequences=64, length=12).summary,
-    "contraction": lambda model, out: sink_lens.identity.contraction(model, sequences=64, length=12).summary,
+    "preference": lambda model, out: sink_lens.identity.preference(model, sequences=64, length=12).frame,
+    "contraction": lambda model, out: sink_lens.identity.contraction(model, sequences=64, length=12).frame,
     "centring_means": lambda model, out: next(
         iter(sink_lens.edits.centring_means(model, n_tokens=128).tensors().values())
     ),
@@ -111,7 +111,7 @@ def test_everything_takes_what_load_takes(kind, taker, of_lens, tmp_path):
 def test_models_in_memory_are_fingerprinted(tmp_path):
     models = [tiny("llama"), wrap(tiny("llama", seed=1), name="other")]
     found = sink_lens.identity.fingerprint(models, config=SHORT, out=tmp_path / "run", progress=False)
-    assert len(found.pairs) == 1
+    assert len(found.frame) == 1
 
 
 def test_the_run_of_a_hugging_face_model_is_named_after_it(tmp_path):

@@ -62,10 +62,10 @@ def measured(work: Work, arm: str) -> pd.DataFrame:
     for seed, one in found.items():
         other = found[seeds[(seeds.index(seed) + 1) % len(seeds)]]
         directions = [list(given.directions.values())[-1] for given in (one, other)]
-        whole = zip(one.summary["measure"], one.summary["value"], strict=True)
+        whole = zip(one.frame["measure"], one.frame["value"], strict=True)
         values = [*whole, ("agreement", abs(float(directions[0] @ directions[1])))]
         rows += [(arm, seed, name, -1, value) for name, value in values]
-        for name, of_name in one.layers.groupby("measure"):
+        for name, of_name in one.tables["layers"].groupby("measure"):
             rows += [(arm, seed, f"{name} after", place, value) for place, value in enumerate(of_name["excess"])]
     return pd.DataFrame(rows, columns=["arm", "seed", "measure", "place", "value"])
 

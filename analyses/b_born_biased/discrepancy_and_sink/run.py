@@ -57,7 +57,7 @@ def trained(work: Work, name: str) -> pd.DataFrame:
     for seed in work.size(SEEDS, SEEDS[:4]):
         lens = untrained(config, seed=seed)
         options = {"sequences": work.size(500, 50), "length": LENGTH, "sinks": False}
-        summary = contraction(lens, **options).summary.set_index("measure")["value"]
+        summary = contraction(lens, **options).frame.set_index("measure")["value"]
         model = lens.plain.train().requires_grad_(True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
         rows = train_on_trigger(model, optimizer=optimizer, seed=seed, steps=steps, every=every)

@@ -74,7 +74,7 @@ def votes(work: Work, *, size: str, arm: str) -> pd.DataFrame:
         lens = untrained(UntrainedConfig(**ARMS[arm], **shape), seed=seed)
         for n in counts:
             found = preference(lens, sequences=n, length=length, seed=1, progress=work.progress)
-            frames.append(found.summary.assign(n=n, seed=seed))
+            frames.append(found.frame.assign(n=n, seed=seed))
     return pd.concat(frames, ignore_index=True)[["measure", "value", "null", "n", "seed"]]
 
 

@@ -57,8 +57,8 @@ def asked(work: Work, arm: str) -> pd.DataFrame:
     frames = []
     for seed in seeds:
         found = preference(untrained(UntrainedConfig(**ARMS[arm], **small), seed=seed), **options)
-        summary = found.summary.rename(columns={"measure": "name"}).assign(kind="summary")
-        curve = found.coverage.query("kind == 'argmax'").rename(columns={"tokens": "name", "share": "value"})
+        summary = found.frame.rename(columns={"measure": "name"}).assign(kind="summary")
+        curve = found.tables["coverage"].query("kind == 'argmax'").rename(columns={"tokens": "name", "share": "value"})
         frames += [one.assign(seed=seed) for one in (summary, curve.assign(kind="coverage"))]
     columns = ["kind", "name", "seed", "value", "null", "null_low", "null_high"]
     return pd.concat(frames, ignore_index=True)[columns].astype({"name": str})

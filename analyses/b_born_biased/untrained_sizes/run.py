@@ -108,8 +108,8 @@ def measured(work: Work, name: str, fields: Mapping[str, Any], seed: int) -> dic
     lens = untrained(UntrainedConfig(**{**fields, "n_heads": heads}), seed=seed)
     few, many = work.size((64, 200), (50, 50))
     options = {"length": 16, "progress": work.progress}
-    contracted = contraction(lens, sequences=few, sinks=False, **options).summary.set_index("measure")["value"]
-    preferred = preference(lens, sequences=many, **options).summary.set_index("measure").loc["argmax_top_share"]
+    contracted = contraction(lens, sequences=few, sinks=False, **options).frame.set_index("measure")["value"]
+    preferred = preference(lens, sequences=many, **options).frame.set_index("measure").loc["argmax_top_share"]
     parameters = sum(one.numel() for one in lens.plain.parameters())
     factor = preferred["value"] / preferred["null"]
     return {

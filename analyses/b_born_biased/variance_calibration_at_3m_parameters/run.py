@@ -68,8 +68,8 @@ def watched(frame: pd.DataFrame) -> dict[str, float]:
 def biased(folder, *, step: int, random: dict) -> dict[str, float]:
     """Contraction and preference of a checkpoint."""
     lens = load(folder / "checkpoints" / f"checkpoint-{step}")
-    contracted = contraction(lens, sinks=False, **random).summary.set_index("measure")["value"]
-    preferred = preference(lens, **random).summary.set_index("measure")["value"]
+    contracted = contraction(lens, sinks=False, **random).frame.set_index("measure")["value"]
+    preferred = preference(lens, **random).frame.set_index("measure")["value"]
     return {
         "inter": float(contracted["inter_excess"]),
         "intra": float(contracted["intra_excess"]),

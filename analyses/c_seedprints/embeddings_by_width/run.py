@@ -58,7 +58,7 @@ def pairs_of(work: Work, cell: str) -> pd.DataFrame:
     few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 100, "relabellings": 100}
     size = work.size({"sequences": 1000, "length": 4, "alpha": 0.05, "draws": 19, "relabellings": 199}, few)
     config = FingerprintConfig(inputs="released_embeddings", seed=1, **size)
-    found = fingerprint(models, config=config, cache=False, progress=work.progress).nulls
+    found = fingerprint(models, config=config, cache=False, progress=work.progress).tables["nulls"]
     names = {lens.name: place for place, lens in enumerate(models)}
     rows = found.assign(a=found["a"].map(names), b=found["b"].map(names), p=p_of(found))
     return rows.loc[rows["null"].isin(list(NULLS)), ["null", "a", "b", "p"]]

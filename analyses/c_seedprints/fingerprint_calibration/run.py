@@ -104,7 +104,9 @@ def pairs_of(work: Work, kind: str, models: Sequence[tuple[int, LensModel]]) -> 
     few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 100, "relabellings": 100}
     config = FingerprintConfig(inputs=kind, **work.size({}, few))
     names = {lens.name: place for place, (_, lens) in enumerate(models)}
-    found = fingerprint([lens for _, lens in models], config=config, cache=False, progress=work.progress).nulls
+    found = fingerprint([lens for _, lens in models], config=config, cache=False, progress=work.progress).tables[
+        "nulls"
+    ]
     rows = found.assign(a=found["a"].map(names), b=found["b"].map(names), p=p_of(found))
     of_seed = [seed for seed, _ in models]
     return rows[[of_seed[a] != of_seed[b] for a, b in zip(rows["a"], rows["b"], strict=True)]]

@@ -44,7 +44,7 @@ def measure(work: Work) -> Measured:
         changed_copy = copies[name]()
         other = random_init(lens, seed=OTHERS[1] if name == "averaged" else OTHERS[0])
         found = fingerprint([lens, changed_copy, other], config=config, cache=not work.tiny, progress=work.progress)
-        rows = found.pairs.set_index(["a", "b"])
+        rows = found.frame.set_index(["a", "b"])
         chosen = {
             "copy": rows.loc[(lens.name, changed_copy.name)],
             "unrelated": rows.loc[(changed_copy.name, other.name)],

@@ -93,7 +93,7 @@ def at_first(work: Work, seeds, *, inputs="tokens") -> pd.DataFrame:
     models = [untrained(UntrainedConfig(**small), seed=seed) for seed in seeds]
     config = FingerprintConfig(inputs=inputs, **work.size({"coordinates": 64}, FEW))
     names = {one.name: seed for one, seed in zip(models, seeds, strict=True)}
-    found = fingerprint(models, config=config, progress=work.progress).nulls
+    found = fingerprint(models, config=config, progress=work.progress).tables["nulls"]
     return found.assign(a=found["a"].map(names), b=found["b"].map(names), p=p_of(found))
 
 
@@ -110,7 +110,7 @@ def noisy(work: Work) -> pd.DataFrame:
                 if weight.ndim > 1:
                     weight.add_(torch.randn(weight.shape, generator=generator) * size * weight.std())
         models.append(wrap(model, name=name))
-    found = fingerprint(models, config=config, cache=False, progress=work.progress).pairs
+    found = fingerprint(models, config=config, cache=False, progress=work.progress).frame
     return found[found["a"] == first.name].rename(columns={"b": "noise"})
 
 

@@ -259,8 +259,8 @@ FINGERPRINT = Page(
 
 def show(found: Any) -> Iterator[str | PageTable]:
     """Terminal output: a row per pair, the strongest effects first, with the null that decides, and the sentences."""
-    names, _ = short_names(found.models["model"].tolist())
-    pairs, decides = _rename_models(found.pairs, names).sort_values("tau_bar", ascending=False), found.config.decides
+    names, _ = short_names(found.tables["models"]["model"].tolist())
+    pairs, decides = _rename_models(found.frame, names).sort_values("tau_bar", ascending=False), found.config.decides
     heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}
     yield shown_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
     yield more(len(pairs), "pairs", most=20).strip()
