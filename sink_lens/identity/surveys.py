@@ -211,7 +211,7 @@ def _measure_contraction(
     """Contraction of a model, and its directions."""
     assert isinstance(config, ContractionConfig)
     found = contraction(lens, **asdict(draws), sinks=config.sinks, progress=progress)
-    frames = {name: getattr(found, name) for name in KINDS["contraction"].tables}
+    frames = {name: found.tables[name] for name in KINDS["contraction"].tables}
     kept = {name: one.astype(np.float32) for name, one in found.directions.items() if ".attention" not in name}
     return MeasuredModel(frames=frames, tensors=kept)
 
