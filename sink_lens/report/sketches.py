@@ -77,7 +77,7 @@ def sketch_chain(circuit: Any) -> Diagram:
     elif not circuit.about.get("is_sink", True):
         says = "No position is an attention sink, so no link was intervened on."
     elif len(links) and links["value"].isna().all():
-        says = "No link of this run was intervened on: sink-lens trace without --no-interventions measures them."
+        says = "No link of this run was intervened on. To test the links, trace again and leave out --no-interventions."
     if len(steps) > _MOST_STEPS:
         says += f" {len(steps) - _MOST_STEPS} more growth steps are not drawn."
     model = visible(circuit.about.get("model"), limit=40)

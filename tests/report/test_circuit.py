@@ -195,5 +195,5 @@ def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
     assert "It is no attention sink, so no link was intervened on" in text
     assert "of heads have a sink score above 0.3 at position 0" in text
     assert "No link was intervened on" in circuit_of(folder).graph["metadata"]["sink_lens"]["meaning"]
-    for claim in ("What makes position", "without --no-interventions", "as wide as the share of the sink"):
+    for claim in ("What makes position", "leave out --no-interventions", "as wide as the share of the sink"):
         assert claim not in text, claim

@@ -274,7 +274,7 @@ def test_nothing_but_the_page_is_written(tmp_path):
         "Position 0 is the attention sink",
         "of heads have the sink at position 0, at threshold 0.3",
         "[72%, 76%]",
-        "Outlier dimension of that token: 378.",
+        "Outlier dimension at position 0: 378.",
         "in 2 steps: layers 1 to 2 (×28.2) and layer 11 (×3.5)",
         "4 super neurons: L1.N34, L11.N300, L1.N77 and L11.N15",
         "quantised (Q4_1)",
@@ -444,7 +444,8 @@ def test_a_model_without_a_sink_is_not_given_one(tmp_path):
     page = assert_harmless(page_text(folder))
     for said in (
         "No position is an attention sink",
-        "That token has no outlier dimension.",
+        "Each cell is a head; none attends to position 0 above the threshold, most of all L0.H0 (score 0.02)",
+        "No outlier dimension at position 0.",
         "has no growth step",
         "No super neuron was found",
         "there is no onset",

@@ -98,23 +98,24 @@ _NEEDED = {
 
 def headline(story: Story) -> list[str]:
     """What was found at the sink, a sentence for each thing; its rate is in ``headline_numbers``."""
-    sentences = []
+    sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
     if story.others:
-        sentences.append(f"Further sink positions: {listed(story.others)}.")
+        one = len(story.others) == 1
+        sentences.append(
+            f"{'Another sink is at position' if one else 'Other sinks are at positions'} {listed(story.others)}."
+        )
     if story.dimensions is not None:
         names = listed(story.lasting or (), most=4)
         many = len(story.lasting or ()) > 1
         sentences.append(
-            f"Outlier dimension{'s' * many} of that token: {names}."
-            if story.dimensions
-            else "That token has no outlier dimension."
+            f"Outlier dimension{'s' * many} at {at}: {names}." if story.dimensions else f"No outlier dimension at {at}."
         )
     if story.steps is not None:
         grown = [f"{layers_in_words(first, last)} (×{number(factor)})" for first, last, factor in story.steps]
         sentences.append(
-            f"Its norm relative to that of other tokens grows in {plural(len(grown), 'step')}: {listed(grown)}."
+            f"The norm at {at}, over that of other tokens, grows in {plural(len(grown), 'step')}: {listed(grown)}."
             if grown
-            else "Its norm relative to that of other tokens has no growth step."
+            else f"The norm at {at}, over that of other tokens, has no growth step."
         )
     if story.super_neurons is not None:
         found = story.super_neurons

@@ -36,10 +36,11 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
     position = studied_position(run)
     best = largest_first(heads.loc[heads["sink_position"] == position], "sink_score").iloc[0]
     layer, head, score = (float(best[name]) for name in ("layer", "head", "sink_score"))
-    see = (
-        f"Each cell is a head; bright ones attend to position {position}, most of all {head_name(layer, head)} "
-        f"(score {number(score)}). The threshold is marked on the scale."
-    )
+    most = f"most of all {head_name(layer, head)} (score {number(score)})"
+    bright = f"bright ones attend to position {position}, {most}"
+    if story.threshold is not None and score <= story.threshold:
+        bright = f"none attends to position {position} above the threshold, {most}"
+    see = f"Each cell is a head; {bright}. The threshold is marked on the scale."
     return see, figures.sink_scores(heads, position=position, threshold=story.threshold)
 
 
