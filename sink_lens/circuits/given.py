@@ -140,6 +140,8 @@ class Comparison:
     """Edges of both over those of either."""
     rank_correlation: float
     """Rank correlation of the magnitudes of all scores; nan if a circuit has none."""
+    copies: int = 1
+    """How often an edge of the second circuit counts: once in each span of the first, if the second has no spans."""
     folder: None = None
     """It is no run."""
     finished: bool = True
@@ -153,6 +155,10 @@ class Comparison:
             f"The first circuit has {one.sum():,} edges, the second {other.sum():,}; {both:,} are in both, "
             f"{percent(self.jaccard)} of those in either."
         ]
+        if self.copies > 1:
+            told.append(
+                f"The second names no spans, so each of its edges counts {self.copies} times: once in each span."
+            )
         if np.isfinite(self.rank_correlation):
             told.append(f"The magnitudes of all scores have a rank correlation of {self.rank_correlation:.2f}.")
         return tuple(told)
@@ -189,4 +195,9 @@ def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Compa
     if np.ptp(first.scores) and np.ptp(second.scores):
         rank = spearmanr(np.abs(first.scores), np.abs(second.scores))
         rank = rank.statistic
-    return Comparison(frame=frame, jaccard=jaccard(first.chosen, second.chosen), rank_correlation=float(rank))
+    return Comparison(
+        frame=frame,
+        jaccard=jaccard(first.chosen, second.chosen),
+        rank_correlation=float(rank),
+        copies=len(first.graph.spans) if found.graph.spans == ("",) else 1,
+    )

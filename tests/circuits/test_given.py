@@ -169,6 +169,7 @@ def test_scores_over_all_positions_are_not_put_beside_those_of_spans():
     assert found.frame["score_one"].notna().all()
     assert np.isnan(found.rank_correlation)
     assert found.frame["other"].sum() == 2 * whole.n_edges
+    assert "each of its edges counts 2 times: once in each span" in found.sentences[1]
 
 
 def test_a_run_does_not_go_on_with_another_circuit_or_other_corrupted_prompts_in_the_same_file(tmp_path):
