@@ -56,7 +56,7 @@ def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
     known = {field.name: field for field in fields(cast("Any", kind))}
     changes = flatten(kind, changes, where=where)
     renamed = {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}
-    check_known(changes, known, where=where or kind.__name__, options=renamed)
+    refuse_unknown_names(changes, known, where=where or kind.__name__, options=renamed)
     made = {name: convert_value(known[name], known[name].type, value) for name, value in changes.items()}
     return kind(**made) if given is None else cast("C", replace(cast("Any", given), **made))
 
@@ -71,13 +71,13 @@ def flatten(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict
     for field in fields(kind):
         keys, table = field.metadata.get("table"), found.get(field.name)
         if keys is not None and isinstance(table, Mapping):
-            check_known(table, keys, where=f"[{field.name}] of {where or kind.__name__}")
+            refuse_unknown_names(table, keys, where=f"[{field.name}] of {where or kind.__name__}")
             del found[field.name]
             found |= {keys[name]: value for name, value in table.items()}
     return found
 
 
-def check_known(
+def refuse_unknown_names(
     given: Iterable[str], known: Iterable[str], *, where: str, options: Mapping[str, str] | None = None
 ) -> None:
     """Refuse a name that is not known.

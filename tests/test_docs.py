@@ -97,7 +97,7 @@ def test_every_table_is_in_the_reference_with_its_columns_in_order(site):
 def test_the_code_of_a_page_runs_in_its_order(name, tmp_path, monkeypatch):
     path = DOCS / f"{name}.md"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sink_lens.records.display.page", lambda folder: folder)  # the report has its own tests
+    monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: folder)  # the report has its own tests
     blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert len(blocks) >= 4
     names = {}

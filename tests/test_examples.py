@@ -84,7 +84,7 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize("path", first(SCRIPTS), ids=name)
 def test_an_example_runs_on_a_model_of_ones_own(path, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # where an example writes by default
-    monkeypatch.setattr("sink_lens.records.display.page", lambda folder: None)  # it has its own tests, and is slow
+    monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: None)  # it has its own tests, and is slow
     run(path, "--model", str(model), *SMALLER.get(path.stem, []))
     printed = capsys.readouterr().out.replace(str(model), "SmolLM2-135M-Instruct").splitlines()
     lines = [line for line in printed if line.strip() and not line.startswith("{'")]  # the Trainer's own

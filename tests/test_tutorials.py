@@ -50,7 +50,7 @@ def test_the_python_of_a_page_runs_in_its_order(page, model, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-model").symlink_to(model)
     (tmp_path / "text.txt").write_text("the cat and the dog saw the river near the hill. " * 400)
-    monkeypatch.setattr("sink_lens.records.display.page", lambda folder: folder)  # pages have their own tests
+    monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: folder)  # pages have their own tests
     monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))  # not installed here
     found = blocks(page, "python")
     assert found
@@ -98,7 +98,7 @@ def test_the_readme_is_short():
 
 
 def test_each_block_of_the_readme_runs_alone(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("sink_lens.records.display.page", lambda folder: folder)
+    monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: folder)
     for place, block in enumerate(blocks(ROOT / "README.md", "python")):
         (tmp_path / str(place)).mkdir()
         monkeypatch.chdir(tmp_path / str(place))

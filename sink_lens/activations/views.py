@@ -183,7 +183,7 @@ class Streamed:
             for name, by_layer in self.values.items()
         ]
         frame = pd.DataFrame(rows, columns=["reading", "layers", "shape in a layer"])
-        return display.html(f"Read with the {self.kernel} attention kernel.", frame)
+        return display.result_html(f"Read with the {self.kernel} attention kernel.", frame)
 
     def __getitem__(self, key: tuple[str, int]) -> Tensor:
         """The tensor of a reading at a layer.
@@ -269,7 +269,7 @@ class Captured:
         rows = [(site, layer, str(tuple(one.shape)), str(one.dtype)) for (site, layer), one in self.tensors.items()]
         size = sum(one.numel() * one.element_size() for one in self.tensors.values())
         frame = pd.DataFrame(rows, columns=["site", "layer", "shape", "dtype"])
-        return display.html(f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path.", frame)
+        return display.result_html(f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path.", frame)
 
     def __getitem__(self, key: tuple[str, int] | str) -> Tensor:
         place = (key, 0) if isinstance(key, str) else key

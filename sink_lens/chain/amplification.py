@@ -9,7 +9,7 @@ import pandas as pd
 from ..edits.amplification import FACTORS, Centre, CentringMeans, amplify, centres_of
 from ..edits.constructors import Edit
 from ..edits.outcome import Outcome
-from ..schema import columns_of
+from ..schema import column_names
 from ..stats import Interval, studentised_interval
 from ..text import span
 from .setting import Setting
@@ -25,7 +25,7 @@ def amplification_curve(
     layer with attention comes before the growth.
     """
     layers, reads, rng = setting.early_layers, setting.next_layers, np.random.default_rng(setting.seed)
-    columns = columns_of("trace", "amplification")
+    columns = column_names("trace", "amplification")
     if not layers:
         return pd.DataFrame(columns=columns)
     cells: list[tuple[Centre, float]] = [(centre, factor) for centre in centres_of(setting.lens) for factor in factors]

@@ -24,7 +24,7 @@ from ..models.lens import LensModel
 from ..models.memory import collect_garbage
 from ..progress import tqdm
 from ..records import RunWriter
-from ..schema import columns_of
+from ..schema import column_names
 from ..stats import Interval, studentised_interval
 from ..text import span
 from . import amplification, makers, mediate, paths, placement
@@ -67,7 +67,7 @@ def effect_table(
             shown.set_description_str(says[name])
             rows.append(_intervention_row(setting, name, one, uniform=uniform, rng=rng))
             shown.update()
-    return pd.DataFrame(rows, columns=columns_of("trace", "effects"))
+    return pd.DataFrame(rows, columns=column_names("trace", "effects"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ def causal_tables(
             empty.remove(name)
     if lacks_sink or not able:
         for name in empty:
-            once(name, lambda name=name: pd.DataFrame(columns=columns_of("trace", name)))
+            once(name, lambda name=name: pd.DataFrame(columns=column_names("trace", name)))
         return
 
     @functools.cache

@@ -39,7 +39,7 @@ from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..measures.reductions import widen
 from ..models.weights import attention_weights
-from ..schema import columns_of
+from ..schema import column_names
 from ..stats import Interval
 from ..text import listed
 from .config import FEW_CONTROLS
@@ -423,7 +423,7 @@ def maker_tables(
         progress: show bars.
     """
     if found is None:
-        return {name: pd.DataFrame(columns=columns_of("trace", name)) for name in ("makers", "maker_sets")}
+        return {name: pd.DataFrame(columns=column_names("trace", name)) for name in ("makers", "maker_sets")}
     super_parts = tuple(
         Maker(kind="neuron", layer=layer, unit=unit)
         for layer, mask in sorted(supers.items())
@@ -461,7 +461,7 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
                 "target": found.target,
             }
         )
-    return pd.DataFrame(rows, columns=columns_of("trace", "makers"))
+    return pd.DataFrame(rows, columns=column_names("trace", "makers"))
 
 
 def _role(part: Maker, found: Makers) -> str:
@@ -527,7 +527,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
             over = float(own["baseline_loss_nats"]) - float(controls[0]["baseline_loss_nats"])  # type: ignore[arg-type]
             own["control_loss_nats"] = over + float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
         rows += [own, *controls]
-    return pd.DataFrame(rows, columns=columns_of("trace", "maker_sets"))
+    return pd.DataFrame(rows, columns=column_names("trace", "maker_sets"))
 
 
 def _matched_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:

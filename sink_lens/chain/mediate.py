@@ -21,7 +21,7 @@ import torch
 
 from ..edits.constructors import Edit
 from ..edits.isolation import isolate
-from ..schema import LEAST_ADDED, columns_of
+from ..schema import LEAST_ADDED, column_names
 from .config import FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
@@ -102,4 +102,4 @@ def mediation_table(
                     "control_n": few.n_sequences if len(control) else 0,
                 }
             )
-    return pd.DataFrame(rows, columns=columns_of("trace", "mediation"))
+    return pd.DataFrame(rows, columns=column_names("trace", "mediation"))

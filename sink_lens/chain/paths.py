@@ -39,7 +39,7 @@ from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..models.weights import keys_of, mlp_weights, norm_weights
-from ..schema import ALL_STEPS, LEAST_PATH, columns_of
+from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import span
 from .config import PATH_CONTROLS, PATH_LENGTH
 from .setting import Edits, Setting, bar, mean_mass, random_others, shorten
@@ -274,7 +274,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
                     "control_n": few.n_sequences if shares else 0,
                 }
             )
-    return pd.DataFrame(rows, columns=columns_of("trace", "paths"))
+    return pd.DataFrame(rows, columns=column_names("trace", "paths"))
 
 
 def neuron_groups(setting: Setting) -> list[End]:

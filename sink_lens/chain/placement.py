@@ -20,7 +20,7 @@ from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..engine.engine import outcomes
 from ..measures.attention import uniform_mass
-from ..schema import columns_of
+from ..schema import column_names
 from .readings import OTHERS_FROM, evenly_spaced
 from .setting import Setting, bar, mean_mass
 
@@ -72,7 +72,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
         for cases in bar(list(by_tokens.values()), label="position or token", progress=progress)
         for row in _rows(setting, cases)
     ]
-    return pd.DataFrame(rows, columns=columns_of("trace", "placement"))
+    return pd.DataFrame(rows, columns=column_names("trace", "placement"))
 
 
 def kind_of(table: pd.DataFrame) -> Kind:

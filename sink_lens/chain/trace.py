@@ -23,7 +23,7 @@ from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.precision import rounding
 from ..activations.record import capture
-from ..configuration import check_known, with_fields
+from ..configuration import refuse_unknown_names, with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, model_of, tokens_of
@@ -157,7 +157,7 @@ def trace(
         check_sequences(config)
         if config.target_position is not None and not config.prompts:
             check_interior(config.target_position, shortest=config.length)
-    check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
+    refuse_unknown_names(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = sequences if sequences is not None else tokens_of(lens, config=config, bos=config.bos)

@@ -326,7 +326,7 @@ class Circuit:
         elif ending == ".pdf":
             self.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
         else:
-            path.write_bytes(display.image(self.draw(), "svg" if ending == ".svg" else "png"))
+            path.write_bytes(display.figure_bytes(self.draw(), "svg" if ending == ".svg" else "png"))
         return path
 
     def explore(self, curve: Curve | None = None) -> "Explorer":
@@ -389,7 +389,7 @@ class Circuit:
 
     def _repr_html_(self) -> str:
         """The circuit in a notebook."""
-        return display.html(repr(self), self.draw(most=40), self.frame.head(12))
+        return display.result_html(repr(self), self.draw(most=40), self.frame.head(12))
 
 
 def find(

@@ -79,7 +79,7 @@ class LogitAttribution:
     def _repr_html_(self) -> str:
         """The strongest parts in a notebook."""
         said = f"{self.what}: {float(self.logits.mean()):.4g}, the sum of {len(self.frame)} contributions."
-        return display.html(said, self.strongest().dropna(axis=1, how="all"))
+        return display.result_html(said, self.strongest().dropna(axis=1, how="all"))
 
 
 def direct_logit_attribution(

@@ -26,8 +26,8 @@ from ..errors import InputError, RunError
 from ..models.inputs import model_of, provenance_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import Result, RunWriter, check_known, create_run, default_folder, display, read_run
-from ..records.shards import check_shard, holder, run_in
+from ..records import Result, RunWriter, create_run, default_folder, display, read_run, refuse_unhashed_code
+from ..records.shards import check_shard, compute_run, process_name
 from ..stats import interval
 from .attention import attention_of
 from .checks import CONFIRMED, check_from_table
@@ -117,9 +117,9 @@ def run(
     check_shard(shard, out=out, overwrite=overwrite)
     asked = _ask(model, config=config, fields=fields)
     if shard is not None:
-        check_known(asked.code())
+        refuse_unhashed_code(asked.code())
     folder = default_folder(asked.lens.name) if out is None else Path(out)
-    found = run_in(
+    found = compute_run(
         folder,
         shard=shard,
         overwrite=overwrite,
@@ -164,7 +164,7 @@ class _Asked:
             folder,
             kind="circuit",
             config=asked_by(asdict(self.config)) | self.code() | dict(part or {}),
-            provenance=provenance | ({"holder": holder()} if part else {}),
+            provenance=provenance | ({"holder": process_name()} if part else {}),
             expects=() if part else FILES,
             overwrite=overwrite,
             reopen=reopen,
@@ -223,7 +223,7 @@ def _ask(model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | Non
 def _finished_run(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, report: bool) -> CircuitRun:
     """The result of a finished run folder."""
     if report:
-        display.page(folder)
+        display.draw_page(folder)
     held = read_run(folder)
     tables = {name: held.tables[name] for name in (*FILES, "check", "check_nodes", "core") if name in held.tables}
     return CircuitRun(folder=folder, found=circuit, tables=tables, headline="\n".join(sentences))

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 import typer
 
 from ..configuration import (
-    check_known,
     choices_of,
     convert_value,
     field_docs,
     flatten,
     parse_setting,
+    refuse_unknown_names,
     with_fields,
     without_none,
 )
@@ -110,7 +110,7 @@ def configured(
                         f"line, as {option_of(field)} {settings[name]}"
                     )
             replacing = dict(parse_setting(pair) for pair in pairs or ())
-            check_known(replacing, list(known), where="--set")
+            refuse_unknown_names(replacing, list(known), where="--set")
             settings |= replacing
             for name, value in asked.items():
                 source = ctx.get_parameter_source(name)
@@ -183,10 +183,10 @@ def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
-    from ..records.provenance import strict
+    from ..records.provenance import plain_json
 
     found = {name: json_rows(value) if hasattr(value, "to_dict") else value for name, value in found.items()}
-    typer.echo(json.dumps(strict(found), allow_nan=False), file=file)
+    typer.echo(json.dumps(plain_json(found), allow_nan=False), file=file)
 
 
 def build_config(

@@ -81,11 +81,11 @@ def status(
 
 def _status(folder: Path, *, quiet: bool) -> Answer:
     """Print how far a run is."""
-    from ..records import read_run, state_of
-    from ..records.shards import progress_of
+    from ..records import read_run, run_state
+    from ..records.shards import shard_progress
 
-    run, shards = read_run(folder), progress_of(folder)
-    state = state_of(folder)
+    run, shards = read_run(folder), shard_progress(folder)
+    state = run_state(folder)
     if len(shards):
         state = f"{(shards['state'] == 'finished').sum()} of {len(shards)} shards finished"
     if not quiet:

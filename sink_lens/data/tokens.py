@@ -262,7 +262,7 @@ class TokenBatch:
 
     def _repr_html_(self) -> str:
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
-        return display.html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
+        return display.result_html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 
     @property
     def n_sequences(self) -> int:

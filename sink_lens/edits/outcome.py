@@ -43,7 +43,7 @@ class Outcome:
         means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
         loss = {} if self.loss is None else {"loss, nats": float(self.loss.nanmean())}
         said = f"Means over {len(self.layers)} layers, the heads and {len(self.valid)} sequences."
-        return display.html(said, means | loss)
+        return display.result_html(said, means | loss)
 
     def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
         """Mean attention to a position over heads and layers (None means all layers that were read), by sequence."""

@@ -64,7 +64,7 @@ class Generated:
 
     def _repr_html_(self) -> str:
         said = f"Both continuations are the same for {self.same} tokens."
-        return display.html(said, {"prompt": self.prompt, "edited": self.text, "plain": self.plain})
+        return display.result_html(said, {"prompt": self.prompt, "edited": self.text, "plain": self.plain})
 
     @property
     def same(self) -> int:

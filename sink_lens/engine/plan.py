@@ -12,7 +12,7 @@ import torch
 
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
-from ..records.reading import damaged_file
+from ..records.reading import damaged_file_error
 from .needs import Needs
 
 Path = Literal["blocks", "bridge"]
@@ -122,5 +122,5 @@ def read_plan(path: FilePath) -> Plan:
         if plan.path not in get_args(Path) or not all(type(one) is int and 0 < one < 2**20 for one in counts):
             raise ValueError(f"it holds {plan}")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged_file(path, error) from error
+        raise damaged_file_error(path, error) from error
     return plan

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import find_device, load
 from ..records import RUN_FILE, read_run
-from ..records.checkpoints import checkpoints_of
+from ..records.checkpoints import checkpoint_folders
 from .config import FEWEST, MOST, NOTHING
 from .untrained_models import UntrainedConfig, untrained
 
@@ -69,7 +69,7 @@ def models_to_measure(
                 ModelToMeasure(
                     name=f"{folder.name} step {step}", variant=folder.name, seed=seed, step=step, source=str(path)
                 )
-                for step, path in checkpoints_of(run).items()
+                for step, path in checkpoint_folders(run).items()
             ]
         else:
             found.append(ModelToMeasure(name=model, variant=model, source=model))

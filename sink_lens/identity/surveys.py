@@ -116,7 +116,7 @@ def survey(
 def _drawn_result(folder: Path) -> Result:
     """The result of a survey's folder, whose page is drawn."""
     run = read_run(folder)
-    display.page(folder)
+    display.draw_page(folder)
     errors = run.tables["models"]["error"].tolist()
     failed = sum(isinstance(one, str) for one in errors)
     said = f"{run.kind} of {len(errors) - failed} models" + (f"; {failed} could not be measured" if failed else "")

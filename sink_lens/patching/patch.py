@@ -29,8 +29,8 @@ from ..engine.plan import Plan
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import RunWriter, check_known
-from ..records.shards import check_shard, run_in
+from ..records import RunWriter, refuse_unhashed_code
+from ..records.shards import check_shard, compute_run
 from .config import ADDED, EVERY, PatchConfig
 from .first_order import first_order
 from .pairs import PromptPair, Sequences
@@ -108,7 +108,7 @@ def _patch_site(
         return request.result(None, progress=progress)
     code = request.code()
     if shard is not None:
-        check_known(code)
+        refuse_unhashed_code(code)
     plans: list[Plan | None] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
@@ -121,7 +121,7 @@ def _patch_site(
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
         request.measure(Kept(writer, planned=plans[0], only=parts), progress=progress)
 
-    found = run_in(
+    found = compute_run(
         Path(out),
         shard=shard,
         overwrite=overwrite,

@@ -109,7 +109,7 @@ class PathResult:
 
     def _repr_html_(self) -> str:
         said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
-        return display.html(said, self.frame)
+        return display.result_html(said, self.frame)
 
 
 def path_patch(

@@ -164,7 +164,7 @@ class PatchResult(Swept):
             where = ", ".join(f"{name} {top[name]}" for name in self.by)
             said = [f"The strongest patch is at {where}: it changes {self.metric} by {top['effect']:.4g}.", *said]
         drawn = [self.heatmap()] if self.by and self.finished else []
-        return display.html(said, *drawn, self.strongest().dropna(axis=1, how="all"))
+        return display.result_html(said, *drawn, self.strongest().dropna(axis=1, how="all"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ class AttributionResult(Swept):
             f"{self.site}, {self.direction}, to first order: {self.metric} is {self.baseline:.4g} in the baseline run."
         )
         drawn = [self.heatmap()] if self.by else []
-        return display.html(said, *drawn, self.strongest())
+        return display.result_html(said, *drawn, self.strongest())
 
     def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
         """Compare the approximation with real patches of randomly drawn cells, among those whose values differ.
@@ -278,7 +278,7 @@ def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> 
     for name, frame in result.tables.items():
         writer.write_table(name, _folder_columns(frame))
     if result.by:
-        writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
+        writer.write_bytes("heatmap.png", display.figure_bytes(result.heatmap(), "png"))
     about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
     writer.write_csv("summary", _folder_columns(result.strongest(SHOWN)).assign(**about))
 

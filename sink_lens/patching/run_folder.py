@@ -15,7 +15,7 @@ from ..engine.plan import Plan, read_plan
 from ..models.inputs import provenance_of
 from ..models.lens import LensModel
 from ..records import RunWriter, create_run
-from ..records.shards import holder
+from ..records.shards import process_name
 from .config import PatchConfig
 from .pairs import PromptPair
 
@@ -92,7 +92,7 @@ def open_run(
     """
     provenance = provenance_of(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
-    provenance |= {"holder": holder()} if part else {}
+    provenance |= {"holder": process_name()} if part else {}
     asked = asdict(replace(config, metric="loss", put="source", edits=())) | {"metric_name": metric.name}
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
     put: Any = config.put

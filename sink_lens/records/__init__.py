@@ -8,17 +8,17 @@ reused. Nothing in this package loads torch.
 
 from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, versions
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, check_not_of_run, read_run, read_table
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, read_table, refuse_file_of_run
 from sink_lens.records.result import Finding, Result
 from sink_lens.records.writing import (
     UNKNOWN,
     RunWriter,
     add_to_run,
     check_free,
-    check_known,
     create_run,
     default_folder,
-    state_of,
+    refuse_unhashed_code,
+    run_state,
     write_whole,
 )
 
@@ -37,15 +37,15 @@ __all__ = [
     "Tables",
     "add_to_run",
     "check_free",
-    "check_known",
-    "check_not_of_run",
     "create_run",
     "default_folder",
     "log_lines",
     "read_log",
     "read_run",
     "read_table",
-    "state_of",
+    "refuse_file_of_run",
+    "refuse_unhashed_code",
+    "run_state",
     "versions",
     "write_whole",
 ]

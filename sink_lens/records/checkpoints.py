@@ -9,8 +9,8 @@ from sink_lens.records.reading import Run
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
-def checkpoints_of(run: Run) -> dict[int, Path]:
-    """The checkpoints of a training run: step -> folder, in order.
+def checkpoint_folders(run: Run) -> dict[int, Path]:
+    """Training step -> folder of the checkpoint that was written there, for all checkpoints of a run, by step.
 
     Raises:
         RunError: it is no training run, or has none.

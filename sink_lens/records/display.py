@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def html(sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = (), folder: Path | None = None) -> str:
-    """The HTML by which a notebook shows a result.
+def result_html(
+    sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = (), folder: Path | None = None
+) -> str:
+    """HTML by which a notebook shows a result: sentences, then figures and tables, then small print.
 
     Args:
         sentences: sentences at the top.
@@ -22,22 +24,23 @@ def html(sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = 
         notes: small print.
         folder: the run folder, named at the end.
     """
-    return _of_report("notebook", "result")(sentences, *parts, notes=notes, folder=folder)
+    return _import_from_report("notebook", "result")(sentences, *parts, notes=notes, folder=folder)
 
 
-def image(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
+def figure_bytes(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
     """The bytes of a figure file; equal figures give equal bytes."""
-    return _of_report("style", "figure_bytes")(drawn, form)
+    return _import_from_report("style", "figure_bytes")(drawn, form)
 
 
-def page(folder: Path) -> Path:
+def draw_page(folder: Path) -> Path:
     """Draw the page of a run and return the path of the page.
 
     Raises:
         RunError: the page cannot be written.
     """
-    return _of_report("html", "render")(folder)
+    return _import_from_report("html", "render")(folder)
 
 
-def _of_report(module: str, name: str) -> Any:
+def _import_from_report(module: str, name: str) -> Any:
+    """Import ``sink_lens.report.MODULE`` and return what has this name in it."""
     return getattr(import_module(f"sink_lens.report.{module}"), name)

@@ -58,8 +58,8 @@ class RunLog:
             RunError: another process appends to it, it is damaged, or it has other tables.
         """
         self.path = folder / LOG_FILE
-        if (taken := _open_log(self.path)) is None:
-            self._claim = _claim(folder / _CLAIM)
+        if (taken := _log_of_this_process(self.path)) is None:
+            self._claim = _lock_file(folder / _CLAIM)
         else:  # the lock goes over
             self._claim, taken.taken = taken._claim, True
         self.taken = False
@@ -67,7 +67,7 @@ class RunLog:
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             try:
-                self.part = self._begin(columns)
+                self.part = self._begin_part(columns)
             except BaseException:
                 os.close(self._file)
                 raise
@@ -97,7 +97,7 @@ class RunLog:
             OSError: it still cannot.
         """
         if self._waiting and not self.taken:
-            self._write(b"".join(self._waiting))
+            self._write_bytes(b"".join(self._waiting))
             self._waiting.clear()
 
     def close(self) -> None:
@@ -109,14 +109,14 @@ class RunLog:
         (self.path.parent / _CLAIM).unlink(missing_ok=True)
         os.close(self._claim)
 
-    def _begin(self, columns: Mapping[str, Mapping[str, str]]) -> int:
+    def _begin_part(self, columns: Mapping[str, Mapping[str, str]]) -> int:
         """Cut off a broken last line, write the first line if there is none, and return the number of this part."""
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             os.ftruncate(self._file, whole)
         if not whole:
-            self._write(json.dumps({"columns": columns}).encode() + b"\n")
+            self._write_bytes(json.dumps({"columns": columns}).encode() + b"\n")
         try:
             known, last = columns_of_log(self.path), max((line.part for line in all_lines(self.path)), default=-1)
         except ValueError as error:
@@ -125,7 +125,7 @@ class RunLog:
             raise RunError(f"{self.path} has other tables than this run would add to. Choose another folder.")
         return last + 1
 
-    def _write(self, content: bytes) -> None:
+    def _write_bytes(self, content: bytes) -> None:
         """Append all bytes and force them onto the disk; after an error the file is as it was."""
         before = os.fstat(self._file).st_size
         try:
@@ -143,15 +143,15 @@ _OPEN: "weakref.WeakValueDictionary[Path, RunLog]" = weakref.WeakValueDictionary
 """The logs that this process appends to."""
 
 
-def _open_log(path: Path) -> RunLog | None:
+def _log_of_this_process(path: Path) -> RunLog | None:
     """The log that this process has open at a path; None if there is none."""
     return _OPEN.get(path.resolve())
 
 
-def check_log_begins(folder: Path) -> None:
-    """Refuse, for a run that begins, a folder whose log is open or has rows of another run."""
+def refuse_used_log(folder: Path) -> None:
+    """Refuse to begin a run in a folder whose log is open in this process or already has rows."""
     path = folder / LOG_FILE
-    if _open_log(path) is not None:
+    if _log_of_this_process(path) is not None:
         raise RunError(f"{folder} is in use by another monitor of this process. Choose another folder.")
     if path.is_file():
         with path.open("rb") as file:
@@ -163,7 +163,7 @@ def check_log_begins(folder: Path) -> None:
 
 
 def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
-    """Table -> column -> dtype, from the first line.
+    """Name of each table of a log -> its columns -> their dtypes, as the first line of the log has them.
 
     Raises:
         ValueError: it is no such line.
@@ -191,13 +191,18 @@ def all_lines(path: Path) -> Iterator[Line]:
                 return
             found = json_value(text)
             line = Line(**found) if isinstance(found, dict) and set(found) == set(Line._fields) else None
-            if line is None or type(line.part) is not int or type(line.at) is not int or not _is_tables(line.tables):
+            if (
+                line is None
+                or type(line.part) is not int
+                or type(line.at) is not int
+                or not _is_blocks_by_table(line.tables)
+            ):
                 raise ValueError(f"line {number} holds no rows")
             yield line
 
 
 def log_lines(path: Path) -> Iterator[Line]:
-    """The lines that count, in the order of their steps: no later part of the run began at or before their step.
+    """Lines of a log, by step, without those whose step a later part of the run has gone through again.
 
     Raises:
         ValueError: a line is none that ``RunLog`` wrote.
@@ -213,7 +218,11 @@ def log_lines(path: Path) -> Iterator[Line]:
 
 
 def read_log(path: Path, *, only: Collection[int] | None = None) -> dict[str, pd.DataFrame]:
-    """Table -> rows of the lines that count; ``only``: rows of these steps alone.
+    """Name -> rows of each table of a log, without steps that a later part of the run has gone through again.
+
+    Args:
+        path: the log.
+        only: the steps whose rows are wanted; all if None.
 
     Raises:
         ValueError: it is damaged.
@@ -238,15 +247,15 @@ def read_log(path: Path, *, only: Collection[int] | None = None) -> dict[str, pd
         raise ValueError(str(error)) from error
 
 
-def _is_tables(value: Any) -> bool:
-    """Check that a value has the shape of a line's tables: table -> list of blocks of columns."""
+def _is_blocks_by_table(value: Any) -> bool:
+    """Check whether a value maps names of tables to lists of blocks, each a mapping of columns."""
     return isinstance(value, dict) and all(
         isinstance(blocks, list) and all(isinstance(one, dict) for one in blocks) for blocks in value.values()
     )
 
 
-def _claim(path: Path) -> int:
-    """Lock a file for this process and return its file descriptor; refuse it if another process has the lock."""
+def _lock_file(path: Path) -> int:
+    """Lock a file for this process and return its file descriptor; raise a RunError if another process has the lock."""
     import fcntl  # not there on Windows, where nothing but this needs it
 
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -260,7 +269,7 @@ def _claim(path: Path) -> int:
 
 
 def in_use_error(folder: Path) -> RunError:
-    """Make the error for a folder that another process writes."""
+    """The error for a folder to which another process is writing."""
     return RunError(
         f"{folder} is in use by another process; need a folder that no other run is writing. Wait for that one, or "
         "choose another folder."

@@ -31,7 +31,7 @@ class Shortened:
 
 
 def shorten_log(path: Path, *, name: str, most: int) -> tuple[pd.DataFrame, Shortened | None]:
-    """(rows of a table of a log, what was left out): about ``most`` of more; None and all rows of a shorter one.
+    """(about ``most`` rows of a table in a log, how many it has); (all rows, None) if it has no more than ``most``.
 
     Raises:
         OSError, ValueError: it cannot be read.
@@ -50,7 +50,10 @@ def shorten_log(path: Path, *, name: str, most: int) -> tuple[pd.DataFrame, Shor
 
 
 def shorten(frame: pd.DataFrame, *, most: int) -> tuple[pd.DataFrame, Shortened | None]:
-    """(rows of a table, what was left out): whole steps, else every n-th row and each column's extremes."""
+    """(about ``most`` rows of a table, how many it has); (the table, None) if it has no more than ``most``.
+
+    Whole steps are kept, or else every n-th row and those with the extremes of each column.
+    """
     total = len(frame)
     if total <= most:
         return frame, None

@@ -20,7 +20,7 @@ CIRCUMSTANCE = ("versions", "device", "kernel")
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that affect the numbers; None for a package that is not installed."""
+    """Package, or ``python`` -> version, of what affects the numbers; None for a package that is not installed."""
     found: dict[str, str | None] = {"python": python_version()}
     for package in ("torch", "transformers", "transformer-lens", "sink-lens"):
         try:
@@ -30,18 +30,18 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def strict(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Convert a value to plain JSON types; nan and infinities, which JSON lacks, become None.
 
     Raises:
         RunError: The value holds something other than text, numbers, lists and mappings.
     """
     if isinstance(value, Mapping):
-        return {str(name): strict(entry) for name, entry in value.items()}
+        return {str(name): plain_json(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [strict(entry) for entry in value]
+        return [plain_json(entry) for entry in value]
     if isinstance(value, (np.generic, np.ndarray)):
-        return strict(value.tolist())
+        return plain_json(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):

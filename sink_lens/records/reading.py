@@ -52,7 +52,7 @@ class Tables(Mapping[str, pd.DataFrame]):
     """The tables of a run by name. Each access reads the file again, unless the tables are kept in memory."""
 
     def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]], kind: str) -> None:
-        """List the tables of a folder; none is read yet."""
+        """Note which files of a folder are tables; none is read yet."""
         self._kind = kind
         self._files = files
         self._names = _RENAMED.get(kind, {})
@@ -65,10 +65,10 @@ class Tables(Mapping[str, pd.DataFrame]):
             for file in files
             if Path(file).suffix in (".parquet", ".csv") and (folder / file).exists()
         }
-        self._paths |= self._logged(folder / LOG_FILE)
+        self._paths |= self._paths_in_log(folder / LOG_FILE)
 
-    def _logged(self, log: Path) -> dict[str, Path]:
-        """Table -> log, for tables without a file of their own, or all tables if the log has grown since."""
+    def _paths_in_log(self, log: Path) -> dict[str, Path]:
+        """Name of a table -> the log, for tables without a file of their own; for all if the log has grown since."""
         if log.name not in self._files or not log.is_file():
             return {}
         grown = log.stat().st_size > self._files[log.name]["bytes"]
@@ -91,16 +91,16 @@ class Tables(Mapping[str, pd.DataFrame]):
         """The table, read when it is asked for."""
         name = self._names.get(name, name)
         if self._kept is None:
-            return self._read(name)
+            return self._read_table(name)
         if name not in self._kept:
-            self._kept[name] = self._read(name)
+            self._kept[name] = self._read_table(name)
         return self._kept[name]
 
-    def _read(self, name: str) -> pd.DataFrame:
-        """Read a table, shortened if it has too many rows; a damaged file raises a RunError."""
+    def _read_table(self, name: str) -> pd.DataFrame:
+        """Read a table, shortened if it has too many rows; raise a RunError if its file is damaged."""
         path = self._paths[name]
         try:
-            if not whole(path, self._files[path.name]):
+            if not is_intact(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
             left = None
             if path.name != LOG_FILE:
@@ -115,7 +115,7 @@ class Tables(Mapping[str, pd.DataFrame]):
                 self.shortened[name] = left
             return table
         except (OSError, ValueError) as error:
-            raise damaged_file(path, error) from error
+            raise damaged_file_error(path, error) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)
@@ -159,7 +159,7 @@ class Run:
         return "".join(f"<div><b>{name}</b> {html.escape(str(value)[:400])}</div>" for name, value in said.items())
 
     def need(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
-        """Read a table and check that it has these columns.
+        """Read the table with this name, and check that it has these columns.
 
         Raises:
             RunError: The table is not in the run, is damaged, or lacks one of the columns.
@@ -175,19 +175,19 @@ class Run:
         return table
 
     def optional(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame | None:
-        """Like ``table``, but None if the table is absent, damaged or lacks a column."""
+        """The table as ``need`` reads it; None if it is absent, damaged or lacks a column."""
         try:
             return self.need(name, columns=columns)
         except RunError:
             return None
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """The tensors of NAME.safetensors."""
+        """Name -> array, of the tensors in the run's file NAME.safetensors."""
         path = self.folder / f"{name}.safetensors"
         try:
             return safetensors.numpy.load_file(path)
         except (OSError, safetensors.SafetensorError) as error:
-            raise damaged_file(path, error) from error
+            raise damaged_file_error(path, error) from error
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -229,7 +229,7 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
 
 
 def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
-    """Return the table if its columns have the dtypes that the schema declares.
+    """Return the table as it is, after a check that its columns have the dtypes that the schema declares.
 
     Raises:
         ValueError: a column holds something else.
@@ -242,7 +242,7 @@ def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool =
 
 
 def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool) -> None:
-    """Refuse numbers where texts belong, the reverse, and parts or infinities where whole numbers do.
+    """Refuse a column with numbers where texts belong, the reverse, or fractions or infinities for whole numbers.
 
     A text that is a number is read from CSV as one.
     """
@@ -260,7 +260,7 @@ def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read run.json as a dict, and check that every required field is there."""
+    """Read run.json of a folder, and check that it has every required field, of the right type."""
     path = folder / RUN_FILE
     check_name(path, what="the folder of a run")
     if not path.is_file():
@@ -269,7 +269,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
         _check_record(record)
     except (OSError, ValueError, RecursionError) as error:
-        raise damaged_file(path, error) from error
+        raise damaged_file_error(path, error) from error
     return record
 
 
@@ -291,7 +291,7 @@ def _check_record(record: Any) -> None:
             raise ValueError(f"{file} has no size and hash")
 
 
-def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
+def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
     """Refuse to write over a file that belongs to a run.
 
     Args:
@@ -316,8 +316,8 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
             raise InputError(f"{path} belongs to the run in {folder}; need a file of its own. Choose another name.")
 
 
-def whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Check that a file has the size and hash that run.json lists; a log may have grown since."""
+def is_intact(path: Path, entry: Mapping[str, Any]) -> bool:
+    """Check that a file has the size and hash in its entry of run.json; a log may have grown since."""
     if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False
     digest, left = hashlib.sha256(), entry["bytes"]
@@ -329,6 +329,6 @@ def whole(path: Path, entry: Mapping[str, Any]) -> bool:
     return left == 0 and not longer and digest.hexdigest() == entry["sha256"]
 
 
-def damaged_file(path: Path, error: Exception) -> RunError:
-    """Make the error for a file of a run that cannot be read."""
+def damaged_file_error(path: Path, error: Exception) -> RunError:
+    """The error for a file of a run that cannot be read."""
     return RunError(f"{path} cannot be read: it is damaged ({error}). Run again into another folder.")

@@ -42,12 +42,12 @@ class Finding:
         return tuple(self.headline.splitlines())
 
     def shown(self) -> tuple[object, ...]:
-        """Return the figures and tables that a notebook shows below the headline."""
+        """The figures and tables that a notebook shows below the headline."""
         return (self.frame,)
 
     def _repr_html_(self) -> str:
         shown, folder = self.shown() if self.finished else (), getattr(self, "folder", None)
-        return display.html(self.sentences, *shown, notes=self.notes, folder=folder)
+        return display.result_html(self.sentences, *shown, notes=self.notes, folder=folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Result(Finding):
 
     @classmethod
     def unfinished(cls, folder: Path, *, shard: str) -> Self:
-        """The result of a shard that is done while others are not: it has no tables yet."""
+        """The result, without tables yet, of one shard of a run while other shards are still to be computed."""
         return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_in(folder))
 
     @property
@@ -69,8 +69,8 @@ class Result(Finding):
         return self.folder / PAGE_FILE
 
     def report(self) -> Path:
-        """Draw the page from the run folder, again if it is there; its path."""
-        return display.page(self.folder)
+        """Draw the page from the run folder, in the place of an earlier one, and return its path."""
+        return display.draw_page(self.folder)
 
 
 class Unfinished(Mapping[str, pd.DataFrame]):

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from ..errors import InputError, RunError
-from .reading import RUN_FILE, read_record, read_table, whole
-from .writing import RunWriter, state_of
+from .reading import RUN_FILE, is_intact, read_record, read_table
+from .writing import RunWriter, run_state
 
 _FOLDER = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
 _MOST = 10_000
@@ -45,15 +45,15 @@ class Shard:
             InputError: it is neither, or this process belongs to no array job.
         """
         if text == "slurm":
-            return cls._of_array(environment)
+            return cls._of_slurm_task(environment)
         number, slash, count = text.partition("/")
         if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= _MOST):
             raise InputError(f"shard is {text!r}; need one such as 3/8 (the third of eight), or slurm in an array job")
         return cls(int(number), int(count))
 
     @classmethod
-    def _of_array(cls, environment: Mapping[str, str]) -> "Shard":
-        """The shard of this task of a SLURM array."""
+    def _of_slurm_task(cls, environment: Mapping[str, str]) -> "Shard":
+        """The shard that belongs to this task of a SLURM array job, by the variables that SLURM sets."""
         names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
         found = [environment.get(name, "") for name in names]
         if not all(one.isdecimal() for one in found):
@@ -70,15 +70,15 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def folder(self, run: Path) -> Path:
-        """Folder of the shard's parts."""
+        """Path of this shard's folder inside the run's folder."""
         return run / f"shard-{self.number}-of-{self.count}"
 
     def done_in(self, run: Path) -> str:
-        """Sentence that says that this shard is done and further shards are not."""
+        """Sentence that says that this shard of a run is done and other shards are not."""
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
-    def check_beside(self, run: Path) -> None:
-        """Refuse a folder whose run was divided into another number of shards."""
+    def check_division(self, run: Path) -> None:
+        """Refuse a run folder whose run was divided into another number of shards."""
         others = sorted({of.count for of in shards_in(run)} - {self.count})
         if others:
             raise RunError(
@@ -88,7 +88,7 @@ class Shard:
 
 
 def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
-    """Refuse a shard without ``out``, or with ``overwrite``, which would remove what further shards wrote."""
+    """Refuse a shard without the folder ``out``, or with ``overwrite``, which would remove what other shards wrote."""
     if shard is not None and out is None:
         raise InputError("a shard was asked for without a folder; need the one that all shards share: out (--out)")
     if shard is not None and overwrite:
@@ -97,7 +97,7 @@ def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -
         )
 
 
-def run_in(
+def compute_run(
     run: Path,
     *,
     shard: str | None = None,
@@ -128,15 +128,15 @@ def run_in(
     """
     check_shard(shard, out=run, overwrite=overwrite)
     if shard is not None:
-        return _in_shard(Shard.parse(shard), run, opened=opened, begin=begin, compute=compute, finish=finish)
+        return _compute_shard(Shard.parse(shard), run, opened=opened, begin=begin, compute=compute, finish=finish)
     with opened(run, overwrite=overwrite) as writer:
-        take_parts(writer)
+        copy_shard_parts(writer)
         result = finish(writer)
     remove_shards(run)
     return result
 
 
-def _in_shard(
+def _compute_shard(
     shard: Shard,
     run: Path,
     *,
@@ -145,8 +145,8 @@ def _in_shard(
     compute: Callable[[RunWriter, Collection[str]], None],
     finish: Callable[[RunWriter], R],
 ) -> R | None:
-    """Compute one shard; the arguments are those of ``run_in``."""
-    shard.check_beside(run)
+    """Compute one shard of a run; the arguments are those of ``compute_run``."""
+    shard.check_division(run)
     with contextlib.ExitStack() as stack:
         with opened(run, patience=_PATIENCE) as writer:
             parts = begin(writer)
@@ -160,42 +160,42 @@ def _in_shard(
             compute(writer, own)
     with opened(run, patience=_PATIENCE) as writer:
         if not all(map(writer.has, parts)):
-            if not all_finished(run):
+            if not all_shards_finished(run):
                 writer.leave()
                 return None
-            take_parts(writer)
+            copy_shard_parts(writer)
         result = finish(writer)
         remove_shards(run)
     return result
 
 
 def shards_in(run: Path) -> list[Shard]:
-    """The shards that were begun in a run's folder, by number."""
+    """The shards that were begun in a run's folder, ordered by number."""
     found = [_FOLDER.fullmatch(path.name) for path in run.glob("shard-*-of-*") if (path / RUN_FILE).is_file()]
     return sorted((Shard(int(one[1]), int(one[2])) for one in found if one), key=lambda one: (one.count, one.number))
 
 
-def all_finished(run: Path) -> bool:
-    """Tell if each shard of the run is there and finished."""
+def all_shards_finished(run: Path) -> bool:
+    """Check whether every shard of a run is in its folder and finished."""
     found = shards_in(run)
     done = [read_record(shard.folder(run))["status"] == "finished" for shard in found]
     return bool(found) and len(found) == found[0].count and all(done)
 
 
-def holder() -> str:
-    """Name of this machine and process, which a shard records as its holder."""
+def process_name() -> str:
+    """Name of this machine and number of this process, by which a shard records who computes it."""
     return f"{gethostname()}, process {os.getpid()}"
 
 
-def take_parts(writer: RunWriter) -> None:
-    """Copy into the run's folder the finished parts of its shards that it lacks.
+def copy_shard_parts(writer: RunWriter) -> None:
+    """Copy into a run's folder each finished part of its shards that it does not have yet.
 
     Raises:
         RunError: a shard is still being computed.
     """
     shards = shards_in(writer.folder)
     for shard in shards:
-        if state_of(shard.folder(writer.folder)) == "running":
+        if run_state(shard.folder(writer.folder)) == "running":
             record = read_record(shard.folder(writer.folder))
             raise RunError(
                 f"shard {shard} of {writer.folder} is being computed ({record['provenance'].get('holder')}); wait for "
@@ -205,31 +205,35 @@ def take_parts(writer: RunWriter) -> None:
         folder = shard.folder(writer.folder)
         record = read_record(folder)
         for name, entry in record["files"].items():
-            if Path(name).stem in record["config"]["parts"] and not writer.has(name) and whole(folder / name, entry):
+            if (
+                Path(name).stem in record["config"]["parts"]
+                and not writer.has(name)
+                and is_intact(folder / name, entry)
+            ):
                 writer.write_bytes(name, (folder / name).read_bytes())
 
 
 def remove_shards(run: Path) -> None:
-    """Remove the folders of the shards whose parts the run has taken."""
+    """Remove the folders of all shards of a run, whose parts lie in the run's own folder by now."""
     for shard in shards_in(run):
         shutil.rmtree(shard.folder(run), ignore_errors=True)
 
 
-def progress_of(run: Path) -> pd.DataFrame:
+def shard_progress(run: Path) -> pd.DataFrame:
     """One row per shard, begun or not: shard, state, cells done, all cells, cells failed, holder."""
     begun = shards_in(run)
     count = begun[0].count if begun else 0
-    found = pd.DataFrame([_row(run, Shard(number, count)) for number in range(1, count + 1)])
+    found = pd.DataFrame([_progress_row(run, Shard(number, count)) for number in range(1, count + 1)])
     return found.astype({"cells": "Int64"}) if count else found
 
 
-def _row(run: Path, shard: Shard) -> dict[str, Any]:
-    """The row of one shard in ``progress_of``."""
+def _progress_row(run: Path, shard: Shard) -> dict[str, Any]:
+    """One shard's row in the table of ``shard_progress``."""
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
         return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}
     record = read_record(folder)
-    parts, state = record["config"]["parts"], state_of(folder)
+    parts, state = record["config"]["parts"], run_state(folder)
     failed = set[int]()
     for name in record["files"] if record["kind"] == "sweep" else ():
         table = read_table(folder / name, kind="sweep")

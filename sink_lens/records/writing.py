@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 
 from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_home, check_name
 from sink_lens.records.log import in_use_error
-from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file, read_record, read_table, whole
+from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, plain_json
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file_error, is_intact, read_record, read_table
 
 UNKNOWN = "cannot be known: "
 """Beginning of what a configuration has instead of a hash for code that cannot be compared; the reason follows."""
@@ -32,7 +32,7 @@ _REPLACED = ".replaced"
 
 
 def default_folder(name: str) -> Path:
-    """Default run folder: ``runs/MODEL-DATE-TIME`` in the working folder."""
+    """Folder of a run for which none is given: ``runs/NAME-DATE-TIME``, under the working folder."""
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
     return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
 
@@ -57,7 +57,7 @@ class RunWriter:
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """The table NAME.parquet: read if an earlier start has written it, else made and written."""
+        """The table NAME.parquet: read if an earlier start of the run has written it, else made and written."""
         if self.has(name):
             return self.read(name)
         frame = make()
@@ -65,7 +65,7 @@ class RunWriter:
         return frame
 
     def read(self, name: str, *, columns: Sequence[str] = ()) -> pd.DataFrame:
-        """Read NAME.parquet, which an earlier start has written.
+        """Read the table NAME.parquet, which an earlier start of the run has written.
 
         Raises:
             RunError: it is damaged, or lacks one of the columns.
@@ -76,7 +76,7 @@ class RunWriter:
             if absent := [column for column in columns if column not in frame]:
                 raise ValueError(f"it lacks {', '.join(absent)}")
         except (OSError, ValueError) as error:
-            raise damaged_file(path, error) from error
+            raise damaged_file_error(path, error) from error
         return frame
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
@@ -106,7 +106,7 @@ class RunWriter:
         """Write bytes to a file unchanged, such as an image, and note its size and hash."""
         self._wrote = True
         shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
-        path = self._replace(filename, payload)
+        path = self._write_whole(filename, payload)
         digest = hashlib.sha256(payload).hexdigest()
         self._record["files"][filename] = {"bytes": len(payload), "sha256": digest}
         self._write_record()
@@ -120,11 +120,11 @@ class RunWriter:
         self._write_record()
 
     def leave(self) -> None:
-        """Keep the record as it is when the block ends, so that the run counts as one that goes on."""
+        """Leave run.json as it is when the block ends, so that the run counts as unfinished."""
         self._adding = True
 
     def clear(self, begins: str = "") -> None:
-        """Remove the run's files whose names begin with ``begins``; all of them by default."""
+        """Remove the files that run.json lists whose names begin with ``begins``; all of them by default."""
         files = self._record["files"]
         held = [name for name in files if name.startswith(begins)]
         if not held:
@@ -140,20 +140,20 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Note how the run ended, and give the folder free."""
+        """Record how the run ended, and unlock the folder."""
         try:
-            self._close(error)
+            self._record_end(error)
         finally:
-            _release(self._lock)
+            _unlock(self._lock)
             if error is not None:
                 _remove_empty(self._made)
             if isinstance(error, KeyboardInterrupt) and (self._wrote or self._record["files"]):
                 where = self.folder
                 error.add_note(f"what is finished is in {where}; the same command with --out {where} goes on")
 
-    def _open(self, *, overwrite: bool, reopen: bool) -> None:
+    def _begin_record(self, *, overwrite: bool, reopen: bool) -> None:
         """Begin the record, continue an earlier run's, or (``overwrite``) set the earlier run aside."""
-        self._put_back()
+        self._restore_replaced()
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
         if (self.folder / RUN_FILE).exists():
@@ -170,17 +170,17 @@ class RunWriter:
                     if (self.folder / file).is_file():
                         (self.folder / file).replace(aside / file)
             else:
-                _refuse_other(self.folder, earlier=earlier, record=self._record, reopen=reopen)
+                _refuse_other_run(self.folder, earlier=earlier, record=self._record, reopen=reopen)
                 if earlier["status"] != "finished":
                     (self.folder / PAGE_FILE).unlink(missing_ok=True)  # of what is not finished
                 self._earlier = earlier
                 self._record["started"] = earlier["started"]
                 self._record["files"] = {
-                    file: entry for file, entry in earlier["files"].items() if whole(self.folder / file, entry)
+                    file: entry for file, entry in earlier["files"].items() if is_intact(self.folder / file, entry)
                 }
         self._write_record()
 
-    def _close(self, error: BaseException | None) -> None:
+    def _record_end(self, error: BaseException | None) -> None:
         """Write the run's final status; a run that failed before its first file is removed, a refused one put back."""
         if self._adding:
             return
@@ -190,12 +190,12 @@ class RunWriter:
             return
         if error is not None and not self._record["files"]:
             (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
-            self._put_back()
+            self._restore_replaced()
             return
         status = "finished" if error is None else "failed"
         if isinstance(error, KeyboardInterrupt):
             status = "interrupted"
-        self._record |= {"status": status, "ended": _now()}
+        self._record |= {"status": status, "ended": _time_text()}
         if status == "failed":
             self._record["error"] = f"{type(error).__name__}: {error}"
         try:
@@ -205,7 +205,7 @@ class RunWriter:
                 raise
             error.add_note(f"{RUN_FILE} still says 'running': {unwritten}")
 
-    def _put_back(self) -> None:
+    def _restore_replaced(self) -> None:
         """Bring back a run that was set aside by ``overwrite``, if no file has replaced it."""
         aside = self.folder / _REPLACED
         if not aside.is_dir():
@@ -218,18 +218,18 @@ class RunWriter:
     def _write_record(self) -> None:
         """Write ``run.json`` as the record now stands."""
         text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
-        self._replace(RUN_FILE, f"{text}\n".encode())
+        self._write_whole(RUN_FILE, f"{text}\n".encode())
 
-    def _replace(self, filename: str, payload: bytes) -> Path:
+    def _write_whole(self, filename: str, payload: bytes) -> Path:
         """Write a file whole or not at all; run.json does not change."""
         path = self.folder / filename
         try:
             write_whole(path, payload)
         except OSError as error:
-            raise self._unwritten(path, size=len(payload), error=error) from error
+            raise self._write_error(path, size=len(payload), error=error) from error
         return path
 
-    def _unwritten(self, path: Path, *, size: int, error: OSError) -> RunError:
+    def _write_error(self, path: Path, *, size: int, error: OSError) -> RunError:
         """The error for a file that cannot be written."""
         complete = ", ".join(self._record["files"]) or "none"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -297,11 +297,11 @@ def create_run(
     record = {
         "kind": kind,
         "status": "running",
-        "started": _now(),
+        "started": _time_text(),
         "ended": None,
         "error": None,
-        "config": strict(config),
-        "provenance": strict(provenance),
+        "config": plain_json(config),
+        "provenance": plain_json(provenance),
         "expects": list(expects),
         "files": {},
     }
@@ -309,7 +309,7 @@ def create_run(
     lock = FileLock(folder / _LOCK_FILE, timeout=patience, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse_foreign(folder)
+        _refuse_other_files(folder)
         lock.acquire()
     except Timeout:
         raise in_use_error(folder) from None
@@ -319,21 +319,21 @@ def create_run(
     writer = RunWriter(folder, record=record, lock=lock, made=made)
     try:
         try:
-            writer._open(overwrite=overwrite, reopen=reopen)
+            writer._begin_record(overwrite=overwrite, reopen=reopen)
         except OSError as error:
             raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
     except BaseException:  # Ctrl-C too: what was put aside comes back, and the lock goes
         with contextlib.suppress(OSError):
-            writer._put_back()
-        _release(lock)
+            writer._restore_replaced()
+        _unlock(lock)
         _remove_empty(made)
         raise
     return writer
 
 
-def check_known(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration with code that has no hash: shards could not compare it."""
-    for why in _unknown(config):
+def refuse_unhashed_code(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration with code that has no hash, since shards could not tell whether theirs is equal."""
+    for why in _why_unhashed(config):
         raise RunError(
             f"shards compare their functions, and one cannot be known: {why}; need functions of plain code and values. "
             "Run without shards."
@@ -356,16 +356,16 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
     if there.is_file():
         raise RunError(f"{there} is a file; need a folder for the run. Choose another name.")
     if folder.is_dir():
-        _refuse_foreign(folder)
+        _refuse_other_files(folder)
     if overwrite or not (folder / RUN_FILE).is_file():
         return
     earlier = read_record(folder)
     if earlier["status"] == "finished" and (folder / PAGE_FILE).exists():
-        raise RunError(_taken_text(folder, earlier))
+        raise RunError(_finished_run_text(folder, earlier))
 
 
-def _taken_text(folder: Path, earlier: Mapping[str, Any]) -> str:
-    """Error text for a folder that holds a finished run."""
+def _finished_run_text(folder: Path, earlier: Mapping[str, Any]) -> str:
+    """Text of the error for a folder that already holds a finished run."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True (--overwrite) to replace it."
@@ -392,13 +392,13 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     try:
         record = read_record(folder)
     except BaseException:
-        _release(lock)
+        _unlock(lock)
         raise
     return RunWriter(folder, record=record, lock=lock, made=[], adding=True)
 
 
-def state_of(folder: Path) -> str:
-    """The state of a run: finished, failed, interrupted, running, or stopped if no process is writing it any more."""
+def run_state(folder: Path) -> str:
+    """State of the run in a folder: finished, failed, interrupted, running, or stopped if no process writes it."""
     status = str(read_record(folder)["status"])
     return "stopped" if status == "running" and not _is_locked(folder) else status
 
@@ -422,13 +422,13 @@ def _remove_empty(made: Sequence[Path]) -> None:
             path.rmdir()
 
 
-def _release(lock: FileLock) -> None:
-    """Give the lock up and remove its file."""
+def _unlock(lock: FileLock) -> None:
+    """Remove the lock's file and give up the lock."""
     Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
     lock.release()
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _refuse_other_files(folder: Path) -> None:
     """Refuse a folder that holds files but no run."""
     held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK_FILE)
     if RUN_FILE not in held and set(held) - {RUN_FILE + _PART, _REPLACED}:
@@ -439,7 +439,7 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
+def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
     """Refuse to continue a run that is finished, or that another configuration or other inputs would write."""
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
@@ -447,14 +447,14 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
         {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
         for of in (earlier, record)
     )
-    for why in () if earlier["status"] == "finished" and not reopen else _unknown(record["config"]):
+    for why in () if earlier["status"] == "finished" and not reopen else _why_unhashed(record["config"]):
         raise RunError(
             f"{folder} holds a run, and whether its functions are these cannot be known: {why}; need functions of "
             "plain code and values to go on with a run. Give out another name, or overwrite=True to replace it."
         )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     if earlier["status"] == "finished" and not reopen:
-        text = _taken_text(folder, earlier) + draw
+        text = _finished_run_text(folder, earlier) + draw
         raise UndrawnError(text, folder=folder) if undrawn and not others else RunError(text)
     if others:
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
@@ -464,14 +464,14 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
         )
 
 
-def _unknown(value: Any) -> list[str]:
+def _why_unhashed(value: Any) -> list[str]:
     """Reasons why code in a configuration has no hash, and so cannot be compared; empty if all has."""
     if isinstance(value, str):
         return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [why for part in parts for why in _unknown(part)]
+    return [why for part in parts for why in _why_unhashed(part)]
 
 
-def _now() -> str:
+def _time_text() -> str:
     """The time in UTC as ISO text, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

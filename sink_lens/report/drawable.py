@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sink_lens.errors import InputError
-from sink_lens.records import check_not_of_run
+from sink_lens.records import refuse_file_of_run
 from sink_lens.report.diagram import Style
 from sink_lens.report.style import figure_bytes, save_figure
 
@@ -29,7 +29,7 @@ class Drawable:
         if path.suffix.lower() in (".html", ".htm"):
             return own.explore().save(path)
         if path.suffix.lower() == ".json":
-            check_not_of_run(path, replaceable=(".json",))
+            refuse_file_of_run(path, replaceable=(".json",))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(own.to_json(), encoding="utf-8")
             return path

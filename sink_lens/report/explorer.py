@@ -23,7 +23,7 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from sink_lens.records.provenance import strict
+from sink_lens.records.provenance import plain_json
 from sink_lens.report import views
 from sink_lens.text import edge_name, visible
 
@@ -242,7 +242,9 @@ def _json_cell(value: Any) -> Any:
 def script(graphs: Sequence[Mapping[str, Any]]) -> str:
     """The content of the script that shows some graphs; a content policy allows it and ``bundle()`` by their hashes."""
     packed = [
-        base64.b64encode(gzip.compress(json.dumps(strict(graph), separators=(",", ":")).encode(), 6, mtime=0)).decode()
+        base64.b64encode(
+            gzip.compress(json.dumps(plain_json(graph), separators=(",", ":")).encode(), 6, mtime=0)
+        ).decode()
         for graph in graphs
     ]
     return views.unpacking_script(

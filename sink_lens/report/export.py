@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError, RunError, check_home
-from sink_lens.records import Run, check_not_of_run, read_run
+from sink_lens.records import Run, read_run, refuse_file_of_run
 from sink_lens.report.page import Drawn, attempt, csv
 from sink_lens.report.pages import belongs, page_of
 from sink_lens.report.style import FORMATS, figure_bytes, fix_layout
@@ -89,5 +89,5 @@ def _check_only(only: Sequence[str], keys: Sequence[str]) -> None:
 
 def _file_path(folder: Path, name: str) -> Path:
     path = folder / name
-    check_not_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
+    refuse_file_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
     return path

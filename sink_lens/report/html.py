@@ -18,14 +18,14 @@ from typing import Any
 import matplotlib as mpl
 
 from sink_lens.errors import RunError, check_name
-from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
+from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
 from sink_lens.report import explorer, views
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv
 from sink_lens.report.pages import belongs, page_of
 from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embed_patterns
 from sink_lens.report.side_by_side import Beside, check_comparable, set_beside
 from sink_lens.report.style import UNWRITABLE, svg, thin_lines
-from sink_lens.schema import meanings
+from sink_lens.schema import column_meanings
 from sink_lens.text import capital, listed, visible
 
 _MOST_PROVENANCE = 300
@@ -146,7 +146,7 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
     if made is None:
         return Shown(key=key, title=of.title, missing=missing)
     see, table = made
-    known = meanings(run.kind, table.columns)
+    known = column_meanings(run.kind, table.columns)
     explained = dataclasses.replace(
         table, meanings=tuple(known.get(name) or MADE.get(name, "") for name in table.columns)
     )
@@ -208,7 +208,7 @@ def render(
     """
     path = _page_path(Path(out)) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
     check_name(path, what="the name of the page")
-    check_not_of_run(path, replaceable=(".html", ".htm"))
+    refuse_file_of_run(path, replaceable=(".html", ".htm"))
     text = page_text(folder, *others, by=by)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too
     try:

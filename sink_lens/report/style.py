@@ -31,7 +31,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import check_not_of_run
+from sink_lens.records import refuse_file_of_run
 from sink_lens.text import token
 
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
@@ -109,7 +109,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .png, .svg or .pdf for a figure")
-    check_not_of_run(path, replaceable=[f".{one}" for one in FORMATS])
+    refuse_file_of_run(path, replaceable=[f".{one}" for one in FORMATS])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(figure_bytes(figure, form))
     return path

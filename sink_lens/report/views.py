@@ -23,8 +23,8 @@ import numpy as np
 
 from sink_lens.arguments import value_text
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import Run, check_not_of_run
-from sink_lens.records.provenance import strict
+from sink_lens.records import Run, refuse_file_of_run
+from sink_lens.records.provenance import plain_json
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patterns import ends_of_ranking, first_tokens, kept_patterns
 from sink_lens.text import head_name, number, plural, token
@@ -80,7 +80,7 @@ class View:
             InputError: the circuitsvis package is not there.
         """
         drawn = [self.kind, {key: _rounded_list(one) for key, one in self.props.items()}]
-        data = json.dumps(strict(drawn), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+        data = json.dumps(plain_json(drawn), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         code = unpacking_script(bundle(), name="CircuitsVis", then=_DRAW % data)
         allowed = f"style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes(code, bundle())}"
         return (
@@ -262,7 +262,7 @@ def write_page(text: str, path: str | Path) -> Path:
             f"{path} ends with {path.suffix or 'nothing'}; need .html for a page. Figures as .png, .svg and .pdf are "
             "drawn by circuit_of(run).save(...) and by sink-lens report RUN --figures FOLDER"
         )
-    check_not_of_run(path, replaceable=_ENDINGS)
+    refuse_file_of_run(path, replaceable=_ENDINGS)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path

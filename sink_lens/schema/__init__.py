@@ -185,15 +185,15 @@ def table_of(kind: str, name: str) -> Table | None:
     return None
 
 
-def columns_of(kind: str, name: str) -> list[str]:
-    """The columns of a table of a kind of run, in their order."""
+def column_names(kind: str, name: str) -> list[str]:
+    """Names of the columns that a kind of run writes into a table, in their order."""
     table = table_of(kind, name)
     assert table is not None, (kind, name)
     return [column.name for column in table.columns]
 
 
-def meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
-    """Column -> its meaning, by the table of this kind of run that has the most of the columns."""
+def column_meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
+    """Column -> its meaning, from that table of a kind of run that has the most of these columns."""
     asked = set(columns)
     known = [{one.name: one.meaning for one in table.columns if one.name in asked} for table in TABLES.get(kind, ())]
     return max(known, key=len, default={})
@@ -204,7 +204,7 @@ _NAME = re.compile(r"(\w+)(?:/(\w+))?(\??)")
 
 
 @functools.cache
-def _tables(kind: str) -> tuple[Table, ...]:
+def _read_tables(kind: str) -> tuple[Table, ...]:
     """Read the tables of a kind of run from its file.
 
     A column is `name = "type, unit. Meaning."`; a name that ends in `?` is an optional column, and `low/high` makes two
@@ -214,13 +214,13 @@ def _tables(kind: str) -> tuple[Table, ...]:
     described = tomllib.loads(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
     tables = []
     for name, rest in described.items():
-        columns = [column for line in rest.pop("columns").items() for column in _columns(*line)]
+        columns = [column for line in rest.pop("columns").items() for column in _parse_column(*line)]
         tables.append(Table(name=name, columns=tuple(columns), **rest))
     return tuple(tables)
 
 
-def _columns(name: str, text: str) -> list[Column]:
-    """The columns of one line; two for the ends of an interval."""
+def _parse_column(name: str, text: str) -> list[Column]:
+    """Make columns from a name and text such as ``"float, nats. Meaning."``; two for the ends of an interval."""
     first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
     dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]
     meanings = {first: meaning}
@@ -235,7 +235,7 @@ class _Tables(Mapping[str, tuple[Table, ...]]):
     """The tables of each kind, whose file is read when they are first asked for."""
 
     def __getitem__(self, kind: str) -> tuple[Table, ...]:
-        return _tables(kind)
+        return _read_tables(kind)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(kinds()))

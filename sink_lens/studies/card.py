@@ -28,7 +28,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, weights_hash
 from ..records import check_free, read_run
-from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, columns_of
+from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..stats import Interval, interval, paired_difference
 from ..text import costs, listed, neuron_name, number, percent, plural, span, visible
 from ..text import interval as bounds
@@ -512,7 +512,7 @@ def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     }
     rows = {"layers": layers, "dimensions": dimensions, "writers": _writer_rows(made), "losses": losses}
     rows |= {"maxima": made["largest_activations"], "summary": [summary]}
-    frames = {name: pd.DataFrame(some, columns=columns_of("card", name)) for name, some in rows.items()}
+    frames = {name: pd.DataFrame(some, columns=column_names("card", name)) for name, some in rows.items()}
     return frames | {name: frames[name].astype(types) for name, types in _TYPES.items()}
 
 

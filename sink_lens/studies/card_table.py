@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from ..chain.page.story import judged_links
-from ..configuration import check_known, with_fields
+from ..configuration import refuse_unknown_names, with_fields
 from ..data.tokens import Tokens
 from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
@@ -202,7 +202,7 @@ def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     """
     there = list(dict.fromkeys(name for row in rows for name in row))
     if asked:
-        check_known(asked, there, where="--columns")
+        refuse_unknown_names(asked, there, where="--columns")
         return list(asked)
     return [name for name in DEFAULT_COLUMNS if name in there]
 

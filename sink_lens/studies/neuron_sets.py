@@ -27,7 +27,7 @@ from ..edits.effects import removed_share
 from ..errors import InputError
 from ..models.weights import mlp_weights
 from ..progress import tqdm
-from ..schema import LOST_FRAC, columns_of
+from ..schema import LOST_FRAC, column_names
 from .config import MOST_IN_SET
 
 Neuron = tuple[int, int]
@@ -103,7 +103,7 @@ def find_sets(
             for row in _rows(setting, one, rank=rank, rng=rng):
                 rows.append(row)
                 bar.update()
-    return found, pd.DataFrame(rows, columns=columns_of("ablate", "ablations"))
+    return found, pd.DataFrame(rows, columns=column_names("ablate", "ablations"))
 
 
 def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:

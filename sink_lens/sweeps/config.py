@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import check_known, check_least, check_types, flatten, with_fields
+from ..configuration import check_least, check_types, flatten, refuse_unknown_names, with_fields
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
 from ..edits.named_edits import KINDS
 from ..errors import InputError
@@ -143,7 +143,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
     options = flatten(SweepConfig, given, where=where)
     known = [*(one.name for one in fields(SweepConfig) if one.name != "grid"), "edits"]
-    check_known(options, known, where=where, options={"grid": "edits", "prompt": "prompts"})
+    refuse_unknown_names(options, known, where=where, options={"grid": "edits", "prompt": "prompts"})
     edits = _tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
     if not edits:
         raise InputError(f"{where} has no edits; need at least one table [[edits]]")
@@ -162,7 +162,7 @@ def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
     """Read an edit of the file, and refuse unknown keys."""
     from .grid import EditGrid
 
-    check_known(table, [part.name for part in fields(EditGrid)], where=where)
+    refuse_unknown_names(table, [part.name for part in fields(EditGrid)], where=where)
     for name in ("kind", "site"):
         if not isinstance(table.get(name, ""), str):
             raise InputError(f"{name} of {where} is {table[name]!r}; need a text")

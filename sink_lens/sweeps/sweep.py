@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..activations.forward import check_tokens
-from ..configuration import check_known as check_fields
-from ..configuration import with_fields
+from ..configuration import refuse_unknown_names, with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
@@ -36,9 +35,9 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.prompt_tokens import most_tokens
 from ..progress import tqdm
-from ..records import RunWriter, check_known, create_run, default_folder, display
-from ..records.reading import damaged_file
-from ..records.shards import check_shard, holder, run_in
+from ..records import RunWriter, create_run, default_folder, display, refuse_unhashed_code
+from ..records.reading import damaged_file_error
+from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
 from . import words
 from .cells import Cells, What, cells_of
@@ -98,7 +97,7 @@ def sweep(
     how = asked.how
     check_engine(how.engine, devices=how.devices, workers=how.workers, what=asked.what, metrics=asked.metrics)
     if shard is not None:
-        check_known(asked.config)
+        refuse_unhashed_code(asked.config)
     folder = Path(out) if out is not None else default_folder(asked.lens.name)
     made: list[tuple[Job, Engine]] = []
 
@@ -118,7 +117,7 @@ def sweep(
             compute(writer, begin(writer))
         return asked.finish(writer, made[0][1])
 
-    found = run_in(
+    found = compute_run(
         folder, shard=shard, overwrite=overwrite, opened=asked.open, begin=begin, compute=compute, finish=finish
     )
     return SweepResult.unfinished(folder, shard=str(shard)) if found is None else found
@@ -143,7 +142,7 @@ class _Asked:
             folder,
             kind="sweep",
             config=self.config | dict(part or {}),
-            provenance=self.provenance | ({"holder": holder()} if part else {}),
+            provenance=self.provenance | ({"holder": process_name()} if part else {}),
             expects=() if part else FILES,
             overwrite=overwrite,
             reopen=True,
@@ -190,7 +189,7 @@ class _Asked:
         for name, table in result.tables.items():
             writer.write_table(name, table)
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
-            writer.write_bytes("effects.png", display.image(result.figure(), "png"))
+            writer.write_bytes("effects.png", display.figure_bytes(result.figure(), "png"))
         for row in result.failed.head(3).to_dict("records"):
             log.info("failed: %s: %s", words.cell_name(row), row["error"])
         return result
@@ -275,7 +274,7 @@ def _collect(
     else:
         if what is None or tokens is None:
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
-        check_fields(fields, _OF_CALL, where="sweep of a loaded model")
+        refuse_unknown_names(fields, _OF_CALL, where="sweep of a loaded model")
         of = what if isinstance(what, Grid) else Grid.of(EditGrid(site="z"))  # cells of one's own say themselves
         how = with_fields(SweepConfig, None, {**fields, "grid": of}, where="sweep")
         lens, batch = as_lens(model), tokens
@@ -341,5 +340,5 @@ def _read_block(writer: RunWriter, block: Block) -> pd.DataFrame:
     found = writer.read(_part(block), columns=("cell", "sequence", "value", "metric", "changed", "error"))
     if not set(found["cell"].tolist()) <= set(block.cells):
         path = writer.folder / f"{_part(block)}.parquet"
-        raise damaged_file(path, ValueError("it holds cells of another block"))
+        raise damaged_file_error(path, ValueError("it holds cells of another block"))
     return found

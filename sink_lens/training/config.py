@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..configuration import check_known, check_least, check_most, check_types, convert_value, with_fields
+from ..configuration import check_least, check_most, check_types, convert_value, refuse_unknown_names, with_fields
 from ..data.described import read_settings
 from ..errors import InputError
 from ..models.variants import Attention, StreamNorm, ValueNorm, ValueNormInit
@@ -360,5 +360,5 @@ def train_config(given: Mapping[str, Any], *, where: str = "the configuration", 
         InputError: a key that is not known, or a value that cannot be used.
     """
     given = {name: value for name, value in given.items() if name not in _GONE}
-    check_known(given, [one.name for one in fields(TrainConfig)], where=where)
+    refuse_unknown_names(given, [one.name for one in fields(TrainConfig)], where=where)
     return with_fields(TrainConfig, None, {**given, **changes}, where="train")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..errors import RunError
 from ..records import LOG_FILE, RunLog, RunWriter, create_run, log_lines, read_log, versions
-from ..records.log import TakenError, check_log_begins
+from ..records.log import TakenError, refuse_used_log
 from .monitor_alarms import Alarm
 from .monitor_keys import KEYS, Reading
 
@@ -83,7 +83,7 @@ class ReadingLog:
             )
             try:
                 if first_step == 0:
-                    check_log_begins(place)
+                    refuse_used_log(place)
                 with making(reopen=first_step > 0) as run:
                     log = RunLog(place, columns=_COLUMNS)
                     run.list_file(LOG_FILE)

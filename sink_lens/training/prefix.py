@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, relu
 from transformers import PreTrainedModel
 
-from ..configuration import check_known, check_least, check_types, with_fields
+from ..configuration import check_least, check_types, refuse_unknown_names, with_fields
 from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import head_sizes
@@ -413,5 +413,5 @@ def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
         raise ModelError(f"the adapter is of a {saved.get('base_model_class')}; need that and not {architecture}")
     about = ("peft_type", "task_type", "base_model_name_or_path", "base_model_class")
     fields = {name: value for name, value in saved.items() if name not in about}
-    check_known(fields, PrefixConfig.__dataclass_fields__, where=str(folder / CONFIG_FILE))
+    refuse_unknown_names(fields, PrefixConfig.__dataclass_fields__, where=str(folder / CONFIG_FILE))
     return with_fields(PrefixConfig, None, fields)

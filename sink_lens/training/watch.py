@@ -26,7 +26,7 @@ from ..models.load import load
 from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, read_run, versions
-from ..records.checkpoints import checkpoints_of
+from ..records.checkpoints import checkpoint_folders
 from ..schema import SINK_THRESHOLD
 from .batches import corpus_of
 from .checkpoint_files import read_checkpoint
@@ -128,7 +128,7 @@ def watch(
             "other checkpoints. Leave them out."
         )
     run = read_run(source)
-    checkpoints = checkpoints_of(run)
+    checkpoints = checkpoint_folders(run)
     tokenizer = run_tokenizer(run)
     if tokens is None:
         tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)

@@ -7,7 +7,7 @@ from rounding import CLOSE
 from sink_lens.chain.amplification import amplification_curve, best_factor, strongest_amplification
 from sink_lens.edits.amplification import amplify, centring_means
 from sink_lens.engine.forward import run_with
-from sink_lens.schema import columns_of
+from sink_lens.schema import column_names
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_what_is_amplified_lies_before_what_is_read(planted_at, tiny_at):
 
 def test_the_curve_has_a_row_for_every_centre_and_factor(made):
     _, curve = made
-    assert curve.columns.tolist() == columns_of("trace", "amplification")
+    assert curve.columns.tolist() == column_names("trace", "amplification")
     assert curve["factor"].tolist() == [1.0, 5.0, 30.0] * 3
     assert curve["centre"].tolist() == ["values"] * 3 + ["aggregated"] * 3 + ["none"] * 3
     ones = curve[curve["factor"] == 1]

@@ -19,7 +19,7 @@ from sink_lens.edits.amplification import centring_means
 from sink_lens.edits.constructors import scalar
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
-from sink_lens.schema import columns_of
+from sink_lens.schema import column_names
 
 REMOVING = ["variance_preserved", "variance_neurons", "neurons_dimension", "dimension_key", "key_sink"]
 
@@ -43,7 +43,7 @@ def changed(planted_at, tiny_at):
 
 def test_each_link_is_changed_once_in_the_order_of_the_chain(changed):
     _, effects = changed("planted")
-    assert effects.columns.tolist() == columns_of("trace", "effects")
+    assert effects.columns.tolist() == column_names("trace", "effects")
     primary = effects[effects["is_primary"]]
     assert primary["link"].tolist() == ["aggregation_variance", *REMOVING]
     assert (primary["n_controls"] == 5).all()
@@ -188,7 +188,7 @@ def test_every_kind_of_family_is_changed(tiny_at, config, family):
     found = made(tiny_at(family), dataclasses.replace(config, intervention_sequences=2, intervention_length=16))
     assert found.made == list(TABLES)
     for name in TABLES:
-        assert found.tables[name].columns.tolist() == columns_of("trace", name)
+        assert found.tables[name].columns.tolist() == column_names("trace", name)
         assert len(found.tables[name]) or name == "maker_sets"  # no set removes half of what is no sink
     assert found.tables["effects"][["share", "target_mass", "sink_mass", "loss_nats"]].notna().all(axis=None)
     assert len(found.centring) == 1

@@ -8,7 +8,7 @@ from rounding import close
 from sink_lens.chain.mediate import mediation_table
 from sink_lens.edits.constructors import freeze
 from sink_lens.engine.forward import run_with
-from sink_lens.schema import columns_of
+from sink_lens.schema import column_names
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def row(table, intervention, name):
 
 def test_one_row_per_intervention_frozen_link_and_step(table_of):
     table = table_of("planted")
-    assert table.columns.tolist() == columns_of("trace", "mediation")
+    assert table.columns.tolist() == column_names("trace", "mediation")
     assert table["intervention"].tolist() == ["isolation"] * 4 + ["amplification"] * 4 + ["natural"] * 4
     assert table["frozen"].tolist() == ["z", "neurons", "dimensions", "key"] * 3
     assert (table["step"] == 0).all()

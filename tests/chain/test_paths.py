@@ -22,7 +22,7 @@ from sink_lens.chain.setting import setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
-from sink_lens.schema import ALL_STEPS, columns_of
+from sink_lens.schema import ALL_STEPS, column_names
 
 CONFIG = TraceConfig(model="tiny", intervention_sequences=3, intervention_length=20, controls=5)
 UNITS = [3, 5, 9]
@@ -132,7 +132,7 @@ def found_in(name, family="llama"):
         zoo = build(name, family=family)
         model, tokens = zoo.model, from_tensor(zoo.draw(4, length=24, generator=torch.Generator().manual_seed(0)))
     table = table_of(model, tokens)
-    assert table.columns.tolist() == columns_of("trace", "paths")
+    assert table.columns.tolist() == column_names("trace", "paths")
     rows = table[table["read_step"] == ALL_STEPS].to_dict("records")
     keys = ("source", "source_step", "target", "target_step", "through")
     return {tuple(row[key] for key in keys): row for row in rows}

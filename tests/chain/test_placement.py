@@ -17,7 +17,7 @@ from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
-from sink_lens.schema import columns_of
+from sink_lens.schema import column_names
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_sink_at_position_1_is_bound_to_what_the_truth_says(name, kind, family
 
 
 def test_without_bos_or_without_cells_a_kind_is_said_all_the_same():
-    assert kind_of(pd.DataFrame(columns=columns_of("trace", "placement"))) == "undecided"
+    assert kind_of(pd.DataFrame(columns=column_names("trace", "placement"))) == "undecided"
     table = cells("0 ordinary").query("token == 'ordinary'")
     assert kind_of(table) == "positional"
     assert kind_of(cells().query("token == 'ordinary'")) == "no sink"
@@ -90,7 +90,7 @@ def test_without_bos_or_without_cells_a_kind_is_said_all_the_same():
 
 def test_the_planted_sink_follows_bos(table_of):
     table = table_of()
-    assert list(table.columns) == list(columns_of("trace", "placement"))
+    assert list(table.columns) == list(column_names("trace", "placement"))
     found = table.set_index(["position", "token", "isolated"])
     assert len(table) == 6
     assert found["is_sink"].to_dict() == {
@@ -159,5 +159,5 @@ def test_a_new_position_at_the_end_leaves_no_cells(planted_at):
     place = planted_at()  # 20 positions, and 19 without BOS: position 18 has no token after it there
     table = placement_table(dataclasses.replace(place.setting, target_position=18))
     assert table.empty
-    assert list(table.columns) == list(columns_of("trace", "placement"))
+    assert list(table.columns) == list(column_names("trace", "placement"))
     assert kind_of(table) == "undecided"

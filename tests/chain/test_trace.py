@@ -307,7 +307,7 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
     names = {path.stem for path in folder.iterdir()}
     assert names == {*FILES, *CAUSAL_TABLES, "centring_means", "location", "plan", "run"}
     for name in CAUSAL_TABLES:
-        assert found.tables[name].columns.tolist() == schema.columns_of("trace", name)
+        assert found.tables[name].columns.tolist() == schema.column_names("trace", name)
         pd.testing.assert_frame_equal(found.tables[name], cut_whole.tables[name], check_dtype=False)
     assert not found.tables["amplification"].duplicated(["centre", "factor"]).any()
     assert not found.tables["effects"].duplicated(["link", "edit"]).any()

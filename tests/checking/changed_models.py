@@ -196,7 +196,7 @@ def _quiet() -> Iterator[None]:
 
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), mock.patch.object(display, "image", return_value=b"a picture"):
+        with warnings.catch_warnings(), mock.patch.object(display, "figure_bytes", return_value=b"a picture"):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -25,7 +25,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.estimate import Sizes
 from sink_lens.models.header import read_header
 from sink_lens.models.load import wrap
-from sink_lens.records.shards import progress_of
+from sink_lens.records.shards import shard_progress
 
 from .tiny_runs import circuit, reference_pairs
 
@@ -196,7 +196,7 @@ def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
     )
     for shard in ("2/3", "3/3", "2/3"):  # one is requeued
         assert not circuits.run(lens, out=out, shard=shard, **fields).finished
-    shown = progress_of(out)
+    shown = shard_progress(out)
     assert shown["state"].tolist() == ["not begun", "finished", "finished"]
     assert shown["done"].tolist()[1:] == shown["cells"].tolist()[1:]
     with pytest.raises(RunError, match="holds shards of 3, and this is 1/4"):

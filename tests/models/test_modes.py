@@ -28,7 +28,7 @@ DROPOUT = {
 @pytest.fixture(autouse=True)
 def plain_picture(monkeypatch):
     """Sweeps take longer to draw than to run."""
-    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
+    monkeypatch.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
 
 
 def batch(seed=0):

@@ -30,7 +30,7 @@ GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0, 1), heads=(0,)),))
 @pytest.fixture(autouse=True)
 def plain_picture(monkeypatch):
     """Sweeps take longer to draw than to run."""
-    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
+    monkeypatch.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
 
 
 def batch(seed=0):

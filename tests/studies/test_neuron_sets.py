@@ -11,7 +11,7 @@ from sink_lens.chain.setting import segments
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
-from sink_lens.schema import columns_of
+from sink_lens.schema import column_names
 from sink_lens.studies.neuron_sets import find_sets, names, rank_neurons
 
 
@@ -32,7 +32,7 @@ def test_the_planted_neuron_alone_is_found(planted_at, sets_of, seed):
 
 def test_the_set_is_ablated_in_every_way_and_against_random_ones(sets_of):
     _, table = sets_of()
-    assert table.columns.tolist() == columns_of("ablate", "ablations")
+    assert table.columns.tolist() == column_names("ablate", "ablations")
     assert table["kind"].value_counts().to_dict() == {
         "set": 6,
         "random, same layers": 5,

@@ -56,7 +56,7 @@ def small_blocks():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine, "CELLS_A_BLOCK", 1)
         patched.setattr(planning, "_CPU_TOKENS", 128)
-        patched.setattr(display, "image", lambda figure, form: b"a picture")
+        patched.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
         yield
 
 

@@ -9,8 +9,8 @@ from lenses import lens_of
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.engine.engine import Engine
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import shards, state_of
-from sink_lens.records.shards import Shard, progress_of
+from sink_lens.records import run_state, shards
+from sink_lens.records.shards import Shard, shard_progress
 from sink_lens.sweeps import EditGrid, Grid, sweep
 
 ARRAY = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "8"}
@@ -55,7 +55,7 @@ def test_shards_divide_the_cells_and_the_last_one_makes_the_tables_of_one_proces
         assert not mine.finished
         with pytest.raises(RunError, match="has no table 'cells' yet; need all shards"):
             mine.top()
-    shown = progress_of(out)
+    shown = shard_progress(out)
     assert shown["state"].tolist() == ["not begun", "finished", "finished"]
     assert shown["done"].tolist()[1:] == shown["cells"].tolist()[1:]
     assert min(shown["done"][1:]) > 0
@@ -65,7 +65,7 @@ def test_shards_divide_the_cells_and_the_last_one_makes_the_tables_of_one_proces
     for name in ("frame", "controls", "values"):
         pd.testing.assert_frame_equal(getattr(last, name), getattr(whole, name), rtol=1e-5, atol=1e-6)
     assert not list(out.glob("shard-*"))
-    assert state_of(out) == "finished"
+    assert run_state(out) == "finished"
     again = sweep(**asked, out=out, shard="2/3")
     assert again.finished
     pd.testing.assert_frame_equal(again.frame, last.frame)
@@ -94,7 +94,7 @@ def test_no_shard_is_opened_or_removed_while_another_shard_may_take_the_parts(as
     assert sweep(**asked, out=out, shard="2/2").finished
     assert held == [True]
     # its parts are taken: a shard that ran beside it asks nothing of the folders any more
-    monkeypatch.setattr(shards, "all_finished", lambda run: pytest.fail("it read the shards' folders"))
+    monkeypatch.setattr(shards, "all_shards_finished", lambda run: pytest.fail("it read the shards' folders"))
     assert sweep(**asked, out=out, shard="1/2").finished
 
 
@@ -120,4 +120,4 @@ def test_what_would_lose_or_repeat_work_is_refused(asked, tmp_path):
         sweep(**asked, metrics=[lambda run: run.mass_at(1)], out=out, shard="1/3")
     with FileLock(out / "shard-2-of-3" / ".lock"), pytest.raises(RunError, match="in use by another process"):
         sweep(**asked, out=out, shard="2/3")
-    assert progress_of(out)["failed"].tolist() == [0, 0, 0]
+    assert shard_progress(out)["failed"].tolist() == [0, 0, 0]

@@ -97,14 +97,14 @@ def small_blocks(monkeypatch):
 @pytest.fixture(autouse=True)
 def plain_picture(monkeypatch):
     """Drawing takes longer than the tests' sweeps: a figure is drawn where it is looked at (``whole``)."""
-    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
+    monkeypatch.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
     """A finished sweep of few cells, all of one layer, for what compares it with an equal one."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(display, "image", lambda figure, form: b"a picture")
+        patched.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
         return swept(tmp_path_factory.mktemp("few") / "run", what=FEW)
 
 
@@ -113,7 +113,7 @@ def in_small_blocks(tmp_path_factory):
     """The same sweep, cut into small blocks; no test changes it."""
     with pytest.MonkeyPatch.context() as patched:
         make_blocks_small(patched)
-        patched.setattr(display, "image", lambda figure, form: b"a picture")
+        patched.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
         return swept(tmp_path_factory.mktemp("small") / "run")
 
 

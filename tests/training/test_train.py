@@ -557,7 +557,7 @@ def test_too_little_room_is_seen_before_anything_is_written(tmp_path, monkeypatc
 
 
 def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_path, monkeypatch):
-    from sink_lens.records.checkpoints import checkpoints_of
+    from sink_lens.records.checkpoints import checkpoint_folders
 
     watching = import_module("sink_lens.training.watch")
     seen = []
@@ -565,8 +565,8 @@ def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_
     def measured(folder, *, writer, device, progress):
         torch.rand(3)
         np.random.rand(3)  # noqa: NPY002
-        assert pd.read_parquet(folder / "log.parquet")["step"].max() == max(checkpoints_of(read_run(folder)))
-        seen.append(sorted(checkpoints_of(read_run(folder))))
+        assert pd.read_parquet(folder / "log.parquet")["step"].max() == max(checkpoint_folders(read_run(folder)))
+        seen.append(sorted(checkpoint_folders(read_run(folder))))
         writer.write_table("watch", pd.DataFrame({"step": seen[-1]}))
 
     monkeypatch.setattr(watching, "watch", measured)

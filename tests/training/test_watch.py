@@ -17,7 +17,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
-from sink_lens.records.checkpoints import checkpoints_of
+from sink_lens.records.checkpoints import checkpoint_folders
 from sink_lens.training.checkpoint_folders import checkpoints_in
 from sink_lens.training.watch import births, evaluation_tokens, measure_checkpoint, run_tokenizer, tokens_by_step, watch
 
@@ -262,7 +262,7 @@ def test_runs_that_cannot_be_watched_are_refused(tmp_path):
     bare = write_run(tmp_path / "bare", [5.0])
     (bare / "checkpoints" / "latest-10").mkdir(parents=True)
     with pytest.raises(RunError, match=r"has no checkpoint; need checkpoints/checkpoint-N"):
-        checkpoints_of(read_run(bare))
+        checkpoint_folders(read_run(bare))
     with pytest.raises(RunError, match="no run"):
         watch(tmp_path, tokens=batch())
 

@@ -19,7 +19,7 @@ from sink_lens.measures.neurons import contribution_share, super_neurons
 from sink_lens.measures.reductions import median_where
 from sink_lens.models.tiny import BOS_ID, planted
 from sink_lens.models.weights import attention_weights, mlp_weights
-from sink_lens.records.checkpoints import checkpoints_of
+from sink_lens.records.checkpoints import checkpoint_folders
 from sink_lens.report.style import (
     BLUE,
     GREEN,
@@ -89,7 +89,7 @@ def trained(work: Work, arm: str, seed: int):
     """Step -> what opens the checkpoint, of a model that is trained beside the run folder where it is not yet."""
     run = read_run(work.trained(arm, seed=seed, value_norm=ARMS[arm]))
     tokenizer = run_tokenizer(run)
-    opened = {step: partial(load, str(path), tokenizer=tokenizer) for step, path in checkpoints_of(run).items()}
+    opened = {step: partial(load, str(path), tokenizer=tokenizer) for step, path in checkpoint_folders(run).items()}
     return opened, evaluation_tokens(run, tokenizer, sequences=32, length=64)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from analyses.our_own.published_facts.quantities import QUANTITIES, Value
-from sink_lens.configuration import check_known
+from sink_lens.configuration import refuse_unknown_names
 from sink_lens.errors import InputError, check_regular
 
 FACTS_SCHEMA = "sink_lens.facts/1"
@@ -107,7 +107,7 @@ def _fact(row: Any, *, where: str) -> Fact:
     """A row of a file as a fact; refuses what is not one."""
     if not isinstance(row, dict):
         raise InputError(f"{where} is {row!r}; need an object with id, model, quantity and value")
-    check_known(row, _FIELDS, where=where)
+    refuse_unknown_names(row, _FIELDS, where=where)
     models = row.get("model")
     models = [models] if isinstance(models, str) else models
     named = isinstance(models, list) and models and all(isinstance(one, str) for one in models)
@@ -117,7 +117,7 @@ def _fact(row: Any, *, where: str) -> Fact:
     condition, tolerance = row.get("condition") or {}, row.get("tolerance") or {}
     if not isinstance(condition, dict) or not isinstance(tolerance, dict):
         raise InputError(f"{where} has a condition or tolerance that is no object; need one, as {{}}")
-    check_known(tolerance, ("relative", "absolute", "exact"), where=f"the tolerance of {where}")
+    refuse_unknown_names(tolerance, ("relative", "absolute", "exact"), where=f"the tolerance of {where}")
     for term in ("relative", "absolute"):
         if term in tolerance:
             _check_number(tolerance[term], what=f"the {term} tolerance", where=where)
@@ -130,7 +130,7 @@ def _fact(row: Any, *, where: str) -> Fact:
     elif not isinstance(name, str):
         raise InputError(f"{where} has the quantity {name!r:.60}; need the name of one")
     else:
-        check_known([name], QUANTITIES, where=where)
+        refuse_unknown_names([name], QUANTITIES, where=where)
         _check_value(row.get("value"), name, where=where)
         lacking = [term for term in QUANTITIES[name].terms if condition.get(term) is None]
         if lacking:
