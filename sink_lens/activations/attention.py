@@ -27,9 +27,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from ..errors import KernelError
-from ..models.attention import capped, sums_with, weights_of, with_positions
+from ..models.attention import add_sink_logits, append_alibi_dimension, softcap_scores, weights_of
 from ..models.family import Family
-from ..models.interfaced import attention_as
+from ..models.interfaced import use_attention
 from ..models.private_apis import fused_on_cpu, fused_on_gpu
 from ..schema import KernelChoice
 
@@ -102,7 +102,7 @@ def observe_attention(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     token = _WATCH.set(watch)
     try:
-        with attention_as(model, _NAME):
+        with use_attention(model, _NAME):
             yield
     finally:
         _WATCH.reset(token)
@@ -126,7 +126,7 @@ def _observed_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     s_aux, alibi = given.get("s_aux"), given.get("alibi")
     if alibi is not None:
-        query, key = with_positions(query, key, slopes=alibi / scale)
+        query, key = append_alibi_dimension(query, key, slopes=alibi / scale)
         value = nn.functional.pad(value, (0, 1))
     mask = None if attention_mask is None else _additive_mask(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
@@ -141,7 +141,7 @@ def _observed_attention(
         output, lse = _attention_by_rows(score, value)
     if s_aux is not None:
         assert lse is not None  # a sink logit is in the denominator of a softmax
-        with_sink = sums_with(lse, s_aux)
+        with_sink = add_sink_logits(lse, s_aux)
         output = output * (lse - with_sink).exp()[..., None].to(output.dtype)
         lse = with_sink
     names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
@@ -218,7 +218,7 @@ class Scores:
         """Scores of queries for keys before any mask, with the model's scale and soft cap."""
         grouped = query.float().unflatten(1, (key.shape[1], -1))  # group query heads by the kv head that they share
         scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
-        return capped(scores, self.softcap)
+        return softcap_scores(scores, self.softcap)
 
 
 def _attention_by_rows(
@@ -256,7 +256,7 @@ def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | N
     else:
         blocks = torch.arange(score.query.shape[2], device=score.key.device).split(_BLOCK)
         lse = torch.cat([score.block(rows).logsumexp(dim=-1) for rows in blocks], dim=2)
-    return sums_with(lse, sink)
+    return add_sink_logits(lse, sink)
 
 
 def _fused_attention(

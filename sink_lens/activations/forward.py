@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
-from ..models.delegation import attention_of, delegated, ending_after, has_own_hooks, hooked
-from ..models.interfaced import attention_as, show_attention_inputs
+from ..models.delegation import attention_of, delegate_attention, has_user_hooks, hooked, stop_pass_after
+from ..models.interfaced import show_attention_inputs, use_attention
 from ..models.lens import LensModel
 from ..models.private_apis import kernel_of
 from ..models.running import check_unchanged, running
@@ -103,7 +103,7 @@ def forward(
                 stack.enter_context(_reading_plain_site(lens, layer, name, part=part, put=put))
         else:
             _check_no_hook(lens)
-            model, layers = stack.enter_context(delegated(lens, layers=range(last + 1))), lens.bridge.blocks
+            model, layers = stack.enter_context(delegate_attention(lens, layers=range(last + 1))), lens.bridge.blocks
             stack.enter_context(hooked(lens, [_site_hook(lens, *place, put=put) for place in at_sites]))
         if kernel is not None:
             watch = Watch(
@@ -115,10 +115,10 @@ def forward(
             )
             stack.enter_context(observe_attention(model, watch=watch))
         elif model is not lens.plain:
-            stack.enter_context(attention_as(model, kernel_of(lens.plain.config)))
+            stack.enter_context(use_attention(model, kernel_of(lens.plain.config)))
         stack.enter_context(torch.no_grad())
         if last < lens.n_layers:
-            stack.enter_context(ending_after(layers[last]))
+            stack.enter_context(stop_pass_after(layers[last]))
         model.base_model(input_ids=part.tokens.to(lens.device), use_cache=False)
 
 
@@ -142,7 +142,7 @@ def _check_no_hook(lens: LensModel) -> None:
     for layer in lens.attention_layers:
         attention = attention_of(lens, layer)
         for point in (attention.hook_attn_scores, attention.hook_pattern):
-            if has_own_hooks(point):
+            if has_user_hooks(point):
                 raise KernelError(
                     f"a hook stands at {point.name}, and this pass makes no scores or pattern; remove it, or read the "
                     "run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"

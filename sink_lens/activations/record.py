@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError, SiteError
-from ..models.lens import LensModel, check_having, count_from_start, why_skipped
+from ..models.lens import LensModel, check_layers_have, count_from_start, why_skipped
 from ..models.load import ModelLike, as_lens
-from ..models.memory import copy_lists_to_cpu, give_back
+from ..models.memory import copy_lists_to_cpu, return_freed_memory
 from ..models.private_apis import kernel_of
 from ..models.sites import SITES, site_of
 from ..progress import tqdm
@@ -89,7 +89,7 @@ def stream(
             forward(lens, part, plan=plan, put=reading_pass.put, keys=tuple(keys), rows=rows, kernel=chosen)
             reading_pass.check()
             copy_lists_to_cpu([parts for by_layer in found.values() for parts in by_layer.values()])
-            give_back()
+            return_freed_memory()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
     skipped = {one.name: said for one in readings if (said := why_skipped(lens, one.sites))}
@@ -141,7 +141,7 @@ def capture(
     chosen = sorted(set(_layers_with_sites(names, lens) if layers is None else count_from_start(layers, lens.n_layers)))
     check_layers(chosen, lens)
     for name in names:
-        check_having(lens, chosen, site=name)
+        check_layers_have(lens, chosen, site=name)
     check_positions(positions or (), batch)
     needed = estimate_bytes(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC) if max_bytes is None else max_bytes

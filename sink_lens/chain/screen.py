@@ -28,7 +28,7 @@ from torch import Tensor
 from ..engine.layout import Attending, Layout
 from ..engine.partial_pass import Pass, Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
-from ..models.attention import by_head, weights_of
+from ..models.attention import repeat_kv_heads, weights_of
 from ..models.running import block_of_passes
 from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights, output_weights
@@ -311,7 +311,7 @@ class _Run:
         lens = self.setting.lens
         query = self.queries[later][:, :, layout.first :].repeat(len(layout.begins), 1, 1, 1)
         scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
-        scores = query @ by_head(key, n_heads=query.shape[1]).mT * scaling
+        scores = query @ repeat_kv_heads(key, n_heads=query.shape[1]).mT * scaling
         mask = Attending(lens=lens, layout=layout, held={}).mask(later, like=scores)
         return weights_of(scores + mask)
 

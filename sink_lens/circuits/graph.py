@@ -86,11 +86,11 @@ class Graph:
             ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
             InputError: a layer or a neuron that does not exist.
         """
-        from ..models.lens import check_every_layer
+        from ..models.lens import check_plain_layers
 
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
-        check_every_layer(lens)
+        check_plain_layers(lens)
         if lens.family.kv_latent is not None:
             raise ModelError(
                 f"{lens.name} makes its queries, keys and values from latents that are normed once more (latent "

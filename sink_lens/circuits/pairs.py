@@ -267,10 +267,10 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
 def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The token that an answer is behind both prompts; None if it is not one token, or not the same behind both."""
-    from ..data.token_ids import answer_id, ids_behind
+    from ..data.token_ids import answer_id, ids_after
 
     if pair.goes_on:
-        ids = ids_behind(str(pair.clean), str(answer), tokenizer)
+        ids = ids_after(str(pair.clean), str(answer), tokenizer)
         return ids[0] if ids else None
     try:
         first, second = (answer_id(answer, prompt, tokenizer) for prompt in (pair.clean, pair.corrupted))
@@ -360,11 +360,11 @@ def _induction(
     length: int = 10,
 ) -> Iterator[Pair]:
     """Draw random tokens whose second half repeats the first, after BOS; with ``auto`` wherever there is one."""
-    from ..data.token_ids import first_ids, ordinary_ids
+    from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))
     has_bos = tokenizer.bos_token_id is not None
-    begin = first_ids(tokenizer, "with" if bos == "auto" and has_bos else bos)
+    begin = bos_ids(tokenizer, "with" if bos == "auto" and has_bos else bos)
     while True:
         drawn = generator.choice(ids, length, replace=False).tolist()
         at = int(generator.integers(length // 2, length - 1))

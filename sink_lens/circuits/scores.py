@@ -38,7 +38,7 @@ from torch import Tensor
 
 from ..engine.gradients import zero_added
 from ..errors import InputError, ModelError
-from ..models.evaluating import frozen
+from ..models.evaluating import freeze_parameters
 from ..models.running import exclusive_use
 from .config import TOLERANCE
 from .graph import Graph
@@ -264,7 +264,7 @@ class Gradients:
             for site in sites_of(place, graph)
         ]
         rows = slice(0, runs.n_pairs)
-        with exclusive_use(lens), torch.enable_grad(), frozen(lens.plain):
+        with exclusive_use(lens), torch.enable_grad(), freeze_parameters(lens.plain):
             values = runs.values(runs.outcome(runs.part(rows), rows, at))
             if not values.requires_grad:
                 raise InputError(

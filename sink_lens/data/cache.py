@@ -43,16 +43,16 @@ class CacheEntry:
 def cache_folder() -> Path:
     """The folder for converted, fetched and packed files: ``SINK_LENS_CACHE``, else the user's cache directory."""
     chosen = os.environ.get("SINK_LENS_CACHE")
-    return from_home(chosen).absolute() if chosen else platformdirs.user_cache_path("sink_lens")
+    return expand_home(chosen).absolute() if chosen else platformdirs.user_cache_path("sink_lens")
 
 
-def from_home(path: str | os.PathLike[str]) -> Path:
-    """A path whose ``~`` is the user's folder; where there is no such user it stays as it is."""
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """The path with a leading ``~`` replaced by the user's home folder; unchanged if there is no such user."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises where there is no such user
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
+def lock_folder(folder: Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
     """Lock a cache folder for one process; a second process waits. The lock file stays beside the folder.
 
     Args:
@@ -77,10 +77,10 @@ def locked(folder: Path, *, waiting: Callable[[], object] | None = None) -> Iter
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def write_new_folder(folder: Path) -> Iterator[Path]:
     """Open a ``.part`` folder to write into; it replaces ``folder`` if the block ends without an error.
 
-    Use it inside `locked`. If the block ends with any error, including Ctrl-C, nothing is left behind.
+    Use it inside `lock_folder`. If the block ends with any error, including Ctrl-C, nothing is left behind.
 
     Raises:
         OSError: the folder cannot be written.
@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def find_fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
-    """Check a folder against its manifest: say which file is missing, has another size or was changed; None if all fit.
+    """Text that says which file of a folder is missing, of another size or changed; None if all fit the manifest.
 
     A file that still has its recorded time stamp is not hashed again.
     """
@@ -163,7 +163,7 @@ def cache_entries() -> list[CacheEntry]:
     """The entries of the cache, by kind and name, including the leftovers of killed processes; links are skipped."""
     cache = cache_folder()
     found = [
-        _entry(path, kind=kind.name)
+        _read_entry(path, kind=kind.name)
         for kind in (cache.iterdir() if cache.is_dir() else ())
         if kind.is_dir()
         for path in kind.iterdir()
@@ -205,7 +205,7 @@ def clear_cache(*, name: str | None = None) -> int:
     return freed
 
 
-def _entry(path: Path, *, kind: str) -> CacheEntry:
+def _read_entry(path: Path, *, kind: str) -> CacheEntry:
     """The entry of the cache in a folder: its kind, name and size."""
     manifest = read_manifest(path)
     return CacheEntry(
@@ -223,5 +223,5 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _lock(folder: Path) -> FileLock:
-    """The lock of a folder."""
+    """The file lock of a cache folder, not yet taken."""
     return FileLock(_lock_file(folder))  # the lock file stays: removing it while another process waits for it is a race

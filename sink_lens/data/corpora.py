@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sink_lens.data.cache import from_home
+from sink_lens.data.cache import expand_home
 from sink_lens.errors import InputError, check_regular, first_line
 
 _BUNDLED = "moby_dick.txt"
@@ -72,10 +72,11 @@ class Texts:
         self._read = read
 
     def __iter__(self) -> Iterator[str]:
+        """Read the documents from the source again, from the first one on."""
         return iter(self._read())
 
 
-def texts_of(source: str) -> Texts:
+def open_texts(source: str) -> Texts:
     """Open the documents of a source. In tabular files the text is in the column ``text``.
 
     Args:
@@ -91,7 +92,7 @@ def texts_of(source: str) -> Texts:
     """
     if source == "bundled":
         return Texts(source, lambda: [bundled_text()])
-    if not (path := from_home(source)).exists():
+    if not (path := expand_home(source)).exists():
         return Texts(source, _open_hub(source))
     if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return Texts(source, _open_saved(path))
@@ -115,7 +116,7 @@ def text_hash(texts: Iterable[str]) -> str:
 
 
 def _open_hub(source: str) -> Callable[[], Iterable[str]]:
-    """Open a data set of the model hub: download all of it, or stream the first documents."""
+    """Return a function that reads the documents of a data set of the model hub, downloaded or streamed."""
     asked = _HUB.fullmatch(source)
     if asked is None or source.endswith(_ENDINGS):
         raise InputError(
@@ -145,7 +146,7 @@ def _import_datasets(source: object) -> Any:
 
 
 def _open_saved(folder: Path) -> Callable[[], Iterable[str]]:
-    """Open a data set that ``datasets`` saved; if it has several splits, its train split."""
+    """Return a function that reads a data set that ``datasets`` saved; if it has several splits, the train split."""
     datasets = _import_datasets(folder)
     with _readable_errors(f"{folder} is no whole data set that datasets saved"):
         rows = datasets.load_from_disk(folder)
@@ -171,7 +172,7 @@ def _readable_errors(what: str) -> Iterator[None]:
 
 
 def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
-    """The texts of rows; a row without a text is refused."""
+    """The column ``text`` of each row; a row without a text is refused."""
     for row in rows:
         if _COLUMN not in row:
             raise InputError(

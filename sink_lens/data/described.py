@@ -71,7 +71,7 @@ class Described(Protocol):
 
 
 def check_described(config: Described) -> None:
-    """Refuse a configuration that cannot be run."""
+    """Refuse a configuration whose fields for model and sequences contradict each other or are out of range."""
     if config.length < 2:
         raise InputError(f"length is {config.length}; need at least 2, since the first token attends only to itself")
     if config.sequences < 1:
@@ -94,7 +94,7 @@ _MOST_DOTS = 5_000
 
 
 def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
-    """Read the table in a TOML or JSON file.
+    """The top-level table of a TOML or JSON file, as a dict.
 
     Raises:
         InputError: the file is missing, cannot be read, or holds no table.
@@ -113,7 +113,7 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
 
 
 def _read_settings_text(path: Path) -> str:
-    """Read a file of settings, after a check of its size and names (TOML takes minutes over 50,000 dots).
+    """The text of a settings file; refuses one of such a size or with such names that parsing takes minutes.
 
     Raises:
         OSError: it cannot be read.

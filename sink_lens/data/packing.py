@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sink_lens.data.cache import find_fault, locked, new_folder, read_manifest, write_manifest
+from sink_lens.data.cache import find_fault, lock_folder, read_manifest, write_manifest, write_new_folder
 from sink_lens.data.token_ids import bos_id
 from sink_lens.errors import InputError
 
@@ -99,10 +99,10 @@ def pack(
     settings = _pack_settings(tokenizer, length=length, bos=bos, eval_frac=eval_frac)
     folder = Path(folder)
     try:
-        with locked(folder):
+        with lock_folder(folder):
             if not folder.exists():
-                with new_folder(folder) as fresh:
-                    _write(fresh, _batches(texts), tokenizer, settings=settings, progress=progress)
+                with write_new_folder(folder) as fresh:
+                    _write_pack(fresh, _document_batches(texts), tokenizer, settings=settings, progress=progress)
     except OSError as error:
         raise InputError(
             f"{folder} cannot be written ({error.strerror or error}); need room and permission there. "
@@ -132,7 +132,7 @@ def _open_split(folder: Path, split: str) -> Packed:
 
 
 def _pack_settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float) -> dict[str, Any]:
-    """The settings that, together with the text, determine the token ids."""
+    """Settings that, with the documents, determine the packed token ids; a pack with other settings is not reused."""
     if length < 2:
         raise InputError(f"the length is {length}; need at least 2 tokens, so that there is one to predict.")
     if not 0 < eval_frac <= 0.5:
@@ -165,7 +165,7 @@ def _plain_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> Any:
     return copy
 
 
-def _write(
+def _write_pack(
     folder: Path,
     batches: Iterable[list[str]],
     tokenizer: "PreTrainedTokenizerBase",
@@ -232,8 +232,8 @@ def _evaluation_rows(n_sequences: int, share: float) -> np.ndarray:
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Group documents for tokenising them together; empty documents are left out."""
+def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield documents in groups that are tokenised together; empty documents are left out."""
     batch: list[str] = []
     size = 0
     for text in texts:

@@ -19,8 +19,8 @@ def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return bos if isinstance(bos, int) else None
 
 
-def first_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) -> list[int]:
-    """The ids to put in front of a text under a BOS condition: [BOS] or []. Without a tokenizer "auto" gives [].
+def bos_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) -> list[int]:
+    """The ids in front of a text under a BOS condition: [BOS] or []. Without a tokenizer "auto" gives [].
 
     Raises:
         InputError: the condition is "with" although there is no BOS token, or is "auto" although the
@@ -57,8 +57,8 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def ids_behind(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
-    """Token ids of a text behind another text; None if the other's tokens are not the beginning of both texts' tokens.
+def ids_after(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
+    """Token ids of ``text`` when it follows ``before``; None if the tokens of ``before`` change with it.
 
     A tokenizer as Llama 2's puts a space of its own before a text that stands alone, and gives other tokens for it.
     """
@@ -66,8 +66,8 @@ def ids_behind(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> li
     return whole[len(first) :] if whole[: len(first)] == first else None
 
 
-def text_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The text of a prompt's tokens without BOS, or of its last ones; None if the tokens of the text would be others.
+def prompt_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Text of a prompt's token ids, without BOS; None if that text would be tokenised to other ids.
 
     A sequence that was cut out of a text may begin within a word, so that its text has other tokens there.
     """
@@ -86,7 +86,7 @@ def answer_id(
     *,
     what: str = "the token",
 ) -> int:
-    """The token that an answer is behind a prompt: token n of both texts' tokens, if the prompt's n are the first.
+    """Token id of an answer that continues a prompt.
 
     Args:
         answer: the text of one token as it goes on from the prompt, mostly with a space first; or an id.
@@ -103,12 +103,12 @@ def answer_id(
         return answer
     if tokenizer is None:
         raise InputError(f"{what} is the text {answer!r}; need a tokenizer to read it, or its id")
-    text = prompt if isinstance(prompt, str) else text_of(prompt, tokenizer)
+    text = prompt if isinstance(prompt, str) else prompt_text(prompt, tokenizer)
     if text is None:
         raise InputError(
             f"the prompt's tokens are not those of its text, behind which {what} {answer!r} is; give its id"
         )
-    ids = ids_behind(text, answer, tokenizer)
+    ids = ids_after(text, answer, tokenizer)
     if ids is None:
         raise InputError(
             f"{what} {answer!r} changes the tokens of the prompt that it goes on from ({text[-40:]!r}); need a text "
@@ -122,7 +122,7 @@ def answer_id(
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
-    """Refuse the ids of a text that begins with BOS, even after white space."""
+    """Refuse a text whose own ids begin with BOS, even after white space."""
     bos = bos_id(tokenizer)
     if bos is None or bos not in ids:
         return
@@ -145,7 +145,7 @@ def prompt_ids(
     """
     if not prompts:
         raise InputError("there is no prompt; need at least one. Give one.")
-    first = first_ids(tokenizer, bos)
+    first = bos_ids(tokenizer, bos)
     rows: list[list[int]] = []
     for index, prompt in enumerate(prompts):
         ids = text_ids(prompt, tokenizer)
@@ -180,7 +180,7 @@ def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | No
 
 
 def _added_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that the tokenizer itself puts in front of plain text."""
+    """Ids of the special tokens that the tokenizer itself puts in front of a text."""
     alone = text_ids("a", tokenizer)
     whole = list(tokenizer("a", verbose=False)["input_ids"])
     if not alone:

@@ -22,7 +22,7 @@ from ..arguments import checked, value_text
 from ..errors import InputError
 from ..records import display
 from .described import BosCondition
-from .token_ids import bos_id, first_ids, ordinary_ids, prompt_ids, refuse_own_bos, text_ids
+from .token_ids import bos_id, bos_ids, ordinary_ids, prompt_ids, refuse_own_bos, text_ids
 
 _INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -75,7 +75,7 @@ class TokenBatch:
                 an argument is out of range.
         """
         _check_size(sequences, length)
-        first = first_ids(tokenizer, bos)
+        first = bos_ids(tokenizer, bos)
         ids = text_ids(text, tokenizer)
         tokens = _cut_ids(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
         return _batch_without_padding(tokens, source=f"text:{name}", first=first, bos_condition=bos)
@@ -99,7 +99,7 @@ class TokenBatch:
             tokens=torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
             lengths=torch.tensor([len(row) for row in rows]),
             source="prompts",
-            bos=bool(first_ids(tokenizer, bos)),
+            bos=bool(bos_ids(tokenizer, bos)),
             bos_condition=bos,
             seed=None,
         )
@@ -134,13 +134,13 @@ class TokenBatch:
                 is out of range.
         """
         _check_size(sequences, length)
-        first = first_ids(tokenizer, bos)
+        first = bos_ids(tokenizer, bos)
         needed = sequences * (length - len(first))
         documents: list[str] = []
         ids: list[int] = []
         count = 0
         for index, row in enumerate(dataset):
-            document = _document(row, index, column)
+            document = _document_text(row, index, column)
             if not document:
                 continue
             documents.append(document)
@@ -191,7 +191,7 @@ class TokenBatch:
         if position_ids is not None:
             if lengths is not None:
                 raise InputError("lengths and position_ids were given; need one of them. Leave the other out.")
-            tokens, lengths = _unpack(tokens, position_ids, attention_mask)
+            tokens, lengths = _unpack_documents(tokens, position_ids, attention_mask)
         if tokens.ndim != 2:
             raise InputError(
                 f"tokens are {_type_and_shape(tokens)}; need two axes, sequence and position. "
@@ -261,6 +261,7 @@ class TokenBatch:
         _check_tensors(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:
+        """What a notebook shows of the batch: source, sizes, whether it begins with BOS, and its hash."""
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
         return display.result_html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 
@@ -276,7 +277,7 @@ class TokenBatch:
 
     @property
     def valid(self) -> Bool[Tensor, "batch position"]:
-        """True at real tokens, False at padding."""
+        """True at tokens of the sequences, False at padding."""
         return torch.arange(self.n_positions, device=self.tokens.device) < self.lengths[:, None]
 
     @property
@@ -289,14 +290,14 @@ class TokenBatch:
 
     @checked
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "TokenBatch":
-        """Some of the sequences, by a slice, a list of numbers or a tensor of them; all keep the full width."""
+        """A batch of the chosen sequences (a slice, indices or a mask); they keep the full width."""
         index = rows if isinstance(rows, slice | Tensor) else torch.tensor(list(rows), dtype=torch.int64)
         index = index.to(self.tokens.device) if isinstance(index, Tensor) else index
         return replace(self, tokens=self.tokens[index], lengths=self.lengths[index])
 
     @checked
     def cut(self, length: int) -> "TokenBatch":
-        """The first positions of every sequence; a length above their number changes nothing."""
+        """A batch of the first ``length`` positions of every sequence; the batch's own width if that is less."""
         length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits
         return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
 
@@ -324,7 +325,7 @@ class TokenBatch:
         return replace(self, tokens=self.tokens[:, 1:], lengths=lengths, bos=False, bos_condition="without")
 
     def batches(self, size: int) -> "Iterator[TokenBatch]":
-        """The same sequences in order, in pieces of at most `size`; every piece keeps the full width.
+        """Yield the sequences in order, as batches of at most ``size``, each with the full width.
 
         Raises:
             InputError: size below 1.
@@ -339,13 +340,13 @@ from_tensor, random_tokens, repeated_tokens = TokenBatch.from_tensor, TokenBatch
 
 
 def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) -> pd.DataFrame:
-    """Table with one row per real token: sequence, position, token_id, text.
+    """Table with one row per token that is not padding: sequence, position, token_id, text.
 
     The text is `<id>` if there is no tokenizer, or if the tokenizer does not know the id.
     """
     sequence, position = torch.nonzero(batch.valid.cpu(), as_tuple=True)
     token_id = batch.tokens.cpu()[sequence, position]
-    text = texts_of(token_id.unique().tolist(), tokenizer)
+    text = token_texts(token_id.unique().tolist(), tokenizer)
     return pd.DataFrame(
         {
             "sequence": sequence.numpy(),
@@ -365,7 +366,7 @@ Prompts = Tokens | str | Sequence[str]
 def batch_of(
     given: Prompts, tokenizer: PreTrainedTokenizerBase | None = None, *, bos: BosCondition = "auto"
 ) -> TokenBatch:
-    """Make a token batch of anything that a function takes as tokens or prompts; a batch stays as it is.
+    """A token batch of whatever a function takes as tokens or prompts; a batch stays as it is.
 
     Raises:
         InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length.
@@ -399,7 +400,7 @@ def _cut_ids(
     first: Sequence[int],
     what: str,
 ) -> list[list[int]]:
-    """Cut S sequences of `length` tokens from N ids; sequence i begins at floor(i N / S), behind the ids ``first``."""
+    """Pieces of ``length`` tokens spread evenly over N ids: piece i of S begins at floor(i N / S), after ``first``."""
     body = length - len(first)
     if len(ids) < sequences * body:
         fit = len(ids) // body
@@ -443,7 +444,7 @@ def _draw_ids(
 ) -> TokenBatch:
     """Draw ordinary ids uniformly: one per position for "random", one per sequence for "repeated"."""
     _check_size(sequences, length)
-    first = first_ids(tokenizer, bos)
+    first = bos_ids(tokenizer, bos)
     if generator.device.type != "cpu":
         raise InputError(
             f"the generator is on {generator.device}; need one on the CPU, so that every device draws the "
@@ -463,8 +464,8 @@ def _draw_ids(
     )
 
 
-def _document(row: object, index: int, column: str) -> str:
-    """The text of one row of a data set."""
+def _document_text(row: object, index: int, column: str) -> str:
+    """The text in a column of one row of a data set; ``index`` names the row in errors."""
     if not isinstance(row, Mapping):
         raise InputError(
             f"row {index} of the data set is a {type(row).__name__}; need a mapping with the column "
@@ -493,14 +494,14 @@ def _check_size(sequences: int, length: int) -> None:
         )
 
 
-def texts_of(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
-    """Token id -> its text; `<id>` if there is no tokenizer, or if the tokenizer does not know the id."""
+def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
+    """Text of each token id, by id; `<id>` if there is no tokenizer, or if the tokenizer does not know the id."""
     known = set() if tokenizer is None else set(tokenizer.get_vocab().values())
     return {one: str(tokenizer.decode([one])) if tokenizer is not None and one in known else f"<{one}>" for one in ids}
 
 
 def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the padding of every sequence to the right; return the sequences and their lengths."""
+    """Sequences with their padding (``mask`` is False) moved to the right, and their lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
         raise InputError(
             f"tokens are {_type_and_shape(tokens)}, the mask is {_type_and_shape(mask)}; need (sequences, positions) "
@@ -518,8 +519,8 @@ def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return tokens.gather(1, order), lengths
 
 
-def _unpack(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Cut packed rows into their documents; return these, padded on the right, and their lengths."""
+def _unpack_documents(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Documents that are packed into rows as sequences of their own, padded on the right, and their lengths."""
     given = {"position_ids are": position_ids} | ({} if mask is None else {"the mask is": mask})
     for what, one in given.items():
         if tokens.ndim != 2 or one.shape != tokens.shape:
@@ -547,7 +548,7 @@ def _unpack(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[
 
 
 def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
-    """Refuse tensors that no model can read. The shape is part of the check, so any shape may be passed in."""
+    """Refuse token ids and lengths of the wrong type, shape or range."""
     for name, given in (("tokens", tokens), ("lengths", lengths)):
         if not isinstance(given, Tensor) or given.is_meta:
             raise InputError(f"{name} of a TokenBatch are {value_text(given)}; need a tensor of int64. Use from_tensor")

@@ -20,10 +20,10 @@ from transformer_lens.hook_points import HookPoint
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, ModelError, SiteError, note_user_function
-from ..models.lens import LensModel, check_having
+from ..models.lens import LensModel, check_layers_have
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
-from ..models.sites import SITES, bridge_hook, site_at, site_of
+from ..models.sites import SITES, bridge_hook, site_of, site_of_hook
 from .constructors import ORDER, At, Edit, EditError, edit
 from .part import checked_index
 
@@ -84,7 +84,7 @@ def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = Non
     Raises:
         SiteError: the hook point is none of a site.
     """
-    site, layer = site_at(name, lens=None if lens is None else as_lens(lens))
+    site, layer = site_of_hook(name, lens=None if lens is None else as_lens(lens))
     point = HookPoint()
     point.name = name
 
@@ -263,7 +263,7 @@ def edits_in(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int)
         if site.per_layer:
             for name in (one.site, one.reads):
                 if name is not None:
-                    check_having(lens, one.layers or (), site=name)
+                    check_layers_have(lens, one.layers or (), site=name)
         used, layers = [f"{name}s" for name in site.parts], one.layers or lens.having(one.site)
         every = [lens.sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
         for axis, name, sizes in zip(site.axes.split()[1:], used, zip(*every, strict=True), strict=True):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import InputError, SiteError
 from ..models.families import FROM_LATENT
 from ..models.lens import LensModel
-from ..models.packed import check_stored
+from ..models.packed import check_not_packed
 from ..models.sites import SITES
 from ..schema import QUANTISED_FORMATS, QuantisedFormat
 from .constructors import At, Edit, EditError, edit
@@ -244,7 +244,7 @@ def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
             for layer in lens.layers:
                 for path in paths:
                     module = layer.get_submodule(path)
-                    check_stored(module)
+                    check_not_packed(module)
                     weight: Any = module.weight
                     before.append((weight, weight.detach().clone()))
                     rows = weight.T if lens.family.transposed else weight

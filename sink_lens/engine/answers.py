@@ -7,8 +7,8 @@ import torch
 
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
-from ..data.token_ids import answer_id, ids_behind, text_of
-from ..data.tokens import Prompts, batch_of, from_tensor, texts_of
+from ..data.token_ids import answer_id, ids_after, prompt_text
+from ..data.tokens import Prompts, batch_of, from_tensor, token_texts
 from ..edits.constructors import Edit
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -76,8 +76,12 @@ def answers(
 
 def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
     """The tokens of an answer behind the prompt's tokens."""
-    if isinstance(answer, str) and lens.tokenizer is not None and (text := text_of(prompt, lens.tokenizer)) is not None:
-        several = ids_behind(text, answer, lens.tokenizer)
+    if (
+        isinstance(answer, str)
+        and lens.tokenizer is not None
+        and (text := prompt_text(prompt, lens.tokenizer)) is not None
+    ):
+        several = ids_after(text, answer, lens.tokenizer)
         if several is not None and len(several) > 1:
             return several
     found = answer_id(answer, prompt, lens.tokenizer, what="the answer")
@@ -92,7 +96,7 @@ def _answer_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, to
     shown = logits.topk(min(top, len(logits))).indices.tolist()
     if right is not None and right not in shown:
         shown.append(right)
-    texts = texts_of(shown, lens.tokenizer)
+    texts = token_texts(shown, lens.tokenizer)
     return [
         {
             "rank": int((logits > logits[token]).sum()),

@@ -22,8 +22,8 @@ from ..edits.hooks import Applied, edits_in
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
-from ..models.delegation import beginning_at
-from ..models.families import keys_from
+from ..models.delegation import start_passes_at
+from ..models.families import layer_of_keys
 from ..models.lens import LensModel, count_from_start
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, copy_to_device
@@ -150,7 +150,7 @@ def run_applied(
             with contextlib.ExitStack() as stack:
                 stack.enter_context(running(lens))
                 if start is not None:
-                    stack.enter_context(beginning_at(lens, first, start.stream[chosen].to(lens.device)))
+                    stack.enter_context(start_passes_at(lens, first, start.stream[chosen].to(lens.device)))
                 stack.enter_context(torch.no_grad())
                 inputs = part.tokens.to(lens.device)
                 out = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **stop)
@@ -417,7 +417,7 @@ def _check_start(
     if not 0 <= start.layer < lens.n_layers:
         raise InputError(f"the run would begin at layer {start.layer}; need 0 to {lens.n_layers - 1}")
     behind = range(start.layer, lens.n_layers) if lens.family.shared_keys else ()
-    if any(keys_from(lens.config, layer=layer) < start.layer for layer in behind):
+    if any(layer_of_keys(lens.config, layer=layer) < start.layer for layer in behind):
         raise InputError(
             f"the run would begin at layer {start.layer}, and layers behind it attend to keys and values of a layer "
             "before it; need a run that begins before that layer"

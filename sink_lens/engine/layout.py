@@ -23,10 +23,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..models.attention import by_head, capped, weights_of, with_slopes
+from ..models.attention import add_alibi, repeat_kv_heads, softcap_scores, weights_of
 from ..models.delegation import attention_of, inner_model
 from ..models.lens import LensModel
-from ..models.private_apis import with_kernel
+from ..models.private_apis import use_kernel
 
 _NAME = "sink_lens_cells"
 
@@ -170,7 +170,7 @@ def attending(how: Attending) -> Iterator[None]:
     config = inner_model(how.lens).config
     token = _ATTENDING.set(how)
     try:
-        with with_kernel(config, _NAME):
+        with use_kernel(config, _NAME):
             yield
     finally:
         _ATTENDING.reset(token)
@@ -210,9 +210,9 @@ def _cell_attention(
             how.queries[layer] = query
     if by_query:
         query, s_aux = query[..., :-1], query[..., -1]
-    key, value = (by_head(one, n_heads=query.shape[1]) for one in (key, value))
+    key, value = (repeat_kv_heads(one, n_heads=query.shape[1]) for one in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
-    scores = with_slopes(capped(scores, given.get("softcap")), given.get("alibi"))
+    scores = add_alibi(softcap_scores(scores, given.get("softcap")), given.get("alibi"))
     scores = component.hook_attn_scores(scores + how.mask(layer, like=scores))
     pattern = weights_of(scores, sink=s_aux, sigmoid=given.get("weighting") == "sigmoid")
     pattern = component.hook_pattern(pattern.to(query.dtype))

@@ -21,8 +21,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..edits.hooks import Act
-from ..models.delegation import attention_of, beginning_at, delegated, ending_after, hooked, replace_forward
-from ..models.families import keys_from
+from ..models.delegation import (
+    attention_of,
+    delegate_attention,
+    hooked,
+    replace_forward,
+    start_passes_at,
+    stop_pass_after,
+)
+from ..models.families import layer_of_keys
 from ..models.family import Family
 from ..models.lens import LensModel
 from ..models.running import inside_pass
@@ -152,9 +159,9 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
     kept = {"held": asked.held, "keep": asked.keep}
     with contextlib.ExitStack() as stack:
         stack.enter_context(inside_pass(lens))
-        model = stack.enter_context(delegated(lens, layers=range(first, last)))
+        model = stack.enter_context(delegate_attention(lens, layers=range(first, last)))
         if asked.stream is not None:
-            stack.enter_context(beginning_at(lens, first, asked.stream))
+            stack.enter_context(start_passes_at(lens, first, asked.stream))
         if asked.known is not None and asked.skip:
             _skip_parts(lens, asked.known, skip=asked.skip, stack=stack)
         for layer in lens.mixer_layers:
@@ -166,7 +173,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
         if last <= lens.n_layers:
             ends_early = asked.attention_only and last - 1 in lens.attention_layers
             module = attention_of(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
-            stack.enter_context(ending_after(module))
+            stack.enter_context(stop_pass_after(module))
         positions = layout.index(lens.device)[1][None]
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
         if lens.family.shared_keys:
@@ -184,7 +191,7 @@ def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[T
     """The keys and values that layers of a pass attend to and that a layer before it makes: the baseline run's."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for layer in range(asked.first, min(asked.last, lens.n_layers)):
-        source = keys_from(lens.config, layer=layer)
+        source = layer_of_keys(lens.config, layer=layer)
         if source < asked.first or (source == asked.first and asked.skip):
             rows = (asked.layout.flat(one.transpose(1, 2)).transpose(1, 2) for one in asked.held[source])
             found[lens.config.layer_types[layer]] = tuple(rows)

@@ -25,9 +25,9 @@ from ..chain.chain_measures import chain_measures
 from ..data.described import BosCondition
 from ..data.tokens import from_tensor
 from ..measures.dimensions import outlier_dimensions
-from ..models.lens import LensModel, check_every_layer
+from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
-from ..models.packed import weight_of
+from ..models.packed import unpacked_weight
 from ..progress import tqdm
 from ..records import Finding
 from ..schema import SINK_THRESHOLD
@@ -104,7 +104,7 @@ def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, l
     Raises:
         ModelError: the model is a hybrid, which has no attention in some layers.
     """
-    check_every_layer(lens)
+    check_plain_layers(lens)
     sums = CosineSums(lens.n_layers, sequences=draws.sequences, length=draws.length)
     ends = Ends(lens.d_vocab, lens.d_model)
     last = Reading(name="ends", sites=("final",), function=partial(ends.read, lens=lens))
@@ -202,7 +202,7 @@ def _alignment_rows(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.Data
     """The direction beside the preferred tokens' unembedding, and beside the first token's largest dimension."""
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
-    weight = weight_of(lens.plain.get_output_embeddings(), dtype=lens.dtype).cpu()
+    weight = unpacked_weight(lens.plain.get_output_embeddings(), dtype=lens.dtype).cpu()
     norm = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64)
     cosine = (weight @ final.to(weight.dtype)).double() / norm.clamp(min=1e-30)
     rows: list[tuple[object, ...]] = []

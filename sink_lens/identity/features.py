@@ -16,12 +16,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from ..data.cache import cache_folder, find_fault, locked, new_folder, read_manifest, write_manifest
+from ..data.cache import cache_folder, find_fault, lock_folder, read_manifest, write_manifest, write_new_folder
 from ..data.token_ids import ordinary_ids
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
 from ..models.load import weights_hash
-from ..models.packed import weight_of
+from ..models.packed import unpacked_weight
 from ..models.private_apis import NAME_OF_CONFIG
 from ..models.running import running
 from ..progress import tqdm
@@ -68,7 +68,7 @@ def facts_of(lens: LensModel) -> Facts:
         for name, value in lens.config.to_dict().items()
         if name not in (NAME_OF_CONFIG, "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
     }
-    matrix = weight_of(lens.plain.get_input_embeddings(), dtype=lens.dtype).float()
+    matrix = unpacked_weight(lens.plain.get_input_embeddings(), dtype=lens.dtype).float()
     return Facts(
         weights=weights_hash(lens),
         config=_digest([type(lens.plain).__name__, told, buffers.hexdigest()]),
@@ -207,11 +207,11 @@ def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, 
 def kept_features(lens: LensModel, inputs: Inputs, *, of: Facts, progress: bool = False) -> np.ndarray:
     """``features``, computed once: from the cache where these weights have read these inputs before."""
     folder = _cache_folder_of(of, inputs)
-    with locked(folder):
+    with lock_folder(folder):
         found = _read_features(folder)
         if found is None:
             found = features(lens, inputs, progress=progress)
-            with new_folder(folder) as part:
+            with write_new_folder(folder) as part:
                 save_file({"features": found}, part / "features.safetensors")
                 write_manifest(part, {"name": lens.name, "weights_sha256": of.weights, "inputs": inputs.digest})
     return found

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..activations.forward import check_tokens
-from ..data.cache import from_home
+from ..data.cache import expand_home
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, random_tokens
 from ..errors import InputError
@@ -91,7 +91,7 @@ def _key_of_model(model: ModelToMeasure) -> str:
     """Key under which two entries count as the same model: its resolved path, or its name."""
     if not isinstance(model.source, str):
         return model.name
-    path = from_home(model.source)
+    path = expand_home(model.source)
     return str(path.resolve()) if path.exists() else model.source
 
 

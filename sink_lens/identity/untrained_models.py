@@ -28,7 +28,7 @@ from ..models.checks import check_architecture
 from ..models.family import Family
 from ..models.lens import LensModel
 from ..models.load import find_device
-from ..models.wrapping import assemble, keep_random_state
+from ..models.wrapping import assemble_lens, keep_random_state
 
 Style = Literal["llama", "qwen", "gpt2"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -196,7 +196,7 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
         family = replace(check_architecture(model), centred_norm=config.norm == "layer")
         _switch_parts(model, family=family, config=config)
     name = f"untrained {config.label} seed {seed}"
-    return assemble(model.to(place).eval(), tokenizer=None, family=family, name=name)
+    return assemble_lens(model.to(place).eval(), tokenizer=None, family=family, name=name)
 
 
 class PositionedEmbedding(nn.Embedding):

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ModelError, first_line
 from .checks import probe_tokens
-from .evaluating import evaluating, uncompiled
+from .evaluating import evaluating, without_compiled_forwards
 from .private_apis import forget_adapter
 
 _LOG = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class Merged:
     note: str
 
 
-def base_of(model: nn.Module) -> nn.Module:
-    """The Hugging Face model within a ``PeftModel``, its adapters in it; any other model as it is.
+def unwrap_peft(model: nn.Module) -> nn.Module:
+    """The Hugging Face model inside a ``PeftModel``, adapter layers included; any other model is returned unchanged.
 
     Raises:
         ModelError: the adapter is no change of weights.
@@ -58,7 +58,7 @@ def base_of(model: nn.Module) -> nn.Module:
     config = given.peft_config[next(iter(given.active_adapters))] if given.active_adapters else None
     if getattr(config, "is_prompt_learning", False):
         raise ModelError(
-            f"the adapter ({_adapter_kind(config)}) puts vectors in front of the tokens or keys "
+            f"the adapter ({_adapter_type(config)}) puts vectors in front of the tokens or keys "
             f"and changes no weight, so "
             "there is nothing to merge; need an adapter of weights, such as LoRA, or the base model"
         )
@@ -67,7 +67,7 @@ def base_of(model: nn.Module) -> nn.Module:
 
 
 def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
-    """Copy a model with its adapters merged; None where it has none.
+    """A copy of a model with its adapters merged into its weights; None if the model has no adapters.
 
     Raises:
         ModelError: memory has no room for the copy, the adapter cannot be merged, or the copy gives other logits.
@@ -94,22 +94,22 @@ def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
             f"the adapter of {name} cannot be merged ({first_line(error)}); need one "
             f"that peft can merge into weights of 16 or 32 bit. {_ADVICE}"
         ) from error
-    _forget_adapters(plain)
-    _check_same(plain, model, name=name)
+    _clear_adapter_marks(plain)
+    _check_same_logits(plain, model, name=name)
     copied = tuple(
         (f"{path}.{key}", one)
         for path, layer in layers
         for key, one in (*layer.named_parameters(), *layer.named_buffers())
     )
     found = [layer for _, layer in layers]
-    kinds = sorted({_adapter_kind(one) for one in (getattr(model, "peft_config", None) or {}).values()})
+    kinds = sorted({_adapter_type(one) for one in (getattr(model, "peft_config", None) or {}).values()})
     note = f"measured as a copy of the model with its adapters merged ({', '.join(kinds) or 'adapter layers'})"
     states = lambda: [_adapter_state(layer) for layer in found]  # noqa: E731
     return Merged(plain=plain, source=model, copied=copied, states=states, note=note)
 
 
 def check_no_adapter(folder: Path) -> None:
-    """Refuse a folder that holds an adapter in the place of a model.
+    """Refuse a folder that holds only an adapter (``adapter_config.json``) where a whole model is needed.
 
     Raises:
         ModelError: which base model it belongs to, and what to do.
@@ -123,20 +123,21 @@ def check_no_adapter(folder: Path) -> None:
         config = {}
     base = str(config.get("base_model_name_or_path") or "its base model")
     raise ModelError(
-        f"{folder} holds an adapter ({_adapter_kind(config)}) of {base}, which is no model by itself; "
+        f"{folder} holds an adapter ({_adapter_type(config)}) of {base}, which is no model by itself; "
         f"need the model with it. "
         f"In Python: model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "
         f"{str(folder)!r}), then wrap(model); or model.merge_and_unload().save_pretrained(...) and that folder"
     )
 
 
-def _adapter_kind(config: Any) -> str:
+def _adapter_type(config: Any) -> str:
+    """Peft's name for an adapter's type, such as ``LORA``, from its configuration; else "of an unknown kind"."""
     kind = config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind) or "of an unknown kind")
 
 
 def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and module of every adapted layer that lies in no other one."""
+    """Path and module of every layer with an adapter, without those inside another such layer."""
     if "peft" not in sys.modules:
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -151,11 +152,12 @@ def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, 
 
 
 def _base_layer(layer: Any) -> nn.Module:
+    """The original layer that an adapter's layer wraps."""
     return layer.original_module if hasattr(layer, "original_module") else layer.get_base_layer()
 
 
 def _merged_layer(layer: Any) -> nn.Module:
-    """An adapted layer of the copy as an ordinary one, with weights of its own."""
+    """An ordinary layer with merged weights of its own, made from an adapted layer of the copy."""
     for module in _base_layer(layer).modules():
         for key, one in list(module._parameters.items()):
             if one is not None:
@@ -172,8 +174,8 @@ def _merged_layer(layer: Any) -> nn.Module:
     return _base_layer(layer)
 
 
-def _forget_adapters(plain: Any) -> None:
-    """Let the copy be an ordinary model, whose embeddings are tied only where they still are."""
+def _clear_adapter_marks(plain: Any) -> None:
+    """Remove peft's marks from the merged copy, and untie embeddings whose weights no longer agree."""
     if hasattr(plain, "peft_config"):
         del plain.peft_config
     forget_adapter(plain)
@@ -184,8 +186,8 @@ def _forget_adapters(plain: Any) -> None:
             plain.all_tied_weights_keys = {}
 
 
-def _check_same(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Refuse a copy that gives other logits than the user's own model.
+def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
+    """Refuse a merged copy whose logits differ from those of the user's own model.
 
     Raises:
         ModelError: by how much they differ.
@@ -193,7 +195,7 @@ def _check_same(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) ->
     ids = probe_tokens(model)
     logits = []
     for one in (model, plain):
-        with evaluating(one), uncompiled(one), torch.no_grad():
+        with evaluating(one), without_compiled_forwards(one), torch.no_grad():
             logits.append(one(ids, use_cache=False).logits.double())
     tolerance = max(1e-5, 8 * torch.finfo(plain.dtype).eps)
     error = ((logits[1] - logits[0]).norm(dim=-1) / logits[0].norm(dim=-1)).max().item()
@@ -205,7 +207,7 @@ def _check_same(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) ->
 
 
 def _adapter_state(layer: Any) -> tuple[object, ...]:
-    """Active adapters of a layer with their scales."""
+    """Which adapters of a layer are active, disabled and merged, with their scales; equal while nothing changes."""
     scales = getattr(layer, "scaling", None) or {}
     return (
         tuple(getattr(layer, "active_adapters", ())),
@@ -216,4 +218,5 @@ def _adapter_state(layer: Any) -> tuple[object, ...]:
 
 
 def _size_text(n_bytes: int) -> str:
+    """A number of bytes as text in GB, or in MB below 0.1 GB."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"

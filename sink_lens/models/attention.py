@@ -9,33 +9,33 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 
-def by_head(
+def repeat_kv_heads(
     tensor: Float[Tensor, "batch kv_head key d_head"], *, n_heads: int
 ) -> Float[Tensor, "batch head key d_head"]:
-    """Keys or values for every query head: each key-value head is repeated for the query heads that share it."""
+    """Keys or values with one entry for each query head: each key-value head repeated for the heads that share it."""
     groups = n_heads // tensor.shape[1]
     if groups == 1:
         return tensor
     return tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
-def capped(scores: Float[Tensor, "... query key"], softcap: float | None) -> Float[Tensor, "... query key"]:
+def softcap_scores(scores: Float[Tensor, "... query key"], softcap: float | None) -> Float[Tensor, "... query key"]:
     """Scores soft-capped as ``softcap * tanh(scores / softcap)``, or unchanged if ``softcap`` is None."""
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 
-def with_slopes(
+def add_alibi(
     scores: Float[Tensor, "batch head query key"], slopes: Float[Tensor, " head"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    """Scores with slope times position of the key added (ALiBi); without slopes they are unchanged."""
+    """Scores with ALiBi's bias added: each head's slope times the position of the key; unchanged without slopes."""
     if slopes is None:
         return scores
     keys = torch.arange(scores.shape[-1], device=scores.device)
     return scores + (slopes[:, None, None] * keys).to(scores.dtype)
 
 
-def with_positions(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
-    """ALiBi as one more dimension of queries and keys: the head's slope in every query, the position in every key."""
+def append_alibi_dimension(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
+    """Queries and keys with one more dimension for ALiBi: the head's slope in queries, the position in keys."""
     places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
     turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
     return torch.cat([query, turned], -1), torch.cat([key, places], -1)
@@ -61,8 +61,8 @@ def weights_of(
     return nn.functional.softmax(both, dim=-1, dtype=torch.float32)[..., :-1]
 
 
-def sums_with(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
-    """Log-sum-exp of rows with their sink logits, one for each head or for each query of each head."""
+def add_sink_logits(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
+    """Log-sum-exp of each row of scores with the row's sink logit included; unchanged if ``sink`` is None."""
     if sink is None:
         return lse
     sink = sink.detach().float()

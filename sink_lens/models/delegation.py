@@ -2,9 +2,9 @@
 
 Inside a bridge, ``bridge.original_model`` is the Hugging Face model whose parts are the bridge's components: calling it
 fires the hook points. Only the attention is computed by TransformerLens itself, with the whole pattern. Within
-``delegated``, each attention component calls the Hugging Face module that it wraps, so that the function which the
-configuration names (``AttentionInterface``) computes it. No class of TransformerLens is changed: the components get a
-``forward`` of their own for the time being, and four kinds of hook points are fired here.
+``delegate_attention``, each attention component calls the Hugging Face module that it wraps, so that the function which
+the configuration names (``AttentionInterface``) computes it. No class of TransformerLens is changed: the components get
+a ``forward`` of their own for the time being, and four kinds of hook points are fired here.
 
 - Queries, keys and values of latent attention: what the module gives to its attention function.
 - Queries, keys and values of a fused projection: parts of its one product.
@@ -51,7 +51,7 @@ def inner_model(lens: LensModel) -> PreTrainedModel:
     return model
 
 
-def hook_point(lens: LensModel, name: str) -> HookPoint:
+def find_hook_point(lens: LensModel, name: str) -> HookPoint:
     """The hook point of this name; looked up by its path, since the bridge's table of all names takes a while."""
     found: Any = lens.bridge
     for part in name.split("."):
@@ -64,8 +64,8 @@ def hooked(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | No
     """Within the block, functions are registered at hook points: ``bridge.hooks`` without its tables of all names."""
     with contextlib.ExitStack() as stack:
         for name, function in hooks:
-            point = hook_point(lens, name)
-            stack.callback(_remove, point, point.add_hook(function))
+            point = find_hook_point(lens, name)
+            stack.callback(_remove_hook, point, point.add_hook(function))
         yield
 
 
@@ -76,7 +76,7 @@ def check_no_hooks(lens: LensModel) -> None:
         InputError: there is such a hook.
     """
     with exclusive_use(lens):  # else another thread's pass has some of its own there
-        standing = [name for name, point in lens.bridge.hook_dict.items() if has_own_hooks(point)]
+        standing = [name for name, point in lens.bridge.hook_dict.items() if has_user_hooks(point)]
     if standing:
         raise InputError(
             f"a hook stands on the bridge at {standing[0]}, and a forward of several cells would show it the rows of "
@@ -84,21 +84,21 @@ def check_no_hooks(lens: LensModel) -> None:
         )
 
 
-def has_own_hooks(point: HookPoint) -> bool:
-    """Find out if a user's function stands at a hook point, beside those of TransformerLens and of ``wrap``."""
+def has_user_hooks(point: HookPoint) -> bool:
+    """Check whether a hook point has a user's function, besides those that TransformerLens and ``wrap`` put there."""
     functions = [handle.user_hook for handle in (*point.fwd_hooks, *point.bwd_hooks)]
     return any(str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions)
 
 
-def _remove(point: HookPoint, handle: LensHandle) -> None:
+def _remove_hook(point: HookPoint, handle: LensHandle) -> None:
     """Remove a hook from its hook point, by the handle that registering gave."""
     handle.hook.remove()
     point.fwd_hooks.remove(handle)
 
 
 @contextlib.contextmanager
-def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTrainedModel]:
-    """Within the block, the bridge's attention components call Hugging Face's attention; gives the model to call.
+def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTrainedModel]:
+    """Within the block, the bridge's attention components call Hugging Face's attention; yields the model to call.
 
     Args:
         lens: the model.
@@ -114,10 +114,10 @@ def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTr
             wrapped = component.original_component
             stack.enter_context(replace_forward(component, partial(_attend_between_hooks, component)))
             if family.kv_latent is not None:
-                stack.enter_context(show_attention_inputs(wrapped, partial(_fire_factor, component)))
+                stack.enter_context(show_attention_inputs(wrapped, partial(_fire_qkv_hook, component)))
             if family.qkv_layout != "separate":
                 fused = wrapped.get_submodule(family.q)
-                split = partial(_fire_parts, forward_of(fused), component=component, lens=lens)
+                split = partial(_fire_fused_hooks, forward_of(fused), component=component, lens=lens)
                 stack.enter_context(replace_forward(fused, split))
             output = wrapped.get_submodule(family.o)
             if not isinstance(output, GeneralizedComponent):
@@ -128,8 +128,8 @@ def delegated(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTr
 
 
 @contextlib.contextmanager
-def beginning_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
-    """Within the block, the layers before ``layer`` compute nothing, and the pass goes on from ``stream``.
+def start_passes_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[None]:
+    """Within the block, forward passes skip the layers before ``layer`` and continue from the given ``stream``.
 
     The model is still called with tokens: masks and position embeddings are made from them. ``start_at_layer`` of
     TransformerLens runs the earlier layers, and passes the stream through the norm that BLOOM has after its embedding.
@@ -162,8 +162,8 @@ class _EndedError(Exception):
 
 
 @contextlib.contextmanager
-def ending_after(module: nn.Module) -> Iterator[None]:
-    """Within the block, a forward pass ends after a module, and so does the block."""
+def stop_pass_after(module: nn.Module) -> Iterator[None]:
+    """Within the block, the forward pass stops once ``module`` has run; the rest of the block is skipped too."""
     handle = module.register_forward_hook(_end_forward)
     try:
         yield
@@ -174,12 +174,12 @@ def ending_after(module: nn.Module) -> Iterator[None]:
 
 
 def _end_forward(module: nn.Module, args: Any, output: Any) -> None:
-    """End the forward pass here, by an exception that the block catches."""
+    """Forward hook that stops the pass, by an exception that ``stop_pass_after`` catches."""
     raise _EndedError
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """The function that a module runs when it is called."""
+    """The function that a call of the module runs: its ``forward``, or what replaces it for now."""
     return module.forward
 
 
@@ -193,14 +193,14 @@ def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
     return (component.hook_out(output[0]), *output[1:])
 
 
-def _fire_factor(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
-    """Fire the hook of the queries, keys or values that the heads multiply by; return the tensor after it."""
+def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
+    """Pass queries, keys or values, as the heads multiply by them, through the component's hook; return the result."""
     point: HookPoint = getattr(component, f"hook_{name}")
     return point(tensor) if point.has_hooks() else tensor
 
 
-def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
-    """The product of a fused projection, after the hooks of its queries, keys and values."""
+def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
+    """Output of a fused query-key-value projection, after the hooks of each of the three parts have changed it."""
     whole = forward(x)
     for part in ("q", "k", "v"):
         point: HookPoint = getattr(component, part).hook_out
@@ -218,11 +218,11 @@ def _fire_parts(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: An
 
 
 def _part_of_tensor(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
-    """The part of a module's tensor that a site's address names."""
+    """A view of the part of a module's output that a site's address names, such as the queries of a fused one."""
     sizes = lens.head_sizes(0)  # the same in all layers where they are fused
     return read_site(whole, address=address, family=lens.family, batch=len(whole), **sizes)
 
 
 def _project_between_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
-    """The product of a projection, between the two hook points of a component that does not wrap the module."""
+    """Output of a projection, with its input and output passed through the component's two hooks."""
     return component.hook_out(forward(component.hook_in(x)))

@@ -32,8 +32,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Within the block, no module of a model runs what ``compile`` made of it, as in every pass that measures."""
+def without_compiled_forwards(model: nn.Module) -> Iterator[None]:
+    """Within the block, modules that ``compile`` was called on run their uncompiled forward."""
     compiled = [(vars(module), vars(module)[COMPILED]) for module in model.modules() if COMPILED in vars(module)]
     for own, _ in compiled:
         own[COMPILED] = None
@@ -45,7 +45,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
+def freeze_parameters(model: nn.Module) -> Iterator[None]:
     """Let no parameter need a gradient within the block, so that a pass keeps nothing for its gradient."""
     taken = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in taken:

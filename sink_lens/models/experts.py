@@ -64,8 +64,8 @@ class _Shown:
 def _expert_neurons(
     experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor
 ) -> Float[Tensor, "position sample neuron"]:
-    """The neurons of every expert at every token, times the router's weight; 0 where a token is not sent to it."""
-    whole = x.new_zeros(*sent.shape, size_of(experts))
+    """Activations of every expert's neurons at every token, times the router's weight; 0 for tokens not sent there."""
+    whole = x.new_zeros(*sent.shape, expert_width(experts))
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
         by = weights[rows, expert, None]
@@ -77,12 +77,12 @@ def _expert_neurons(
 
 
 def _sum_neurons(experts: Any, neurons: Tensor, *, sent: Tensor) -> Float[Tensor, "position d_model"]:
-    """Neurons times columns, over the experts that a token is sent to and those that an edit made it use."""
-    out = neurons.new_zeros(len(neurons), columns_of(experts, 0).shape[0])
+    """Output of the experts from their neurons, over experts that have a token or whose neurons an edit changed."""
+    out = neurons.new_zeros(len(neurons), expert_columns(experts, 0).shape[0])
     used = sent | (neurons != 0).any(-1)
     for expert in used.any(0).nonzero().flatten().tolist():
         rows = used[:, expert].nonzero().flatten()
-        out = out.index_add(0, rows, neurons[rows, expert] @ columns_of(experts, expert).T)
+        out = out.index_add(0, rows, neurons[rows, expert] @ expert_columns(experts, expert).T)
     return out
 
 
@@ -93,21 +93,21 @@ def _gate_and_up(experts: Any, x: Tensor, expert: int) -> Tensor:
     return projected + experts.gate_up_proj_bias[expert] if experts.has_bias else projected
 
 
-def size_of(experts: Any) -> int:
-    """Neurons of one expert, its bias included."""
+def expert_width(experts: Any) -> int:
+    """Number of neurons of one expert; a bias of its down-projection counts as one more."""
     inner = experts.down_proj.shape[1 if experts.is_transposed else 2]
     return int(inner) + int(experts.has_bias)
 
 
-def columns_of(experts: Any, expert: int) -> Float[Tensor, "d_model neuron"]:
+def expert_columns(experts: Any, expert: int) -> Float[Tensor, "d_model neuron"]:
     """The down-projection of one expert, its bias as the last column."""
     weight = experts.down_proj[expert]
     columns = weight.T if experts.is_transposed else weight
     return torch.cat([columns, experts.down_proj_bias[expert][:, None]], dim=1) if experts.has_bias else columns
 
 
-def rows_of(experts: Any, expert: int) -> tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "neuron d_model"]]:
-    """Gate and up-projection of one expert; a bias reads nothing of the stream, so it gets a row of zeros."""
+def expert_rows(experts: Any, expert: int) -> tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "neuron d_model"]]:
+    """Gate and up-projection of one expert, a row per neuron; the neuron that stands for a bias has a row of zeros."""
     weight = experts.gate_up_proj[expert]
     weight = weight.T if experts.is_transposed else weight
     gate, up = weight.chunk(2) if experts.is_concatenated else (weight[::2], weight[1::2])
@@ -125,12 +125,12 @@ def _is_shown(experts: Any) -> bool:
 
 @functools.cache
 def _showing_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The subclass of a class of experts that has the place for their neurons."""
+    """The subclass of an experts' class whose forward has a hook point for their neurons."""
     return type(f"Shown{kind.__name__}", (_Shown, kind), {"__module__": __name__})
 
 
 def show_experts(model: nn.Module, *, family: Family) -> None:
-    """Give the experts of a model the place where their neurons are read and edited; the modules stay the same."""
+    """Give a model's experts a hook point for their neurons; the modules stay the same objects."""
     if family.dense:
         _show_mixed(model, family)
         return
@@ -141,11 +141,11 @@ def show_experts(model: nn.Module, *, family: Family) -> None:
         experts.__class__ = _showing_class(type(experts))
         rebind_forward(experts)
         experts.add_module(HOOK, HookPoint())
-        block.register_forward_pre_hook(_note_batch)
+        block.register_forward_pre_hook(_keep_batch_shape)
 
 
-def _note_batch(block: Any, args: tuple[Any, ...]) -> None:
-    """Note the batch's shape, since the experts see tokens without their sequences."""
+def _keep_batch_shape(block: Any, args: tuple[Any, ...]) -> None:
+    """Forward pre-hook that keeps the batch's shape, since experts are given tokens without their sequences."""
     block.experts.__dict__["n_sequences"] = args[0].shape[0]
 
 
@@ -158,7 +158,7 @@ class _Mixed:
         point, given = getattr(block, HOOK), dict[str, Any]()
         if not (point._forward_hooks or point._forward_pre_hooks):
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]  # of the base class
-        parts = parts_of(block)
+        parts = mlp_parts(block)
         with contextlib.ExitStack() as stack:
             for name, module in parts.items():
                 if name == "gate":
@@ -184,22 +184,24 @@ class _Mixed:
         whole = torch.nn.functional.pad(whole, (0, block.__dict__["width"] - whole.shape[-1]))
         edited = point(whole.unflatten(0, hidden_states.shape[:-1])).flatten(0, -2)
         if edited.requires_grad:  # a gradient is asked for, with or without a change
-            return _output_of(parts, edited, sent=sent).view_as(out)
+            return _mixture_output(parts, edited, sent=sent).view_as(out)
         changed = (edited != whole).any(-1)
         if bool(changed.any()):  # the other tokens keep every bit
             found = out.flatten(0, -2).clone()
-            new = _output_of(parts, edited[changed], sent=None if sent is None else sent[changed])
+            new = _mixture_output(parts, edited[changed], sent=None if sent is None else sent[changed])
             found[changed] = new.to(found.dtype)
             out = found.view_as(out)
         return out
 
 
-def _output_of(parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None) -> Float[Tensor, "position d_model"]:
-    """Neurons of all parts times their columns."""
+def _mixture_output(
+    parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None
+) -> Float[Tensor, "position d_model"]:
+    """Output of an MLP from the neurons of all its parts: the routed experts' and then the dense part's."""
     out, start = 0.0, 0
     if sent is not None:
         experts = parts["experts"]
-        start = experts.num_experts * size_of(experts)
+        start = experts.num_experts * expert_width(experts)
         out = _sum_neurons(experts, neurons[:, :start].unflatten(1, (experts.num_experts, -1)), sent=sent)
     if "dense" in parts:
         weight = parts["dense"].down.weight
@@ -216,8 +218,8 @@ class Dense(NamedTuple):
     down: Any
 
 
-def parts_of(block: Any) -> dict[str, Any]:
-    """The routed ``experts`` of an MLP, its ``dense`` part (a shared expert, or all of it), and the ``gate`` of it."""
+def mlp_parts(block: Any) -> dict[str, Any]:
+    """Modules of an MLP by name, as it has them: routed ``experts``, ``dense`` part, and ``gate`` of that part."""
     names = block.__dict__["names"]
 
     def bare(name: str, of: Any = block) -> Any:
@@ -237,27 +239,27 @@ def parts_of(block: Any) -> dict[str, Any]:
     return found
 
 
-def units_of(block: Any) -> int:
-    """Number of neurons of an MLP."""
-    parts = parts_of(block)
+def count_neurons(block: Any) -> int:
+    """Number of neurons of an MLP, over all its experts and its dense part."""
+    parts = mlp_parts(block)
     dense = parts["dense"].down.weight.shape[1] if "dense" in parts else 0
-    return dense + (parts["experts"].num_experts * size_of(parts["experts"]) if "experts" in parts else 0)
+    return dense + (parts["experts"].num_experts * expert_width(parts["experts"]) if "experts" in parts else 0)
 
 
 @functools.cache
 def _mixed_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The subclass of an MLP's class that has the place for the neurons of all its parts."""
+    """The subclass of an MLP's class whose forward has a hook point for the neurons of all its parts."""
     return type(f"Mixed{kind.__name__}", (_Mixed, kind), {"__module__": __name__})
 
 
 def _show_mixed(model: nn.Module, family: Family) -> None:
-    """Give every MLP of a mixture whose layers differ the place where its neurons are read and edited."""
+    """Give every MLP a hook point for its neurons, in a mixture of experts whose layers differ."""
     layers = model.get_submodule(family.layers).children()
     blocks: list[Any] = [layer.get_submodule(str(family.mlp)) for layer in layers]
     names = {"shared": family.shared, "gate": family.shared_gate, "dense": family.dense}
     for block in blocks:
         block.__dict__["names"] = names
-    width = max(map(units_of, blocks))
+    width = max(map(count_neurons, blocks))
     for block in blocks:
         block.__dict__["width"] = width
         if not isinstance(block, _Mixed):
@@ -267,7 +269,7 @@ def _show_mixed(model: nn.Module, family: Family) -> None:
 
 
 def hook_experts(bridge: TransformerBridge) -> None:
-    """Name the hooks of a bridge that was built from a model with shown experts, so that it finds them."""
+    """Name the hook points of experts in a bridge, so that the bridge finds them by name."""
     for layer, block in enumerate(bridge.blocks):
         original = getattr(getattr(block, "mlp", None), "original_component", None)
         point = getattr(original if isinstance(original, _Mixed) else getattr(original, "experts", None), HOOK, None)

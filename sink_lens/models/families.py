@@ -377,7 +377,7 @@ _OTHER_LATENT = ("DeepseekV32", "LongcatFlash", "MiniCPM3")
 
 
 def family_of(architecture: str) -> Family:
-    """Look up the row of an architecture by the class name of its Hugging Face model.
+    """The table row (names and conventions) of an architecture, by the class name of its Hugging Face model.
 
     Raises:
         ModelError: the table has no such row.
@@ -401,7 +401,7 @@ def family_of(architecture: str) -> Family:
 
 
 def family_of_model(architecture: str, *, config: Any) -> Family:
-    """Look up the row of a model; for ``HeadNormForCausalLM`` it follows the choices in the model's configuration.
+    """The table row of a model's architecture; for ``HeadNormForCausalLM`` adapted to the model's configuration.
 
     Raises:
         ModelError: the table has no row for the architecture.
@@ -484,8 +484,8 @@ def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
     return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head, "d_value": d_head}
 
 
-def keys_from(config: Any, *, layer: int) -> int:
-    """The layer whose keys and values a layer of a family with ``shared_keys`` attends to: its own, or an earlier."""
+def layer_of_keys(config: Any, *, layer: int) -> int:
+    """The number of the layer whose keys and values this layer attends to: its own, or an earlier one's if shared."""
     n_own, types = config.num_hidden_layers - config.num_kv_shared_layers, config.layer_types
     if layer < n_own:
         return layer
@@ -493,7 +493,7 @@ def keys_from(config: Any, *, layer: int) -> int:
 
 
 def reach_of(config: Any, *, layer: int) -> int | None:
-    """Return the number of positions that a query of a layer sees, itself included; None where it sees all before it.
+    """Number of positions in a layer's sliding window, the query's own included; None if the layer has no window.
 
     A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
     """

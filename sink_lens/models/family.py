@@ -139,23 +139,23 @@ class Family:
 
     @property
     def aggregated(self) -> str:
-        """The site of the aggregated values: after their gate where no module shows them before it."""
+        """Name of the site that holds the values summed by attention: ``z_raw`` or, if no module shows it, ``z``."""
         return "z" if self.gated_q else "z_raw"
 
     @property
     def own_points(self) -> tuple[str, ...]:
-        """Sites that have a hook point of our own (``points``)."""
+        """Names of the sites whose hook points are made by ``points`` and not by TransformerLens."""
         found = ("q",) if self.gated_q else ()
         found += ("attn_out",) if self.beside else ()
         return found if self.mixer is None else (*found, "mixer_out")
 
     @property
     def without_attention(self) -> "Family":
-        """The row of a layer that has a mixer in place of attention."""
+        """A copy of this row for a layer that has a mixer (such as linear attention) in place of attention."""
         return replace(self, **self.in_mixer_layers) if self.in_mixer_layers else self
 
     @property
     def plain_kernel(self) -> str:
-        """The Hugging Face attention implementation that is exact for the family and fastest."""
+        """Name of the fastest Hugging Face attention implementation that is exact for the family."""
         no_sdpa = self.soft_capped or ((self.sink_logit or self.own_attention) and not self.own_sdpa)
         return "eager" if no_sdpa else "sdpa"

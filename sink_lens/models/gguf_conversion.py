@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, check_regular, first_line
-from .header import read_gguf
+from .header import read_gguf_header
 
 _MAGIC = b"GGUF"
 _ROOM = 32_000_000
@@ -39,7 +39,7 @@ def check_magic(gguf: Path) -> None:
         )
 
 
-def convert(gguf: Path, *, folder: Path) -> None:
+def convert_gguf(gguf: Path, *, folder: Path) -> None:
     """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
 
     The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Only the GGUF file is read,
@@ -54,7 +54,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
         ModelError: the file is damaged, has an unknown architecture or is one part of a split file; or the disk has
             no room.
     """
-    header = read_gguf(gguf)
+    header = read_gguf_header(gguf)
     free = shutil.disk_usage(folder).free
     if free < header.weight_bytes + _ROOM:
         raise _no_room_error(gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free")
@@ -63,7 +63,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
     from safetensors import SafetensorError
     from transformers import AutoTokenizer
 
-    from .gguf_unread import add_settings, begins_with_bos, scale_positions
+    from .gguf_unread import add_settings, put_bos_first, scale_positions
     from .gguf_weights import GgufWeights
 
     source = _load_arguments(gguf)
@@ -72,7 +72,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
         with torch.random.fork_rng(devices=[]), _parsed_once():
             weights = GgufWeights.of(gguf, source=source, folder=folder)
             if header.has_tokenizer:
-                tokenizer = begins_with_bos(gguf, AutoTokenizer.from_pretrained(folder, **source))
+                tokenizer = put_bos_first(gguf, AutoTokenizer.from_pretrained(folder, **source))
     except ModelError:
         raise
     except Exception as error:  # transformers and gguf raise many kinds of error
@@ -95,15 +95,15 @@ def gguf_tokenizer(gguf: Path) -> Any:
     Raises:
         ModelError: the file is damaged, or has an unknown architecture.
     """
-    if not read_gguf(gguf).has_tokenizer:
+    if not read_gguf_header(gguf).has_tokenizer:
         return None
     from transformers import AutoTokenizer
 
-    from .gguf_unread import begins_with_bos
+    from .gguf_unread import put_bos_first
 
     try:
         with tempfile.TemporaryDirectory() as empty, _parsed_once():
-            return begins_with_bos(gguf, AutoTokenizer.from_pretrained(empty, **_load_arguments(gguf)))
+            return put_bos_first(gguf, AutoTokenizer.from_pretrained(empty, **_load_arguments(gguf)))
     except Exception as error:  # transformers and gguf raise many kinds of error
         raise _unreadable_error(gguf, error) from error
 

@@ -14,7 +14,7 @@ class HeaderReader(GGUFReader):
     """Reads tensors and fields as the library does, and steps over lists; their contents are empty."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
-        """Size, parts, which of them are data, and types of a field."""
+        """The base reader's (size, parts, indices of data, types) of a field; a list's contents are skipped."""
         if GGUFValueType(raw_type) != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         order, held = ">" if self.endianess == GGUFEndian.BIG else "<", self.data.data  # memoryview

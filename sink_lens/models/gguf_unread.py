@@ -28,7 +28,7 @@ _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 
 
 def add_settings(gguf: Path, *, folder: Path) -> None:
-    """Put what a GGUF file says of its attention into the configuration of its conversion.
+    """Copy a GGUF file's settings of attention that transformers does not read into its conversion's configuration.
 
     Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, and the scale
     of Gemma's scores, which is that of 27B where the file has its layers.
@@ -77,7 +77,7 @@ def add_settings(gguf: Path, *, folder: Path) -> None:
 
 
 def scale_positions(gguf: Path, *, folder: Path) -> None:
-    """Put the scaling of the rotations that a GGUF file has into the configuration of its conversion.
+    """Copy the scaling of rotary positions that a GGUF file has into its conversion's configuration.
 
     Linear scaling and that of Llama 3 (a factor for each frequency) are known.
 
@@ -110,8 +110,8 @@ def scale_positions(gguf: Path, *, folder: Path) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-def begins_with_bos(gguf: Path, tokenizer: Any) -> Any:
-    """Let the tokenizer of a Llama 3 put BOS first where the file does not say whether it does, as llama.cpp has it."""
+def put_bos_first(gguf: Path, tokenizer: Any) -> Any:
+    """Return the tokenizer of a Llama 3 set to put BOS first if the GGUF file does not say; any other unchanged."""
     reader = HeaderReader(gguf)
     said = metadata_value(reader, "tokenizer.ggml.add_bos_token")
     if said is None and metadata_value(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
@@ -120,7 +120,7 @@ def begins_with_bos(gguf: Path, tokenizer: Any) -> Any:
 
 
 def _llama3_scaling(factors: np.ndarray, *, theta: float, context: int, name: str) -> dict[str, Any]:
-    """The settings of Llama 3's scaling that give these factors of the wavelengths; none where all are 1."""
+    """The ``rope_scaling`` of Llama 3 that gives these factors of the wavelengths; empty if all factors are 1."""
     if np.all(factors == 1):
         return {}
     most = float(factors.max())

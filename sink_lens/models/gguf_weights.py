@@ -41,7 +41,7 @@ class GgufWeights:
 
     @classmethod
     def of(cls, file: Path, *, source: dict[str, Any], folder: Path) -> "GgufWeights":
-        """Find the file's tensor of each of the model's.
+        """Pair each of a model's tensors with the tensor of a GGUF file that it is read from.
 
         Args:
             file: the GGUF file.
@@ -117,6 +117,6 @@ class GgufWeights:
 
 
 def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """The tensors that are saved of a model; of those that are tied, one."""
+    """Name and shape of every tensor that ``save_pretrained`` would write of a model; of tied tensors only one."""
     tied = model.all_tied_weights_keys
     return {name: tuple(one.shape) for name, one in model.state_dict().items() if name not in tied}

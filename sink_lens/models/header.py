@@ -38,8 +38,8 @@ _OF_GGUF = {
 """Name of an architecture in GGUF files -> its class. Mistral is a llama there. Files of others are refused."""
 
 
-def sizes_of(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
-    """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``, by a header or a lens.
+def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
+    """Sizes of a site's axes other than that of sequences, for a header or a ``LensModel``.
 
     Where layers differ, the least of any.
     """
@@ -85,7 +85,7 @@ class Header:
         return family_of(self.architecture)
 
     def having(self, site: str) -> tuple[int, ...]:
-        """The layers that have a site: all, since a hybrid has no header here."""
+        """Numbers of the layers that have a site: all, since hybrid models have no header here."""
         return tuple(range(self.n_layers))
 
     @property
@@ -95,11 +95,11 @@ class Header:
 
     @property
     def d_latents(self) -> tuple[int, int]:
-        """No latents, likewise."""
+        """(0, 0), the widths of no latents, since latent attention has no header here."""
         return (0, 0)
 
     def differing(self, axes: str) -> bool:
-        """No: a model whose layers differ has no header here."""
+        """False: models whose layers differ in size have no header here."""
         return False
 
     @property
@@ -118,7 +118,7 @@ def read_header(path: Path) -> Header | None:
     Raises:
         ModelError: a GGUF file is damaged, or one part of a split file; or the architecture is not read.
     """
-    return read_gguf(path) if path.suffix == ".gguf" else read_folder(path)
+    return read_gguf_header(path) if path.suffix == ".gguf" else read_folder_header(path)
 
 
 def check_fits(header: Header, config: Described) -> None:
@@ -139,7 +139,7 @@ def check_fits(header: Header, config: Described) -> None:
         )
 
 
-def read_gguf(gguf: Path) -> Header:
+def read_gguf_header(gguf: Path) -> Header:
     """Read the header of a GGUF file.
 
     Raises:
@@ -202,8 +202,8 @@ def read_gguf(gguf: Path) -> Header:
 _OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 
 
-def check_files(folder: Path) -> None:
-    """Refuse a folder with a named pipe among its files, which whoever reads it would wait for.
+def refuse_named_pipes(folder: Path) -> None:
+    """Refuse a folder that holds a named pipe, since reading one would wait for ever.
 
     Raises:
         InputError: which.
@@ -213,8 +213,8 @@ def check_files(folder: Path) -> None:
             check_regular(file, what=f"a file of the model {folder.name}")
 
 
-def read_folder(folder: Path) -> Header | None:
-    """Read the configuration of a saved model and the headers of its weights; None where they do not say it all.
+def read_folder_header(folder: Path) -> Header | None:
+    """Read a model's sizes from its configuration and its weights' headers; None if they do not give them all.
 
     Experts are not told apart from other weights, nor layers with attention from others, and the widths of latent
     attention are not read, so that these give None too; so does a folder that ``load`` would refuse, which says then
@@ -223,7 +223,7 @@ def read_folder(folder: Path) -> Header | None:
     Raises:
         ModelError: the architecture is not known.
     """
-    check_files(folder)
+    refuse_named_pipes(folder)
     try:
         config = json_value((folder / "config.json").read_text("utf-8"))
         inner = config.get("text_config", config)
@@ -266,6 +266,6 @@ def read_folder(folder: Path) -> Header | None:
 
 
 def _tensor_shapes(file: Path) -> dict[str, list[int]]:
-    """Tensor in a safetensors file -> its shape."""
+    """Shape of each tensor in a safetensors file, by name."""
     with safe_open(file, framework="numpy") as weights:
         return {name: weights.get_slice(name).get_shape() for name in weights.offset_keys()}

@@ -2,13 +2,13 @@
 
 GPT-J, GPT-Neo, Falcon and BLOOM compute scores, softmax and sum themselves, so an attention function registered with
 ``AttentionInterface`` is never called, and neither the observed pass (``activations.attention``) nor the cells
-(``engine.layout``) would see anything. ``take_interface`` gives their modules a subclass. It computes queries, keys and
+(``engine.layout``) would see anything. ``give_interface`` gives their modules a subclass. It computes queries, keys and
 values as its parent does, and calls the registered function where the model's configuration names one; with ``eager``
 and ``sdpa`` the parent runs, and no number of the model changes.
 
 TransformerLens delegates the attention of some families to the module of transformers, and fires the hooks of scores
-and pattern when both were used. ``hook_inside`` makes these components an ``InterfacedAttentionBridge``, which puts
-the hooks inside the module, so that edits take effect.
+and pattern when both were used. ``hook_delegated_attention`` makes these components an ``InterfacedAttentionBridge``,
+which puts the hooks inside the module, so that edits take effect.
 
 ``show_attention_inputs`` shows the queries, keys and values that a module gives to its attention function, whichever
 that is: in latent attention no module of its own makes them.
@@ -41,7 +41,7 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.nanochat.modeling_nanochat import NanoChatModel, NanoChatRMSNorm
 
 from .neox import PartOfFused
-from .private_apis import kernel_of, rebind_forward, set_attention, with_kernel
+from .private_apis import kernel_of, rebind_forward, set_attention, use_kernel
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 """An attention function of transformers: (module, query, key, value, mask, scaling=...) -> (output, pattern)."""
@@ -64,16 +64,18 @@ class InterfacedGptj(GPTJAttention):
     """GPT-J's attention; its products are in float32 whatever the type of the weights."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """Output by heads and pattern, by the attention function that is chosen; GPT-J's own if none is."""
         attend = _chosen_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
-        return _sum_values(attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn)
+        return _call_attention_function(attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn)
 
 
 class InterfacedGptNeo(GPTNeoSelfAttention):
     """GPT-Neo's attention, whose scores are not scaled; every other layer has a window."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """Output by heads and pattern, by the attention function that is chosen; GPT-Neo's own if none is."""
         attend = _chosen_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -81,13 +83,13 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
         mask = None  # the layer knows which keys a query sees; it is given no padding
         if self.attention_type == "local" and length > self.config.window_size:
             mask = self.bias[:, :, :length, :length]
-        return _sum_values(attend, self, query, key, value, mask, scaling=1.0)
+        return _call_attention_function(attend, self, query, key, value, mask, scaling=1.0)
 
 
-def _sum_values(
+def _call_attention_function(
     attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention as ``_attn`` of these classes does: the output by heads, and the pattern."""
+    """The attention function's output by heads and its pattern, from queries, keys and values as ``_attn`` has them."""
     output, pattern = attend(module, query.float(), key.float(), value.float(), mask, scaling=scaling)
     return output.transpose(1, 2).to(value.dtype), pattern
 
@@ -158,6 +160,7 @@ class _Embedded(nn.Module):
         self.norm, self.after = NanoChatRMSNorm(eps=eps), after
 
     def forward(self, x: Tensor) -> Tensor:
+        """Norm the embeddings; ``after`` is called first."""
         self.after()
         return self.norm(x)
 
@@ -187,12 +190,12 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def interfaced_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The subclass of an attention's class that takes the attention interface; the class itself where it does so."""
+    """The subclass of an attention class that uses the attention interface; the class itself if it already does."""
     return _CLASSES.get(kind, kind)
 
 
-def take_interface(model: PreTrainedModel) -> None:
-    """Make the model's attention modules take the attention interface, where their class does not.
+def give_interface(model: PreTrainedModel) -> None:
+    """Change the class of attention modules that ignore the attention interface to a subclass that uses it.
 
     The modules stay the same objects with the same weights; only their class changes, to a subclass.
     """
@@ -210,7 +213,7 @@ def take_interface(model: PreTrainedModel) -> None:
 
 
 @contextlib.contextmanager
-def attention_as(model: PreTrainedModel, name: str) -> Iterator[None]:
+def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Within the block, the model uses this attention function."""
     before = kernel_of(model.config)
     try:
@@ -255,7 +258,7 @@ def _run_showing_inputs(module: nn.Module, forward: Callable[..., Any], see: See
     config: Any = module.config
     token = _SEEN.set(((see, kernel_of(config)), *_SEEN.get()))
     try:
-        with with_kernel(config, _SEEN_INSIDE):
+        with use_kernel(config, _SEEN_INSIDE):
             return forward(*args, **kwargs)
     finally:
         _SEEN.reset(token)
@@ -281,7 +284,7 @@ class InterfacedAttentionBridge(AttentionBridge):
         config: Any = self.original_component.config  # type: ignore[union-attr]  # every attention of transformers
         token = _HOOKED.set(self._attend)
         try:
-            with with_kernel(config, _INSIDE):
+            with use_kernel(config, _INSIDE):
                 return super().forward(*args, **kwargs)
         finally:
             _HOOKED.reset(token)
@@ -312,14 +315,14 @@ class InterfacedAttentionBridge(AttentionBridge):
 
 
 def _attend_with_hooks(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """The function of the component whose module runs, as an attention function of transformers."""
+    """Attention function, as transformers calls it, that runs the bridge component whose module is running."""
     attend = _HOOKED.get()
     assert attend is not None, "this attention function runs inside an InterfacedAttentionBridge only"
     return attend(*args, **kwargs)
 
 
-def hook_inside(bridge: TransformerBridge) -> None:
-    """Put the hooks of scores and pattern inside every attention that TransformerLens delegates to its module."""
+def hook_delegated_attention(bridge: TransformerBridge) -> None:
+    """Make every attention that TransformerLens delegates to Hugging Face fire its hooks of scores and pattern."""
     AttentionInterface.register(_INSIDE, _attend_with_hooks)
     for block in bridge.blocks:
         attention = block._modules.get("attn")
@@ -355,14 +358,17 @@ class _RowsOfFused(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """The part's rows of the shared projection's weight."""
         return self._fused[0].weight[self.rows]  # type: ignore[index, return-value]
 
     @property
     def bias(self) -> Tensor | None:
+        """The part's entries of the shared projection's bias; None if the projection has no bias."""
         bias = self._fused[0].bias
         return None if bias is None else bias[self.rows]  # type: ignore[index, return-value]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Project the input by the part's rows alone."""
         return nn.functional.linear(x, self.weight, self.bias)
 
 
@@ -370,6 +376,7 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
     """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
 
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
+        """Query, key and value parts of a fused projection, which share its weights."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
         ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
         return tuple(_RowsOfFused(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))

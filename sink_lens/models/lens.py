@@ -13,10 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError, SiteError
 from ..text import span
-from .experts import size_of
-from .families import head_sizes, keys_from, reach_of
+from .experts import expert_width
+from .families import head_sizes, layer_of_keys, reach_of
 from .family import OF_ATTENTION, Family
-from .header import sizes_of
+from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, device_of
 from .private_apis import kernel_of
 from .shared_state import State
@@ -91,7 +91,7 @@ class LensModel:
         return head_sizes(self.config, family=self.family, layer=layer)
 
     def _least(self, name: str) -> int:
-        """The least of a size of heads in any layer."""
+        """Smallest value over layers of a size of heads, such as ``n_heads``."""
         layers = range(self.n_layers) if self.family.own_sizes else (0,)
         return min(self.head_sizes(layer)[name] for layer in layers)
 
@@ -118,7 +118,7 @@ class LensModel:
             return 0
         if self.family.experts is not None:
             experts: Any = self.layer(layer).get_submodule(f"{self.family.mlp}.{self.family.experts}")
-            return experts.num_experts * size_of(experts)
+            return experts.num_experts * expert_width(experts)
         path = ".".join(part for part in (self.family.mlp, self.family.down) if part)
         down: Any = self.layer(layer).get_submodule(path)
         return down.weight.shape[0] if self.family.transposed else down.in_features  # a packed weight has other shapes
@@ -131,7 +131,7 @@ class LensModel:
         """
         if self.family.experts is None or self.family.dense:
             return None
-        return size_of(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
+        return expert_width(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 
     def sizes(self, axes: str, *, n_positions: int, layer: int | None = None) -> tuple[int, ...]:
         """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``, in a layer.
@@ -139,10 +139,10 @@ class LensModel:
         Without a layer, and where layers differ, the least of any.
         """
         if layer is None or not self.family.own_sizes:
-            return sizes_of(self, axes, n_positions=n_positions)
+            return axis_sizes(self, axes, n_positions=n_positions)
         own = self.head_sizes(layer) | {"d_mlp": self.n_neurons(layer)}
         own |= {"kv_head": own["n_kv_heads"]}
-        found = zip(axes.split()[1:], sizes_of(self, axes, n_positions=n_positions), strict=True)
+        found = zip(axes.split()[1:], axis_sizes(self, axes, n_positions=n_positions), strict=True)
         return tuple(own.get(axis, size) for axis, size in found)
 
     @property
@@ -181,27 +181,27 @@ class LensModel:
         return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, name, None) is not None)
 
     def having(self, site: str) -> tuple[int, ...]:
-        """The layers that have a site, or an observed name."""
+        """Numbers of the layers that have a site, or an activation of an observed pass, of this name."""
         if site == "mixer_out":
             return self.mixer_layers
         if site == "per_layer_out" and self.family.per_layer is None:
             return ()
         if self.family.shared_keys and site in ("k", "v"):
-            return tuple(layer for layer in range(self.n_layers) if keys_from(self.config, layer=layer) == layer)
+            return tuple(layer for layer in range(self.n_layers) if layer_of_keys(self.config, layer=layer) == layer)
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
 
     def adding(self, layer: int) -> tuple[str, ...]:
-        """The sites whose sum a layer adds to the stream."""
+        """Names of the sites whose values a layer adds to the residual stream."""
         return tuple(site for site in ADDED if layer in self.having(site))
 
     def scale(self, layer: int) -> float:
-        """The number by which a layer multiplies the stream that it has added to; 1 but for Gemma 4."""
+        """Factor by which a layer multiplies the stream after it has added to it; 1 except in Gemma 4."""
         of = self.family.layer_scale
         return 1.0 if of is None else float(getattr(self.layer(layer), of))
 
     @property
     def lasting(self) -> tuple[float, ...]:
-        """By how much layers multiply what stands before each layer, or is added in it, until the last has run.
+        """Product of the factors of all layers from each layer on, by which what enters it is multiplied in the end.
 
         The last of these numbers, 1, is of the stream after the last layer; all are 1 but for Gemma 4. Times its number
         the stream is the sum of its parts, each times that of its layer.
@@ -210,13 +210,13 @@ class LensModel:
         return tuple(accumulate(scales, mul, initial=1.0))[::-1]
 
     def key_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
-        """The layers that make the keys and values to which some layers attend: the same ones but for Gemma 4."""
+        """Numbers of the layers whose keys and values the given layers attend to: themselves, except in Gemma 4."""
         if not self.family.shared_keys:
             return tuple(layers)
-        return tuple(sorted({keys_from(self.config, layer=layer) for layer in layers}))
+        return tuple(sorted({layer_of_keys(self.config, layer=layer) for layer in layers}))
 
     def row(self, layer: int) -> Family:
-        """The family, as it is in one layer."""
+        """The family's table row as it holds for one layer, which in a hybrid may lack attention."""
         if not self.family.in_mixer_layers or layer in self.attention_layers:
             return self.family
         return self.family.without_attention
@@ -267,8 +267,8 @@ class LensModel:
         )
 
 
-def linear_layers(lens: LensModel) -> str:
-    """The layers without attention and what they have in its place, in words; empty if every layer has attention."""
+def linear_layers_text(lens: LensModel) -> str:
+    """Text that names the layers without attention and what they have instead; empty if all layers have attention."""
     skipped = sorted({*range(lens.n_layers)} - {*lens.attention_layers})
     if not skipped:
         return ""
@@ -277,8 +277,8 @@ def linear_layers(lens: LensModel) -> str:
 
 
 def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
-    """The layers that lack one of some sites of the attention, and why, in words; empty if every layer has them."""
-    if said := linear_layers(lens):
+    """Text that names the layers which lack one of some sites, and why; empty if every layer has them all."""
+    if said := linear_layers_text(lens):
         return "" if OF_ATTENTION.isdisjoint(sites) else said
     others = sorted({*range(lens.n_layers)} - {*lens.having("k")})
     if not others or {"k", "v"}.isdisjoint(sites):
@@ -286,14 +286,14 @@ def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
     return f"layers {span(others)} of {lens.name} attend to the keys and values of an earlier layer"
 
 
-def check_every_layer(lens: LensModel) -> None:
-    """Refuse a model whose layers are not all attention and an MLP.
+def check_plain_layers(lens: LensModel) -> None:
+    """Refuse a model in which some layer is not plain attention and an MLP.
 
     Raises:
         ModelError: the model is a hybrid, or its layers multiply the stream (Gemma 4).
     """
     other = "need another model. This one is traced, measured, swept and patched"
-    if found := linear_layers(lens):
+    if found := linear_layers_text(lens):
         raise ModelError(f"{found}, and this needs it in every layer; {other}")
     if lens.family.layer_scale is not None:
         raise ModelError(
@@ -308,13 +308,15 @@ def check_every_layer(lens: LensModel) -> None:
 
 
 def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> None:
-    """Refuse layers without attention.
+    """Refuse layers that have no attention.
 
     Raises:
         SiteError: one of the layers is a linear layer of a hybrid.
     """
     if not set(layers) <= {*lens.attention_layers}:
-        raise SiteError(f"{linear_layers(lens)}, so no {what}; need one of the layers {span(lens.attention_layers)}")
+        raise SiteError(
+            f"{linear_layers_text(lens)}, so no {what}; need one of the layers {span(lens.attention_layers)}"
+        )
 
 
 def count_from_start(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
@@ -322,8 +324,8 @@ def count_from_start(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
 
 
-def check_having(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
-    """Refuse layers of a hybrid that lack a site.
+def check_layers_have(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
+    """Refuse layers that lack a site, as in a hybrid.
 
     Raises:
         SiteError: one of the layers lacks it.

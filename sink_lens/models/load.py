@@ -29,20 +29,20 @@ from transformers import (
 from transformers.utils import logging as of_transformers
 from transformers.utils.hub import cached_file
 
-from ..data.cache import from_home
+from ..data.cache import expand_home
 from ..errors import InputError, ModelError, check_name, first_line
 from ..schema import DEFAULT_MODEL
 from . import checks
 from .adapters import check_no_adapter
 from .bundled import bundled_gguf, converted_folder
 from .families import TEXT_PART
-from .header import read_folder
+from .header import read_folder_header
 from .lens import LensModel
 from .offload import parameters_of
 from .private_apis import LENIENT, choose_no_kernel, set_attention
 from .running import exclusive_use
 from .text_part import text_part
-from .wrapping import assemble, keep_random_state, wrap
+from .wrapping import assemble_lens, keep_random_state, wrap
 
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
 
@@ -142,7 +142,7 @@ def load(
         shutil.rmtree(scratch or "", ignore_errors=True)
         raise
     except Exception as error:  # transformers raises many kinds of error; each becomes one that says what to do
-        raise ModelError(_cannot_load(str(name), folder, error)) from error
+        raise ModelError(_load_error_text(str(name), folder, error)) from error
     model, info = loaded
     if scratch is not None:  # what experts' weights are written to in the layout that the class reads
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
@@ -161,7 +161,7 @@ def load(
         notes += (_QUANTISED.format(quantised.get("quant_method", "a quantised type")),)
     notes += () if note is None else (note,)
     notes += () if revision is None else (f"revision {revision}",)
-    return assemble(model, tokenizer=tokenizer, family=family, name=str(name), notes=notes)
+    return assemble_lens(model, tokenizer=tokenizer, family=family, name=str(name), notes=notes)
 
 
 def as_lens(model: ModelLike) -> LensModel:
@@ -200,7 +200,7 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
         plain = AutoModelForCausalLM.from_config(config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype)
     plain = plain.to(device=lens.device).eval()
     name = f"random init of {lens.name} (seed {seed})"
-    return assemble(plain, tokenizer=lens.tokenizer, family=lens.family, name=name)
+    return assemble_lens(plain, tokenizer=lens.tokenizer, family=lens.family, name=name)
 
 
 def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
@@ -209,7 +209,7 @@ def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
     Raises:
         ModelError: their size in this type, and in the checkpoint's own where that is smaller.
     """
-    header = read_folder(folder)
+    header = read_folder_header(folder)
     stored = sum(
         file.stat().st_size for file in folder.glob("*.safetensors") if file.exists()
     )  # a link may lead nowhere
@@ -253,12 +253,12 @@ def _without_conversion() -> Iterator[None]:
 
 
 def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
-    """The local folder of a name, and notes on how it came there; None for a hub name."""
+    """(folder of a name, notes on how it came there, such as a conversion); the folder is None for a hub name."""
     if name == DEFAULT_MODEL:
         gguf = bundled_gguf()
         return converted_folder(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
     check_name(name, what="the name of a model")
-    path = from_home(name)
+    path = expand_home(name)
     if path.suffix == ".gguf":
         return converted_folder(path, announce=announce), (_FROM_GGUF.format(path.name),)
     if path.is_dir():
@@ -274,15 +274,15 @@ def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Pa
     return None, ()
 
 
-def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
-    """Say why a model cannot be loaded, and what is needed."""
+def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
+    """Error text that says why a model cannot be loaded, and what is needed."""
     reason = first_line(error)
     if folder is None:
         return (
             f"{name!r} is no folder and no file here, and the hub gave: {reason.rstrip('.')}. Need a folder "
             f"written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} (bundled), or a hub name and a network"
         )
-    if wrong := _wrong_config(folder):
+    if wrong := _find_config_fault(folder):
         return f"{name}: config.json describes no model ({wrong}); need the file as save_pretrained wrote it"
     return f"{name}: the weights cannot be read ({reason}); need whole safetensors files, written by save_pretrained"
 
@@ -294,8 +294,8 @@ def _read_configuration(source: str | Path, *, revision: str | None = None) -> P
     return config
 
 
-def _wrong_config(folder: Path) -> str:
-    """Reason why the configuration alone makes no model; empty if it does."""
+def _find_config_fault(folder: Path) -> str:
+    """Reason why no model can be built from a folder's configuration; empty if one can."""
     try:
         config = _read_configuration(folder)
         with keep_random_state(), torch.device("meta"):
@@ -306,7 +306,7 @@ def _wrong_config(folder: Path) -> str:
 
 
 def _revision_argument(revision: str | None) -> dict[str, str]:
-    """The argument for a revision; empty without one."""
+    """Keyword argument ``revision`` for ``from_pretrained``; empty if ``revision`` is None."""
     return {} if revision is None else {"revision": revision}
 
 
@@ -333,7 +333,7 @@ def _load_tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTo
 
 
 def _parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
-    """The type of a name; refuses a name of no type."""
+    """The torch type that a name stands for; float32 for None, and "auto" as it is."""
     if dtype == "auto":
         return "auto"
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
@@ -343,7 +343,7 @@ def _parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
 
 
 def _memory_limits(max_memory: str | None) -> dict[str, Any]:
-    """The memory that each device may use, as transformers takes it; of GPUs the free part."""
+    """``max_memory`` as transformers takes it: bytes by device, for GPUs the free part of their memory."""
     if max_memory is None:
         return {}
     try:
@@ -359,7 +359,7 @@ def _placement_arguments(
     device_map: str | Mapping[str, Any] | None,
     max_memory: str | None,
 ) -> dict[str, Any]:
-    """The arguments that say where the weights go; refuses what does not go together."""
+    """Keyword arguments of ``from_pretrained`` that say where the weights go; refuses contradicting ones."""
     if device is not None and device_map is not None:
         raise InputError("both device and device_map were given; need at most one")
     if max_memory is not None and device_map is None:

@@ -28,7 +28,7 @@ _COPIED = 2**26
 
 
 def free_bytes() -> int:
-    """Main memory that a process can still take."""
+    """Main memory that this process can still take, in bytes."""
     return psutil.virtual_memory().available
 
 
@@ -52,21 +52,21 @@ def peak_bytes(device: "torch.device | str") -> int:
 
 
 def weight_bytes(model: "nn.Module") -> int:
-    """A model's parameters, in bytes."""
+    """Size of a model's parameters in bytes."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
-def give_back() -> None:
-    """Give freed memory back to the system; nothing happens where the C library has no such call."""
+def return_freed_memory() -> None:
+    """Return freed memory to the operating system, if the C library has a call for it."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
 
 
 def collect_garbage() -> None:
-    """Free what refers to itself, as models with a bridge and runs with a cache do, and give it back to the system."""
+    """Free objects in reference cycles, such as models with a bridge, and return their memory to the system."""
     gc.collect()
-    give_back()
+    return_freed_memory()
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
             for one, _ in sizes:
                 file.write(one.detach().flatten().view(torch.uint8).numpy().data)
                 one.data = one.data.new_empty(0)
-            give_back()
+            return_freed_memory()
             yield
         finally:
             file.seek(0)
@@ -97,12 +97,12 @@ def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """The C library's function that gives memory back; None where there is none."""
+    """The C library's ``malloc_trim``, which returns freed memory to the system; None if it has none."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
-    """Copy a tensor to a device (none where it lies there), to a CUDA GPU without waiting for what it is doing.
+    """A copy of a tensor on a device, without waiting for a CUDA GPU's work; the tensor itself if it is there.
 
     CUDA has read the tensor when the call returns, so that it may be changed. Other devices are waited for.
     """
@@ -128,7 +128,7 @@ def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
 
 
 def _copy_group_to_cpu(own: "Sequence[tuple[list[Tensor], int]]") -> None:
-    """Replace tensors of one type and device by copies on the CPU."""
+    """Replace list entries, given as (list, index) and of one type and device, by copies on the CPU."""
     import torch
 
     if own:

@@ -29,20 +29,20 @@ class PartOfFused(nn.Module):
     @property
     def weight(self) -> Float[Tensor, "value d_model"]:
         """A copy of the part's current weights; gradients flow back to the shared projection."""
-        return self._of_heads(self._fused[0].weight)
+        return self._rows_of_part(self._fused[0].weight)
 
     @property
     def bias(self) -> Float[Tensor, " value"] | None:
         """A copy of the part's current bias; None if the projection has no bias."""
         bias = self._fused[0].bias
-        return None if bias is None else self._of_heads(bias[:, None])[:, 0]
+        return None if bias is None else self._rows_of_part(bias[:, None])[:, 0]
 
     def forward(self, x: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position value"]:
         """Project with this part; all heads are side by side in the output."""
         return nn.functional.linear(x, self.weight, self.bias)
 
-    def _of_heads(self, tensor: Tensor) -> Tensor:
-        """The rows of this part, head by head."""
+    def _rows_of_part(self, tensor: Tensor) -> Tensor:
+        """The part's rows of the fused tensor, which holds query, key and value of each head in turn."""
         by_part = rearrange(tensor, "(head part d_head) x -> part (head d_head) x", part=3, head=self.n_heads)
         return by_part[self.part]
 

@@ -18,7 +18,7 @@ from .private_apis import device_of_hook
 
 
 def bytes_on_disk(model: nn.Module) -> int:
-    """Bytes of the parameters that are not in memory."""
+    """Size in bytes of the model's parameters that are offloaded to disk."""
     return sum(one.numel() * one.element_size() for _, one in _parameters_once(model) if one.device.type == "meta")
 
 
@@ -32,7 +32,7 @@ def _parameters_once(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 @contextlib.contextmanager
 def in_memory(module: nn.Module) -> Iterator[None]:
-    """Within the block, the module's own parameters are in memory; a tensor taken from it stays."""
+    """Within the block, a module's offloaded parameters are loaded; a tensor taken from it stays afterwards."""
     with align_module_device(module):
         yield
 

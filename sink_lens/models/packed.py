@@ -14,13 +14,13 @@ from .offload import in_memory
 
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
-    """Check whether a parameter is not stored as numbers of 16 bits or more."""
+    """Check whether a parameter is quantised: stored as anything but floating-point numbers of 16 bits or more."""
     weight: Any = getattr(module, name, None)
     plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1
     return not plain
 
 
-def weight_of(module: Any, *, dtype: torch.dtype) -> Tensor:
+def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
     """The weight of a module as it is stored; if it is packed, the matrix that the module multiplies by, [out, in].
 
     The second costs a product with the identity in the type given. It is exact where the layer multiplies unpacked
@@ -33,7 +33,7 @@ def weight_of(module: Any, *, dtype: torch.dtype) -> Tensor:
         if not is_packed(module):
             return module.weight.detach()
         if not hasattr(module, "in_features"):
-            raise ModelError(packed_text(module))
+            raise ModelError(packed_error_text(module))
         device = next(iter([*module.parameters(), *module.buffers()])).device
         # not module(...): no hook may see this input
         rows = module.forward(torch.eye(module.in_features, dtype=dtype, device=device))
@@ -41,18 +41,18 @@ def weight_of(module: Any, *, dtype: torch.dtype) -> Tensor:
         return (rows if bias is None else rows - bias).T.to(dtype)
 
 
-def check_stored(module: nn.Module, name: str = "weight") -> None:
-    """Refuse to change or slice a packed parameter.
+def check_not_packed(module: nn.Module, name: str = "weight") -> None:
+    """Refuse a packed (quantised) parameter where its numbers would be changed or sliced.
 
     Raises:
         ModelError: the parameter is packed.
     """
     if is_packed(module, name):
-        raise ModelError(packed_text(module))
+        raise ModelError(packed_error_text(module))
 
 
-def packed_text(module: nn.Module) -> str:
-    """Say what an error says of a packed weight."""
+def packed_error_text(module: nn.Module) -> str:
+    """Error text that says a module's weight is packed, and what is needed instead."""
     return (
         f"the weight of {type(module).__name__} is packed, so its numbers cannot be changed or sliced; need it in 16 "
         "or 32 bit. Load the checkpoint without quantisation"

@@ -21,7 +21,7 @@ from .sites import SITES, Address, read_site
 
 
 def add_points(bridge: TransformerBridge, *, family: Family) -> None:
-    """Give every layer of a bridge the hook points of the family's own sites."""
+    """Add to every layer of a bridge the hook points of the family's sites that TransformerLens has none for."""
     if not family.own_points:
         return
     config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
@@ -45,9 +45,11 @@ class _ByPosition(BaseTensorConversion):
     """Shows "batch head position d_head" as "batch position head d_head"."""
 
     def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        """Put positions before heads, as hooks see the tensor."""
         return input_value.transpose(1, 2)
 
     def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        """Put heads before positions again, as the model has the tensor."""
         return input_value.transpose(1, 2)
 
 
@@ -59,14 +61,16 @@ class _ByHead(BaseTensorConversion):
         self.n_heads = n_heads
 
     def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        """Split the last axis into heads, as hooks see the tensor."""
         return input_value.unflatten(-1, (self.n_heads, -1))
 
     def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
+        """Join the heads on the last axis again, as the model has the tensor."""
         return input_value.flatten(-2)
 
 
 def shape_heads(bridge: TransformerBridge, *, family: Family) -> None:
-    """Give the hook points of attentions with widths of their own the axes of their sites.
+    """Let the hooks of queries, keys, values and z show the sites' axes, where heads have widths of their own.
 
     In latent attention TransformerLens shows queries, keys and values heads first. It splits z by one width for all.
     """
@@ -89,7 +93,7 @@ def _fire_point(
     family: Family,
     sizes: dict[str, int],
 ) -> Any:
-    """Call a hook point with a site's tensor; return the module's output with changes, None where nothing changed."""
+    """Forward hook that passes a site's tensor through a hook point; returns the changed output, None if unchanged."""
     if not point.has_hooks():
         return None
     whole: Tensor = output[0] if isinstance(output, tuple) else output

@@ -86,7 +86,7 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
 
 
 @contextlib.contextmanager
-def with_kernel(config: Any, name: str) -> Iterator[None]:
+def use_kernel(config: Any, name: str) -> Iterator[None]:
     """Within the block, a configuration chooses this attention function."""
     before = config._attn_implementation
     try:
@@ -96,8 +96,8 @@ def with_kernel(config: Any, name: str) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def is_loaded(thing: nn.Module | Tensor | None) -> bool:
-    """Check whether ``from_pretrained`` read a module or a parameter, so that it must not be initialised."""
+def was_loaded(thing: nn.Module | Tensor | None) -> bool:
+    """Check whether ``from_pretrained`` set a module's or parameter's values, so that it must not be initialised."""
     return bool(getattr(thing, "_is_hf_initialized", False))
 
 
@@ -113,11 +113,11 @@ def gate_neurons(experts: Any, x: Tensor) -> Tensor:
 
 
 def save_checkpoint(trainer: Trainer, model: nn.Module) -> None:
-    """Write the Trainer's checkpoint."""
+    """Let the Trainer write a checkpoint of a model into its output folder."""
     trainer._save_checkpoint(model, None)
 
 
-def take_one_gpu(arguments: Any) -> None:
+def use_one_gpu(arguments: Any) -> None:
     """Let the Trainer use one GPU of this process, and not its old data parallel."""
     arguments._n_gpu = 1
 
@@ -126,12 +126,12 @@ def take_one_gpu(arguments: Any) -> None:
 
 
 def device_of_hook(module: nn.Module) -> Any:
-    """The device on which accelerate runs a module whose weights lie elsewhere; None without one."""
+    """The device that accelerate's hook runs an offloaded module on; None if the module has no such hook."""
     return getattr(getattr(module, "_hf_hook", None), "execution_device", None)
 
 
 def rebind_forward(module: Any) -> None:
-    """Let accelerate call the forward of the class that the module has now."""
+    """Let accelerate's hook call the forward of the class that a module has now, after the class was changed."""
     if hasattr(module, "_old_forward"):
         module._old_forward = MethodType(type(module).forward, module)
 
@@ -148,6 +148,6 @@ def is_processed(bridge: TransformerBridge) -> bool:
 
 
 def register_hook_point(bridge: TransformerBridge, point: HookPoint) -> None:
-    """Let a bridge find a hook point by its name."""
+    """Register a named hook point with a bridge, so that the bridge finds it by name."""
     assert point.name is not None  # it was named
     bridge._hook_registry[point.name] = point

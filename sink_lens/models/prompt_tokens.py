@@ -11,7 +11,7 @@ _FILE = "tokenizer.json"
 
 
 def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer of a folder, from its file alone, or of a GGUF file; None where there is none, or another form."""
+    """The tokenizer in a GGUF file or in a folder's ``tokenizer.json``; None if there is none that can be read so."""
     if path.suffix == ".gguf":
         from .gguf_conversion import gguf_tokenizer
 
@@ -23,6 +23,6 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
-def most_tokens(texts: Sequence[str]) -> int:
-    """More tokens than the longest of some texts has, whatever the tokenizer, which may add some."""
+def token_bound(texts: Sequence[str]) -> int:
+    """An upper bound on the number of tokens of each text, for any tokenizer, special tokens included."""
     return 8 + 2 * max((len(text.encode()) for text in texts), default=0)

@@ -30,12 +30,12 @@ _INSIDE: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_inside", default=
 
 
 def holds_views(lens: LensModel) -> bool:
-    """Check whether a bridge of the model has parts of its parameters, whose memory is then in use as long as they."""
+    """Check whether the model's bridge has parameters that are views of the model's, so that both share memory."""
     return any(one.holds_views() for one in lens.state.turns.noted)
 
 
 def note_memory(lens: LensModel) -> None:
-    """Let all lenses on the model note where its parameters are now: they were set aside, and came back equal."""
+    """Record for all lenses on the model that its parameters now lie elsewhere in memory, with equal values."""
     for one in lens.state.turns.noted:
         one.note_memory()
 
@@ -94,7 +94,7 @@ def check_unchanged(lens: LensModel) -> None:
 
 @contextlib.contextmanager
 def inside_pass(lens: LensModel) -> Iterator[None]:
-    """Within the block, inside the caller's turn, a forward runs: code that it calls may run no other pass."""
+    """Within the block a forward runs, in the caller's turn; code that it calls may run no other pass of the model."""
     state = lens.state
     with state.alone:
         token = _INSIDE.set((*_INSIDE.get(), state.turns))
@@ -105,8 +105,8 @@ def inside_pass(lens: LensModel) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluated(lens: LensModel) -> Iterator[None]:
-    """Within the block, which the caller's turn is around, no module of either path trains, and none runs compiled."""
+def in_eval_mode(lens: LensModel) -> Iterator[None]:
+    """Within the block, all modules of both paths are in eval mode and uncompiled; the caller has ``exclusive_use``."""
     settings, changed = lens.state.unchanged.settings, list[tuple[dict[str, Any], str, Any]]()
     if any(map(getitem, settings, repeat("training"))):
         changed += [(own, "training", True) for own in settings if own["training"]]
@@ -123,18 +123,18 @@ def evaluated(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(lens: LensModel) -> Iterator[None]:
-    """Within the block, one forward of the model runs, in eval mode, in turn, on the model that was wrapped.
+    """Within the block, the caller may run one forward of the model: in its turn, in eval mode, on an unchanged model.
 
     Raises:
         ModelError: the model was changed.
         InputError: the caller is called by a pass of the same model.
     """
-    with exclusive_use(lens), inside_pass(lens), evaluated(lens):
+    with exclusive_use(lens), inside_pass(lens), in_eval_mode(lens):
         yield
 
 
 @contextlib.contextmanager
 def block_of_passes(lens: LensModel) -> Iterator[None]:
     """Within the block, several forwards of the model run, each ``inside_pass``, in eval mode."""
-    with exclusive_use(lens), evaluated(lens):
+    with exclusive_use(lens), in_eval_mode(lens):
         yield

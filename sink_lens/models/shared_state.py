@@ -33,7 +33,7 @@ _NEW = Lock()
 
 
 def state_of(unchanged: Unchanged, *modules: nn.Module) -> State:
-    """The state shared by all lenses on one model, found by any of its modules: decoder, bridge, wrapper."""
+    """The state shared by all lenses on one model, found by any of the model's modules: decoder, bridge or wrapper."""
     turns = lock_of(*modules)
     turns.noted.add(unchanged)
     return State(turns=turns, unchanged=unchanged)

@@ -58,7 +58,7 @@ class Site:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Say what is chosen from on each axis after the sequences: position, head, key or unit."""
+        """Name of what is chosen on each axis after that of sequences: position, head, key or unit."""
         return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
     @property
@@ -81,8 +81,8 @@ def _join(*parts: str | None) -> str:
     return ".".join(part for part in parts if part)
 
 
-def _projection(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
-    """Return what gives the address of the query, key or value projection."""
+def _projection_address(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
+    """Return a function from a family to the address of its query, key or value projection's output."""
 
     def address(family: Family) -> Address:
         if family.kv_latent is not None:
@@ -93,8 +93,8 @@ def _projection(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
     return address
 
 
-def _latent(which: Literal["q_latent", "kv_latent"]) -> Callable[[Family], Address | None]:
-    """Return what gives the address of a latent."""
+def _latent_address(which: Literal["q_latent", "kv_latent"]) -> Callable[[Family], Address | None]:
+    """Return a function from a family to the address of a latent of latent attention; it gives None without one."""
 
     def address(family: Family) -> Address | None:
         norm: str | None = getattr(family, which)
@@ -103,22 +103,24 @@ def _latent(which: Literal["q_latent", "kv_latent"]) -> Callable[[Family], Addre
     return address
 
 
-def _gate(family: Family) -> Address | None:
+def _gate_address(family: Family) -> Address | None:
+    """Address of the MLP's gate projection's output; None if the MLP has no gate."""
     if family.gate is None:
         return None
     part = "gate" if family.gate_up_fused else "whole"
     return Address(module=_join(family.mlp, family.gate), side="output", part=part)
 
 
-def _up(family: Family) -> Address | None:
+def _up_address(family: Family) -> Address | None:
+    """Address of the MLP's up-projection's output; None if the family has none."""
     if family.up is None:
         return None
     part = "up" if family.gate_up_fused else "whole"
     return Address(module=_join(family.mlp, family.up), side="output", part=part)
 
 
-def _neurons(family: Family) -> Address | None:
-    """Address of the down-projection's input."""
+def _neurons_address(family: Family) -> Address | None:
+    """Address of the MLP's neurons: the down-projection's input, or the experts' hook point; None without either."""
     if family.experts is not None:
         within = None if family.dense else family.experts
         return Address(module=_join(family.mlp, within, EXPERTS_HOOK), side="output")
@@ -127,56 +129,61 @@ def _neurons(family: Family) -> Address | None:
     return Address(module=_join(family.mlp, family.down), side="input")
 
 
-def _attn_out(family: Family) -> Address:
+def _attn_out_address(family: Family) -> Address:
+    """Address of what attention adds to the stream, after its own norm if there is one."""
     module = family.attn_post_norm or family.attention
     if family.adds_inside:
         module = _join(family.attention, family.o)
     return Address(module=module, side="output", scale=family.attn_multiplier)
 
 
-def _mixer_out(family: Family) -> Address | None:
+def _mixer_out_address(family: Family) -> Address | None:
+    """Address of what a hybrid's mixer adds to the stream; None if the family has no mixer."""
     if family.mixer is None:
         return None
     return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
 
 
-def _per_layer_out(family: Family) -> Address | None:
-    """Return the address of what a layer adds of its own input."""
+def _per_layer_address(family: Family) -> Address | None:
+    """Address of what a layer adds from its per-layer embeddings; None if the family has none."""
     return None if family.per_layer is None else Address(module=family.per_layer, side="output")
 
 
-def _mlp_in(family: Family) -> Address:
+def _mlp_in_address(family: Family) -> Address:
+    """Address of the MLP's input."""
     return Address(module=family.mlp or _join(family.up), side="input")
 
 
-def _down_out(family: Family) -> Address:
+def _down_out_address(family: Family) -> Address:
+    """Address of the down-projection's output."""
     return Address(module=_join(family.mlp, family.down), side="output")  # of all experts together, the MLP's
 
 
-def _mlp_out(family: Family) -> Address:
+def _mlp_out_address(family: Family) -> Address:
+    """Address of what the MLP adds to the stream, after its own norm if there is one."""
     module = family.mlp_post_norm or family.mlp or _join(family.down)
     if family.adds_inside:
         module = _join(family.mlp, family.down)
     return Address(module=module, side="output", scale=1.0 if family.mlp_multiplies else family.mlp_multiplier)
 
 
-def _of_head(family: Family) -> Address:
+def _w_o_input_address(family: Family) -> Address:
     """Address of the input of W_O, by heads."""
     return Address(module=_join(family.attention, family.o), side="input", part="heads")
 
 
-def _aggregated_values(family: Family) -> Address | None:
+def _aggregated_address(family: Family) -> Address | None:
     """Address of the aggregated values before a head norm or gate."""
     if family.gated_q:
         return None
     if family.head_out is None:
-        return _of_head(family)
+        return _w_o_input_address(family)
     part = "heads" if family.head_norm_flat else "whole"
     return Address(module=_join(family.attention, family.head_out), side="input", part=part)
 
 
-def _no_module(family: Family) -> None:
-    """No address: no module gives this site."""
+def _no_address(family: Family) -> None:
+    """None, the address of a site that no module of any family gives."""
     return
 
 
@@ -200,7 +207,7 @@ _LIST = (
         axes="batch position d_q_latent",
         bridge="blocks.{layer}.attn.q_a_layernorm.hook_out",
         meaning="what queries are made from in latent attention, after its norm",
-        address=_latent("q_latent"),
+        address=_latent_address("q_latent"),
     ),
     Site(
         name="kv_latent",
@@ -208,7 +215,7 @@ _LIST = (
         bridge="blocks.{layer}.attn.kv_a_layernorm.hook_out",
         meaning="what the values, and the keys but for their rotary part, are made from in latent attention, after its "
         "norm",
-        address=_latent("kv_latent"),
+        address=_latent_address("kv_latent"),
     ),
     Site(
         name="q",
@@ -216,7 +223,7 @@ _LIST = (
         bridge="blocks.{layer}.attn.hook_q",
         meaning="queries as projected, before their norm and rotation; in latent attention as the heads multiply them, "
         "in Gemma 4 after their norm",
-        address=_projection("q"),
+        address=_projection_address("q"),
     ),
     Site(
         name="k",
@@ -224,21 +231,21 @@ _LIST = (
         bridge="blocks.{layer}.attn.hook_k",
         meaning="keys as projected, before their norm and rotation; in latent attention as the heads multiply them, in "
         "Gemma 4 after their norm",
-        address=_projection("k"),
+        address=_projection_address("k"),
     ),
     Site(
         name="v",
         axes="batch position kv_head d_value",
         bridge="blocks.{layer}.attn.hook_v",
         meaning="values",
-        address=_projection("v"),
+        address=_projection_address("v"),
     ),
     Site(
         name="scores",
         axes="batch head query key",
         bridge="blocks.{layer}.attn.hook_attn_scores",
         meaning="attention scores before the softmax, with the mask added (the type's least number)",
-        address=_no_module,
+        address=_no_address,
         observed=True,
     ),
     Site(
@@ -246,7 +253,7 @@ _LIST = (
         axes="batch head query key",
         bridge="blocks.{layer}.attn.hook_pattern",
         meaning="attention pattern, after the softmax",
-        address=_no_module,
+        address=_no_address,
         observed=True,
     ),
     Site(
@@ -254,77 +261,77 @@ _LIST = (
         axes="batch position head d_value",
         bridge="blocks.{layer}.attn.hook_z",
         meaning="aggregated values before a head norm or gate; equal to z where there is none",
-        address=_aggregated_values,
+        address=_aggregated_address,
     ),
     Site(
         name="z",
         axes="batch position head d_value",
         bridge="blocks.{layer}.attn.hook_z",
         meaning="input of the attention output projection W_O, by heads",
-        address=_of_head,
+        address=_w_o_input_address,
     ),
     Site(
         name="attn_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_attn_out",
         meaning="what the attention adds to the stream, after its norm where there is one",
-        address=_attn_out,
+        address=_attn_out_address,
     ),
     Site(
         name="mixer_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_own_mixer_out",
         meaning="what a hybrid's mixer (linear attention, Mamba, a convolution) adds to the stream",
-        address=_mixer_out,
+        address=_mixer_out_address,
     ),
     Site(
         name="mlp_in",
         axes="batch position d_model",
         bridge="blocks.{layer}.mlp.hook_in",
         meaning="input of the MLP, after the norm where there is one",
-        address=_mlp_in,
+        address=_mlp_in_address,
     ),
     Site(
         name="gate",
         axes="batch position d_mlp",
         bridge="blocks.{layer}.mlp.hook_pre",
         meaning="gate pre-activation of a gated MLP",
-        address=_gate,
+        address=_gate_address,
     ),
     Site(
         name="up",
         axes="batch position d_mlp",
         bridge="blocks.{layer}.mlp.hook_pre_linear",
         meaning="up-projection; the pre-activation where there is no gate",
-        address=_up,
+        address=_up_address,
     ),
     Site(
         name="neurons",
         axes="batch position d_mlp",
         bridge="blocks.{layer}.mlp.hook_post",
         meaning="input of the down-projection; in a mixture of experts, of all experts, times the router's weights",
-        address=_neurons,
+        address=_neurons_address,
     ),
     Site(
         name="down_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.mlp.hook_out",
         meaning="output of the down-projection, before its norm where there is one",
-        address=_down_out,
+        address=_down_out_address,
     ),
     Site(
         name="mlp_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_mlp_out",
         meaning="what the MLP adds to the stream, after its norm where there is one",
-        address=_mlp_out,
+        address=_mlp_out_address,
     ),
     Site(
         name="per_layer_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.post_per_layer_input_norm.hook_out",
         meaning="what a layer adds to the stream of the input that the token has for this layer (Gemma 4)",
-        address=_per_layer_out,
+        address=_per_layer_address,
     ),
     Site(
         name="resid_post",
@@ -362,8 +369,8 @@ _OTHER_NAMES = {
 """Names by which TransformerLens calls a place -> its site here."""
 
 
-def no_site(name: str) -> SiteError:
-    """The error of a name that is no site's; the name of a hook point, or TransformerLens's for a place, is told it."""
+def no_site_error(name: str) -> SiteError:
+    """The error for an unknown site name, which for a hook point's name says which site it is."""
     short = re.sub(r"^(blocks\.\d+\.)?((attn|mlp)\.)?(hook_)?", "", name)
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
     hooked = [repr(site.name) for site in reversed(_LIST) if site.bridge == pattern]  # z before z_raw
@@ -380,7 +387,7 @@ def site_of(name: str, *, family: Family) -> Site:
         SiteError: the name is unknown, or the family does not have the site.
     """
     if name not in SITES:
-        raise no_site(name)
+        raise no_site_error(name)
     site = SITES[name]
     if not site.observed and site.address(family) is None:
         reason = "has no gate in its MLP"
@@ -434,8 +441,8 @@ _BY_FAMILY = frozenset({"z_raw", "gate", "up", "neurons", "down_out"})
 """Sites whose hook name on the bridge is another site's in other families."""
 
 
-def site_at(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | None]:
-    """The site and the layer at a hook name of the bridge; the layer is None where the site has none.
+def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | None]:
+    """(site, layer) that a hook name of the bridge stands for; the layer is None if the name has none.
 
     Args:
         name: such as ``blocks.5.hook_resid_post``; with the model, any name of a site's hook point.

@@ -70,7 +70,7 @@ class Unchanged:
         copied: Sequence[tuple[str, Tensor]] = (),
         states: Callable[[], object] | None = None,
     ) -> None:
-        """Note it.
+        """Record what must stay as it is.
 
         Args:
             plain: the plain model.
@@ -100,14 +100,14 @@ class Unchanged:
         if bridge is not None:
             roots += [("of the bridge, ", bridge), ("of the bridge, ", bridge.original_model)]
             for key in ("compatibility_mode", PROCESSED):
-                self._note(vars(bridge), key, f"{key} of the bridge")
+                self._note_entry(vars(bridge), key, f"{key} of the bridge")
         seen: set[int] = set()
         n_plain = 0
         for where, root in roots:
-            self.modules += self._walk(root, where=where, seen=seen)
+            self.modules += self._note_modules(root, where=where, seen=seen)
             n_plain = n_plain or len(self._tensors)
         if source is not None:
-            for _ in self._walk(source, where="", seen=seen):
+            for _ in self._note_modules(source, where="", seen=seen):
                 pass
         self._n_plain = n_plain
         self.settings = list(map(vars, self.modules))
@@ -177,8 +177,8 @@ class Unchanged:
         plain = {one.untyped_storage().data_ptr() for one in self._tensors[: self._n_plain]}
         return any(one.untyped_storage().data_ptr() in plain for one in self._tensors[self._n_plain :])
 
-    def _walk(self, root: nn.Module, *, where: str, seen: set[int]) -> Iterator[nn.Module]:
-        """Note every module below one, each once; hook points belong to the user."""
+    def _note_modules(self, root: nn.Module, *, where: str, seen: set[int]) -> Iterator[nn.Module]:
+        """Record and yield every module below ``root``, each once; hook points, which users may change, are skipped."""
         waiting: list[tuple[str, Any]] = [("", root)]
         while waiting:
             path, module = waiting.pop()
@@ -190,7 +190,7 @@ class Unchanged:
             waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
 
     def _note_module(self, module: nn.Module, *, name: str, settings: bool) -> None:
-        """Note one module; the settings of the bridge's own modules are TransformerLens's affair."""
+        """Record a module's parameters, buffers, submodules, forward, hooks and, if ``settings``, its settings."""
         growing = any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWING)
         for kind in ("_parameters", "_modules") if growing else _WORD:
             container: dict[str, Any] = getattr(module, kind)
@@ -198,7 +198,7 @@ class Unchanged:
                 if isinstance(one, HookPoint) or (isinstance(one, Tensor) and one.device.type == "meta"):
                     continue
                 whole = f"{name}.{key}" if name and not name.endswith(", ") else name + key
-                self._note(container, key, whole)
+                self._note_entry(container, key, whole)
                 if isinstance(one, Tensor) and id(one) not in self._known and _has_pointer(one):
                     self._known.add(id(one))
                     self._tensors.append(one)
@@ -208,7 +208,7 @@ class Unchanged:
             self._full_names.append(name)
         own = vars(module)
         if "forward" in own:
-            self._note(own, "forward", f"the forward of {name}")
+            self._note_entry(own, "forward", f"the forward of {name}")
         else:
             self._own_forward.append(own)
             self._forward_names.append(name)
@@ -227,21 +227,21 @@ class Unchanged:
                 self._bare.append(hooks)
 
     def _note_settings(self, own: dict[str, Any], *, name: str) -> None:
-        """Note the numbers and names among a module's or a configuration's attributes."""
+        """Record the attributes of a module or configuration that are numbers, texts or None."""
         for key, value in own.items():
             free = key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS)
             if not free and (value is None or isinstance(value, int | float | str)):
-                self._note(own, key, f"{key} of {name or 'the model'}")
+                self._note_entry(own, key, f"{key} of {name or 'the model'}")
 
-    def _note(self, container: dict[str, Any], key: str, name: str) -> None:
-        """Note what is in a container under a key."""
+    def _note_entry(self, container: dict[str, Any], key: str, name: str) -> None:
+        """Record the object that a container holds under a key, with the name for errors."""
         self._containers.append(container)
         self._keys.append(key)
         self._objects.append(container.get(key))
         self._names.append(name)
 
     def _refuse_hook(self, hook: object, hooks: dict[int, Any]) -> None:
-        """Refuse a forward hook that came or went."""
+        """Raise the error for a forward hook that was added to, or (``hook`` is None) removed from, a module."""
         name = self._hook_names[id(hooks)] or "the model"
         if hook is None:
             raise _changed_error(f"a forward hook of {name} was removed")
@@ -257,11 +257,11 @@ class Values:
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = list(named)
-        self._before = self._now()
+        self._before = self._versions_and_hashes()
 
     def changed(self) -> list[str]:
         """Names of the tensors that have other values now."""
-        pairs = zip(self._named, self._before, self._now(), strict=True)
+        pairs = zip(self._named, self._before, self._versions_and_hashes(), strict=True)
         return [name for (name, _), before, now in pairs if before != now]
 
     def check(self, what: str) -> None:
@@ -280,19 +280,20 @@ class Values:
                 "weights as they are now; make them again"
             )
 
-    def _now(self) -> list[tuple[int, int]]:
-        """Version and hash of the bits of each tensor."""
-        return [(0 if one.is_inference() else one._version, _sum_of_bits(one)) for _, one in self._named]
+    def _versions_and_hashes(self) -> list[tuple[int, int]]:
+        """Current version counter and hash of the bits, for each tensor."""
+        return [(0 if one.is_inference() else one._version, _hash_of_bits(one)) for _, one in self._named]
 
 
 def _changed_error(found: str, *, also: str = "") -> ModelError:
+    """The error for a model that was changed after it was wrapped, with what was found."""
     return ModelError(
         f"the model was changed after it was wrapped: {found}; need the model as it was. Wrap it again{also}"
     )
 
 
 def _refuse_change(now: object, before: object, *, name: str) -> None:
-    """Refuse what is under a name now if it is not what was there.
+    """Raise the error for an object recorded under a name (``before``) that is now another one (``now``).
 
     Raises:
         ModelError: what it is.
@@ -320,10 +321,10 @@ def _refuse_change(now: object, before: object, *, name: str) -> None:
 
 def _user_hooks(hooks: dict[int, Any]) -> list[Any]:
     """The hooks of a module that are the user's."""
-    return [hook for hook in hooks.values() if _package(hook) not in _LIBRARIES]
+    return [hook for hook in hooks.values() if _package_of_hook(hook) not in _LIBRARIES]
 
 
-def _package(hook: Any) -> str:
+def _package_of_hook(hook: Any) -> str:
     """Name of the package that a hook function comes from."""
     while isinstance(hook, functools.partial):
         hook = hook.func
@@ -340,11 +341,11 @@ def _has_pointer(tensor: Tensor) -> bool:
 
 
 def _readable_path(path: str) -> str:
-    """A path without what TransformerLens puts in between."""
+    """A module's path without the names of the bridge's wrapping components."""
     return path.replace("._original_component", "").replace("_original_component.", "")
 
 
-def _sum_of_bits(tensor: Tensor) -> int:
+def _hash_of_bits(tensor: Tensor) -> int:
     """Hash of the sums of a tensor's bits over rows and over columns, so that entries that change places are seen too.
 
     It is the same for the same values on any number of threads.

@@ -15,14 +15,14 @@ def logits_of(lens: LensModel, states: Tensor) -> Tensor:
 
 
 def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
-    """Logits before a cap, which are linear in the states."""
+    """Logits of states after the last norm, before any soft cap: they are linear in the states."""
     head = lens.plain.get_output_embeddings()
     assert head is not None
-    return _scaled(lens, head(states).float())
+    return _scale_logits(lens, head(states).float())
 
 
-def _scaled(lens: LensModel, product: Tensor) -> Tensor:
-    """A product with the unembedding as the model scales it.
+def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:
+    """Logits as the model scales its product with the unembedding; unchanged in most families.
 
     Granite divides its logits by `logits_scaling`, Cohere multiplies them by `logit_scale`, and Falcon-H1 by
     `lm_head_multiplier`.
@@ -38,7 +38,7 @@ def _scaled(lens: LensModel, product: Tensor) -> Tensor:
 def unembedding_of(
     lens: LensModel, ids: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, " batch"]]:
-    """The vectors and constants of some tokens by which ``uncapped_logits`` are linear in the states, in float64."""
+    """For some token ids, the (vectors, constants) with ``uncapped_logits = state @ vector + constant``, in float64."""
     head = lens.plain.get_output_embeddings()
     assert head is not None
     with in_memory(head):
@@ -46,11 +46,11 @@ def unembedding_of(
         bias: Tensor | None = getattr(head, "bias", None)
         vectors = weight[ids.to(weight.device)].double().cpu()
         constants = vectors.new_zeros(len(ids)) if bias is None else bias.detach()[ids.to(bias.device)].double().cpu()
-    return _scaled(lens, vectors), _scaled(lens, constants)
+    return _scale_logits(lens, vectors), _scale_logits(lens, constants)
 
 
 def apply_cap(lens: LensModel, logits: Tensor) -> Tensor:
-    """Apply the model's cap to logits; without a cap they are unchanged."""
+    """Logits after the model's soft cap; unchanged if it has none."""
     cap = getattr(lens.config, "final_logit_softcapping", None)
     return logits if cap is None else (logits / cap).tanh() * cap
 

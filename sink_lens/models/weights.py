@@ -13,12 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import SiteError
-from .experts import columns_of, parts_of, rows_of
-from .families import FROM_LATENT, keys_from
+from .experts import expert_columns, expert_rows, mlp_parts
+from .families import FROM_LATENT, layer_of_keys
 from .interfaced import show_attention_inputs
 from .lens import LensModel, check_attention
 from .offload import in_memory
-from .packed import check_stored, weight_of
+from .packed import check_not_packed, unpacked_weight
 from .running import check_unchanged
 
 NormName = Literal["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"]
@@ -45,7 +45,7 @@ class AttentionWeights:
     def keys(
         self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
     ) -> Float[Tensor, "*value kv_head d_head"]:
-        """The keys that an input makes, without their bias; of some of its dimensions, or of all.
+        """Keys by heads of an input of the attention, without bias; from some of its dimensions only, if given.
 
         Several sets of dimensions, of one size, are the rows of a tensor, and the first axis of the result. In latent
         attention those at position 0, where nothing is rotated; the latent is normed as that of the whole input.
@@ -66,7 +66,7 @@ class AttentionWeights:
         return torch.cat([normed / of_norm[..., None, None].to(found.dtype), rotary], dim=-1)
 
     def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
-        """The values that an input makes, without their bias."""
+        """Values by heads of an input of the attention, without their bias."""
         w_v = self.w_v.to(x.device, x.dtype)
         found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
         return found if self.latent is None else found / self.latent.scale(x)[..., None, None].to(found.dtype)
@@ -82,7 +82,7 @@ class Latent:
     """Dimensions of a head's key that the latent makes; the others are rotated, and the same in all heads."""
 
     def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """The root mean square by which the latent of an input is divided."""
+        """Root mean square by which the norm between the two projections divides the latent of an input."""
         found = x.float() @ self.w_down.to(x.device).float().T
         return (found.square().mean(-1) + self.eps).sqrt()
 
@@ -120,7 +120,7 @@ class Norm:
 
 def _linear_weights(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
     """Weight (out, in) and bias of a linear layer."""
-    weight = weight_of(module, dtype=lens.dtype)
+    weight = unpacked_weight(module, dtype=lens.dtype)
     with in_memory(module):
         bias = getattr(module, "bias", None)
     weight = weight.T if lens.family.transposed else weight
@@ -128,7 +128,7 @@ def _linear_weights(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]
 
 
 def output_weights(lens: LensModel, *, layer: int) -> Float[Tensor, "head d_value d_model"]:
-    """``w_o`` of a layer's ``attention_weights``; of layers too that attend to the keys of another (Gemma 4)."""
+    """W_O of a layer by heads; also for layers that attend to another layer's keys (Gemma 4)."""
     check_unchanged(lens)
     check_attention(lens, [layer], what="weights of an attention")
     module = lens.layer(layer).get_submodule(lens.family.attention)
@@ -152,7 +152,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     if family.kv_latent is not None:
         return _latent_weights(lens, module)
     if family.normed_qkv:
-        source = keys_from(lens.config, layer=layer)
+        source = layer_of_keys(lens.config, layer=layer)
         if source != layer:
             raise SiteError(
                 f"layer {layer} of {lens.name} attends to the keys and values of layer {source}; ask for it"
@@ -190,7 +190,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
 
 def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
-    """The projections of latent attention: each the product of both, with the gain of the norm between them."""
+    """Attention weights of a layer with latent attention: products of its two projections and the norm's gain."""
     family, (of_latent, rotated), d_value = (
         lens.family,
         (module.qk_nope_head_dim, module.qk_rope_head_dim),
@@ -235,7 +235,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
 def keys_of(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
-    """Keys as the site ``k`` has them, of an input of the attention at a position."""
+    """Keys of an input of the attention at a position, as the site ``k`` has them: with bias, norm and rotation."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
         found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
@@ -266,11 +266,13 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     if family.experts is not None:
         experts: Any = module.get_submodule(family.experts)
         with in_memory(experts):
-            check_stored(experts, "gate_up_proj")
-            check_stored(experts, "down_proj")
-            pairs = [rows_of(experts, expert) for expert in range(experts.num_experts)]
+            check_not_packed(experts, "gate_up_proj")
+            check_not_packed(experts, "down_proj")
+            pairs = [expert_rows(experts, expert) for expert in range(experts.num_experts)]
             w_gate, w_up = (torch.cat([pair[which] for pair in pairs]).detach() for which in (0, 1))
-            w_down = torch.cat([columns_of(experts, expert) for expert in range(experts.num_experts)], dim=1).detach()
+            w_down = torch.cat(
+                [expert_columns(experts, expert) for expert in range(experts.num_experts)], dim=1
+            ).detach()
         return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=w_down.new_zeros(len(w_down)))
     assert family.up is not None
     assert family.down is not None
@@ -286,18 +288,18 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
 
 
 def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
-    """Projections of routed experts, a shared one or a dense MLP, on one axis; those of its other units are 0."""
-    parts = parts_of(block)
+    """One matrix each for gate, up and down of a mixture, the neurons of all its experts on one axis."""
+    parts = mlp_parts(block)
     gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
     with in_memory(block):
         if "experts" in parts:
             experts = parts["experts"]
-            check_stored(experts, "gate_up_proj")
-            check_stored(experts, "down_proj")
+            check_not_packed(experts, "gate_up_proj")
+            check_not_packed(experts, "down_proj")
             for expert in range(experts.num_experts):
-                for into, one in zip((gate, up), rows_of(experts, expert), strict=True):
+                for into, one in zip((gate, up), expert_rows(experts, expert), strict=True):
                     into.append(one)
-                down.append(columns_of(experts, expert).T)
+                down.append(expert_columns(experts, expert).T)
         if "dense" in parts:
             of_gate, of_up, of_down = parts["dense"]
             gate.append(of_gate.weight)
@@ -370,7 +372,7 @@ def final_norm(lens: LensModel) -> Norm:
 
 
 def _read_norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
-    """Gain, bias and eps of a norm."""
+    """Gain, bias, eps and kind (RMSNorm or LayerNorm) of a norm module."""
     check_unchanged(lens)
     with in_memory(module):
         weight: Any = getattr(module, "weight", None)

@@ -18,8 +18,8 @@ from ..errors import ModelError
 from . import adapters, checks, experts, interfaced, neox, points
 from .family import Family
 from .headnorm import adapter as headnorm
-from .lens import LensModel, linear_layers
-from .memory import give_back
+from .lens import LensModel, linear_layers_text
+from .memory import return_freed_memory
 from .offload import NoBridge, bytes_on_disk, why_offloaded
 from .packed import is_packed
 from .private_apis import build_bridge_from_module, config_name_of, device_of_hook, set_attention
@@ -69,26 +69,26 @@ def wrap(
     if isinstance(model, TransformerBridge):
         with take_turn_to_wrap(model, name=name or model.cfg.model_name):
             return _wrap_bridge(model, tokenizer=tokenizer, name=name)
-    model = adapters.base_of(model)
+    model = adapters.unwrap_peft(model)
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
     model = text_part(model)
     family = checks.check_architecture(model)
     name = name or config_name_of(model.config) or family.architecture
     with take_turn_to_wrap(model.base_model, name=name):
-        return assemble(model, tokenizer=tokenizer, family=family, name=name)
+        return assemble_lens(model, tokenizer=tokenizer, family=family, name=name)
 
 
 def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None) -> LensModel:
     """Make a ``LensModel`` of a bridge."""
     checks.check_unprocessed(model)
-    plain = _unwrap(model)
+    plain = _rebuild_plain(model)
     family = checks.check_architecture(plain)
     if family.mixer is not None or family.kv_latent is not None or family.own_sizes:
         kind = "the hybrid" if family.mixer is not None else "a model whose heads have widths of their own,"
         raise ModelError(f"found a bridge of {kind} {family.architecture}; need the Hugging Face model itself")
-    interfaced.take_interface(plain)
-    interfaced.take_interface(cast("PreTrainedModel", model.original_model))
+    interfaced.give_interface(plain)
+    interfaced.give_interface(cast("PreTrainedModel", model.original_model))
     experts.show_experts(plain, family=family)
     experts.show_experts(model.original_model, family=family)
     experts.hook_experts(model)
@@ -112,7 +112,7 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     )
 
 
-def assemble(
+def assemble_lens(
     plain: PreTrainedModel,
     *,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -129,13 +129,15 @@ def assemble(
     if merged is not None:
         plain, notes = merged.plain, (*notes, merged.note)
     checks.check_own_modules(plain, family=family, name=name)
-    interfaced.take_interface(plain)
+    interfaced.give_interface(plain)
     experts.show_experts(plain, family=family)
     if bytes_on_disk(plain) and all(device_of_hook(one) is None for one in plain.modules()):
         raise ModelError(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
         )
-    reason = why_offloaded(plain, name=name) if bytes_on_disk(plain) else _cannot_split(plain, family=family, name=name)
+    reason = (
+        why_offloaded(plain, name=name) if bytes_on_disk(plain) else _why_not_split(plain, family=family, name=name)
+    )
     if reason is not None:
         bridge = cast("TransformerBridge", NoBridge(reason))
         state, uneditable = _note_state(plain.eval(), bridge=None, merged=merged), frozenset()
@@ -156,15 +158,15 @@ def assemble(
         uneditable=uneditable,
     )
     for layer in lens.layers if lens.offloaded else ():
-        layer.register_forward_hook(lambda *_: give_back())
-    skipped = linear_layers(lens)
+        layer.register_forward_hook(lambda *_: return_freed_memory())
+    skipped = linear_layers_text(lens)
     notes += (f"{skipped}: they are skipped where attention is read",) if skipped else ()
     notes += () if reason is None else (reason.partition(", and interventions")[0],)
     return dataclasses.replace(lens, notes=notes)
 
 
 def _note_state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.Merged | None) -> State:
-    """Note what a model is now, and on which other lenses it has to wait."""
+    """Record the model's present state, and join the lock of other lenses on the same modules."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
     if merged is None:
         return state_of(Unchanged(plain, bridge=bridge), *parts)
@@ -172,8 +174,8 @@ def _note_state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, mer
     return state_of(noted, merged.source.base_model, *parts)
 
 
-def _cannot_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
-    """Reason why the bridge, which splits fused projections, cannot be built; None if it can."""
+def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
+    """Reason why fused projections cannot be split for a bridge; None if they can be, or there are none."""
     if family.qkv_layout == "separate" and not family.gate_up_fused:
         return None
     layers: Any = plain.get_submodule(family.layers)
@@ -204,7 +206,7 @@ def _build_bridge(
             tokenizer=own,
             model_name=name,
         )
-    interfaced.hook_inside(bridge)
+    interfaced.hook_delegated_attention(bridge)
     experts.hook_experts(bridge)
     points.add_points(bridge, family=family)
     points.shape_heads(bridge, family=family)
@@ -242,7 +244,7 @@ def _round_after_rotation(bridge: TransformerBridge, *, dtype: torch.dtype) -> N
 def _reloadable_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Iterator[PreTrainedTokenizerBase | None]:
-    """A copy of the tokenizer for the bridge, which changes it and reopens it by its name, on the hub or nowhere."""
+    """Within the block, a copy of the tokenizer that the bridge can reopen by its name and change."""
     if tokenizer is None:
         yield None
         return
@@ -259,13 +261,13 @@ def _reloadable_tokenizer(
 
 
 def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the module with the same parameters and buffers, in eval mode: wrapping changes a module in place."""
+    """A copy of the model's modules in eval mode that share its parameters and buffers; wrapping changes the copy."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, memo).eval()
 
 
-def _unwrap(bridge: TransformerBridge) -> PreTrainedModel:
-    """Rebuild the Hugging Face module of a bridge, with the bridge's parameters and copies of its buffers."""
+def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
+    """The Hugging Face model rebuilt from a bridge, with the bridge's parameters and copies of its buffers."""
     original = bridge.original_model
     if not isinstance(original, PreTrainedModel):
         raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")
@@ -285,11 +287,11 @@ def _unwrap(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _plain_name(key: str) -> str:
-    """A parameter's name in the Hugging Face model."""
+    """A parameter's name in the Hugging Face model, from its name in the bridge."""
     return key.replace("._original_component", "").replace("_original_component.", "")
 
 
 def _set_tensor(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
-    """Put a tensor at a path of the model."""
+    """Replace the parameter or buffer at a dotted path of the model."""
     path, _, leaf = key.rpartition(".")
     setattr(model.get_submodule(path), leaf, tensor)

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Indices, Part, Where, random_sets
 from ..errors import InputError
-from ..models.header import differing_text, sizes_of
+from ..models.header import axis_sizes, differing_text
 from ..models.sites import SITES, site_of
 from ..models.sized import Sized
 from ..text import span
@@ -59,7 +59,7 @@ def indices_of(
                 f"{name}s were chosen and {site!r} has the axes {known.axes!r}; leave them out, or choose a site that "
                 f"has {name}s"
             )
-    sizes = sizes_of(model, known.axes, n_positions=n_positions)
+    sizes = axis_sizes(model, known.axes, n_positions=n_positions)
     chosen: dict[str, Indices] = {}
     for name, axis, size in zip(names, known.axes.split()[1:], sizes, strict=True):
         whole = given[name] is None and model.differing(f"batch {axis}")

@@ -6,8 +6,8 @@ it all are counted.
 
 from ..estimate import Pass, Passes, Sizes, bytes_of_forward
 from ..models.bundled import header_of
-from ..models.header import sizes_of
-from ..models.prompt_tokens import most_tokens
+from ..models.header import axis_sizes
+from ..models.prompt_tokens import token_bound
 from ..models.sites import SITES
 from .config import PatchConfig, check_differ, check_lengths
 from .parts import check_put, identity_of, indices_of, parts_to_patch, random_parts_like
@@ -41,7 +41,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
         if config.approximate or config.screen:
             backwards += config.steps
             grid = grid[: config.check if config.approximate else config.screen]
-        axes = sizes_of(header, site.axes, n_positions=n_positions)
+        axes = axis_sizes(header, site.axes, n_positions=n_positions)
         draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
         drawn = [random_parts_like(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
         every = {identity_of(part): part for parts in (grid, *drawn) for part in parts}
@@ -72,7 +72,7 @@ def check_before(config: PatchConfig) -> None:
         check_differ(config.clean != config.corrupted)
     header = header_of(config.model)
     if header is not None:
-        longest = most_tokens([*config.clean, *config.corrupted])
+        longest = token_bound([*config.clean, *config.corrupted])
         for site in config.sites:
             indices_of(header, site, by=config.by, n_positions=longest, **config.at)
         config.spec().last(header)

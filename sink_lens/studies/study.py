@@ -27,7 +27,7 @@ from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..edits.part import checked_index
 from ..errors import InputError
 from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
-from ..models.lens import LensModel, check_every_layer
+from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
 from ..records import check_free, create_run, default_folder
@@ -65,7 +65,7 @@ def inputs(
         _check_before(config)
     lens = model_of(config) if is_named else as_lens(cast("ModelLike", model))
     if every_layer:
-        check_every_layer(lens)
+        check_plain_layers(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
     return config, lens, batch

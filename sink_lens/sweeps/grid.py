@@ -15,7 +15,7 @@ from ..edits.index_notation import axis_values
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, file_hash, kind_of
 from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
 from ..errors import InputError
-from ..models.header import differing_text, sizes_of
+from ..models.header import axis_sizes, differing_text
 from ..models.sites import site_of
 from ..models.sized import Sized
 from ..text import visible
@@ -83,7 +83,7 @@ class EditGrid(OptionLists):
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
         """The values of each axis that the cells go over, and the sizes of the site's axes."""
         kind, site = kind_of(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
-        sizes = dict(zip(site.parts, sizes_of(lens, site.axes, n_positions=n_positions), strict=True))
+        sizes = dict(zip(site.parts, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
             sizes["layer"] = lens.n_layers
         elif self.layers not in ("each", "all"):

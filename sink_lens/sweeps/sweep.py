@@ -33,7 +33,7 @@ from ..models.bundled import header_of
 from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..models.prompt_tokens import most_tokens
+from ..models.prompt_tokens import token_bound
 from ..progress import tqdm
 from ..records import RunWriter, create_run, default_folder, display, refuse_unhashed_code
 from ..records.reading import damaged_file_error
@@ -293,7 +293,7 @@ def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bo
     header = check_sequences(config) if tokens is None else header_of(config.model)
     if header is None:
         return
-    longest = most_tokens(config.prompts) if config.prompts else config.length
+    longest = token_bound(config.prompts) if config.prompts else config.length
     config.grid.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
     for metric in config.metrics if metrics else ():
         metric.last(header)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import Subset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..data.cache import cache_folder, locked, new_folder, write_manifest
-from ..data.corpora import text_hash, texts_of
+from ..data.cache import cache_folder, lock_folder, write_manifest, write_new_folder
+from ..data.corpora import open_texts, text_hash
 from ..data.packing import pack
 from ..data.vocabulary import train_vocabulary
 from ..errors import InputError, first_line
@@ -47,12 +47,12 @@ def corpus_of(config: TrainConfig, *, progress: bool) -> TrainingRows:
     Raises:
         InputError: no such data or tokenizer, more ids than the model has, or too little text.
     """
-    source = text_hash(texts_of(config.data))
+    source = text_hash(open_texts(config.data))
     tokenizer = tokenizer_of(config, source=source)
     check_vocabulary(tokenizer, vocab_size=config.vocab_size)
     asked = f"{source} {tokenizer_hash(tokenizer)} {config.length} {config.bos} {config.eval_frac}"
     train, evaluation = pack(
-        texts_of(config.data),
+        open_texts(config.data),
         tokenizer,
         length=config.length,
         folder=cache_folder() / "packed" / _sha256(asked.encode())[:24],
@@ -110,10 +110,10 @@ def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase
     """
     if config.tokenizer == "bpe":
         folder = cache_folder() / "vocabularies" / f"{source[:24]}-{config.vocab_size}"
-        with locked(folder):
+        with lock_folder(folder):
             if not folder.is_dir():
-                trained = train_vocabulary(texts_of(config.data), vocab_size=config.vocab_size)
-                with new_folder(folder) as part:
+                trained = train_vocabulary(open_texts(config.data), vocab_size=config.vocab_size)
+                with write_new_folder(folder) as part:
                     trained.save_pretrained(part)
                     write_manifest(part, {"text_sha256": source, "vocab_size": config.vocab_size})
         return PreTrainedTokenizerFast.from_pretrained(folder)

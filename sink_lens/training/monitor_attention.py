@@ -20,7 +20,7 @@ from transformers import AttentionInterface, Cache
 
 from ..activations.attention import Scores
 from ..errors import ModelError
-from ..models.attention import with_positions
+from ..models.attention import append_alibi_dimension
 from ..models.evaluating import evaluating
 from ..models.interfaced import interfaced_class
 from ..models.private_apis import INNER_KERNEL
@@ -158,7 +158,7 @@ class _Given:
             hidden = (distance < 0) | (distance >= self.window)
             mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
         if self.alibi is not None:
-            query, key = with_positions(query, key, slopes=self.alibi / self.scale)
+            query, key = append_alibi_dimension(query, key, slopes=self.alibi / self.scale)
         score = Scores(query=query, key=key, mask=mask, scale=self.scale, softcap=self.softcap)
         return score, sink, self.sigmoid
 

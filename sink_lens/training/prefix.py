@@ -36,7 +36,7 @@ from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import head_sizes
 from ..models.family import Family
-from ..models.interfaced import take_interface
+from ..models.interfaced import give_interface
 from ..models.private_apis import config_name_of
 from ..models.sites import SITES, bridge_hook, read_site
 from ..text import json_value
@@ -206,7 +206,7 @@ class PrefixModel(nn.Module):
             why = "makes its queries inside its attention (latent attention), where no module gives them to this one"
             why = "has heads of another width in some layers" if family.own_sizes else why
             raise ModelError(f"{family.architecture} {why}; need another model")
-        take_interface(model)
+        give_interface(model)
         if any(name.endswith(f".{_NAME}") for name, _ in model.named_modules()):
             raise ModelError("this model has a module outside its heads already; need one without. Call unload first")
         layers: Any = model.get_submodule(family.layers)

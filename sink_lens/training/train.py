@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
-from ..models.private_apis import take_one_gpu
+from ..models.private_apis import use_one_gpu
 from ..models.wrapping import keep_random_state
 from ..records import Result, RunWriter, create_run, versions
 from . import checkpoint_files
@@ -220,7 +220,7 @@ def arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArgu
         **sharding,
     )
     if args.n_gpu > 1:  # without a launcher: one GPU, and not the Trainer's old data parallel
-        take_one_gpu(args)
+        use_one_gpu(args)
     return args
 
 

@@ -28,7 +28,7 @@ from sink_lens import Reading, TokenBatch, capture, run_with, stream, sweep, wra
 from sink_lens.edits import edit, freeze, zero
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import ModelError, SinkLensError
-from sink_lens.models.adapters import base_of
+from sink_lens.models.adapters import unwrap_peft
 from sink_lens.patching import patch
 from sink_lens.records import display
 from sink_lens.sweeps import EditGrid, Grid
@@ -69,7 +69,7 @@ class World:
 
     @property
     def base(self) -> Any:
-        return base_of(self.model)
+        return unwrap_peft(self.model)
 
     @property
     def has_adapter(self) -> bool:

@@ -8,7 +8,7 @@ from lenses import lens_of
 from sink_lens import circuits
 from sink_lens.circuits import attention
 from sink_lens.edits import metrics
-from sink_lens.models.interfaced import attention_as
+from sink_lens.models.interfaced import use_attention
 
 METRIC = metrics.logit_difference([5, 6, 9, 4], [7, 8, 10, 2])
 
@@ -21,7 +21,7 @@ def circuit(family, *, length=9):
 
 
 def patterns_of(plain, tokens):
-    with torch.no_grad(), attention_as(plain, "eager"):
+    with torch.no_grad(), use_attention(plain, "eager"):
         return [one[0].double() for one in plain(tokens[:1], output_attentions=True).attentions]
 
 

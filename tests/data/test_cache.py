@@ -10,10 +10,10 @@ from sink_lens.data.cache import (
     cache_entries,
     clear_cache,
     find_fault,
-    locked,
-    new_folder,
+    lock_folder,
     read_manifest,
     write_manifest,
+    write_new_folder,
 )
 from sink_lens.errors import InputError, RunError
 
@@ -26,7 +26,7 @@ def cache(tmp_path, monkeypatch):
 
 def kept(cache, kind, folder_name, content=b"content", **said):
     folder = cache / kind / folder_name
-    with locked(folder), new_folder(folder) as part:
+    with lock_folder(folder), write_new_folder(folder) as part:
         (part / "file").write_bytes(content)
         write_manifest(part, said)
     return folder

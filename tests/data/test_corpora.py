@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.data import corpora
-from sink_lens.data.corpora import bundled_text, read_text, texts_of
+from sink_lens.data.corpora import bundled_text, open_texts, read_text
 from sink_lens.errors import InputError
 
 
@@ -62,7 +62,7 @@ def test_read_text_refuses_an_empty_file(tmp_path, content):
 
 
 def test_the_bundled_text_is_one_document():
-    texts = texts_of("bundled")
+    texts = open_texts("bundled")
     assert list(texts) == list(texts) == [bundled_text()]
 
 
@@ -72,18 +72,18 @@ def test_files_and_folders_are_read_in_order_again_and_again(tmp_path):
     (tmp_path / "sub").mkdir()
     pd.DataFrame({"text": ["third", "fourth"], "n": [1, 2]}).to_parquet(tmp_path / "sub" / "c.parquet")
     (tmp_path / "read.me").write_text("no")
-    texts = texts_of(str(tmp_path))
+    texts = open_texts(str(tmp_path))
     assert list(texts) == list(texts) == ["first", "", "second\n", "third", "fourth"]
-    assert list(texts_of(str(tmp_path / "a.jsonl"))) == ["first", ""]
-    assert list(texts_of(str(tmp_path / "read.me"))) == ["no"]
+    assert list(open_texts(str(tmp_path / "a.jsonl"))) == ["first", ""]
+    assert list(open_texts(str(tmp_path / "read.me"))) == ["no"]
 
 
 def test_a_saved_data_set_is_read(tmp_path):
     rows = datasets.Dataset.from_dict({"text": [f"document {n}" for n in range(5)], "n": list(range(5))})
     rows.save_to_disk(tmp_path / "rows", num_shards=2)
     datasets.DatasetDict(train=rows, test=rows.select([0])).save_to_disk(tmp_path / "splits")
-    assert list(texts_of(str(tmp_path / "rows"))) == rows["text"][:]
-    assert list(texts_of(str(tmp_path / "splits"))) == rows["text"][:]
+    assert list(open_texts(str(tmp_path / "rows"))) == rows["text"][:]
+    assert list(open_texts(str(tmp_path / "splits"))) == rows["text"][:]
 
 
 @pytest.mark.parametrize(
@@ -100,25 +100,25 @@ def test_a_saved_data_set_is_read(tmp_path):
 def test_files_that_hold_no_documents_are_refused(tmp_path, name, content, named):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=named):
-        list(texts_of(str(tmp_path / name)))
+        list(open_texts(str(tmp_path / name)))
 
 
 def test_a_column_of_another_name_is_refused(tmp_path):
     pd.DataFrame({"body": ["a"]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"has the columns body; need 'text'"):
-        list(texts_of(str(tmp_path / "a.parquet")))
+        list(open_texts(str(tmp_path / "a.parquet")))
 
 
 def test_a_saved_data_set_that_is_damaged_or_has_no_train_is_refused(tmp_path):
     rows = datasets.Dataset.from_dict({"text": ["a"]})
     datasets.DatasetDict(test=rows).save_to_disk(tmp_path / "splits")
     with pytest.raises(InputError, match="has the splits test; need a split train"):
-        texts_of(str(tmp_path / "splits"))
+        open_texts(str(tmp_path / "splits"))
     rows.save_to_disk(tmp_path / "rows")
     for name, content in (("state.json", "[]"), ("state.json", '{"_data_files": [{"filename": "../x"}]}')):
         (tmp_path / "rows" / name).write_text(content)
         with pytest.raises(InputError, match="is no whole data set that datasets saved"):
-            texts_of(str(tmp_path / "rows"))
+            open_texts(str(tmp_path / "rows"))
 
 
 def test_documents_of_the_hub_are_downloaded_or_the_first_of_them_streamed(monkeypatch):
@@ -130,7 +130,7 @@ def test_documents_of_the_hub_are_downloaded_or_the_first_of_them_streamed(monke
         return rows.to_iterable_dataset() if streaming else rows
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    whole, first = texts_of("owner/name"), texts_of("owner/name:a.config-1[:2]")
+    whole, first = open_texts("owner/name"), open_texts("owner/name:a.config-1[:2]")
     assert list(whole) == list(whole) == [f"document {n}" for n in range(5)]
     assert list(first) == list(first) == ["document 0", "document 1"]
     assert asked == [("owner/name", None, "train", False), ("owner/name", "a.config-1", "train", True)]
@@ -146,12 +146,12 @@ def test_a_hub_data_set_without_text_is_refused(monkeypatch, column, values, fou
     rows = rows.to_iterable_dataset() if streamed else rows
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: rows)
     with pytest.raises(InputError, match=found):
-        list(texts_of("owner/name[:1]" if streamed else "owner/name"))
+        list(open_texts("owner/name[:1]" if streamed else "owner/name"))
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line():  # the tests have no network
     with pytest.raises(InputError, match=r"^there is no file or folder owner/name, and no data set .* from the hub"):
-        texts_of("owner/name")
+        open_texts("owner/name")
 
 
 @pytest.mark.parametrize("source", ["{}/away", "away", "away.txt", "texts/away.jsonl", "a/b/c", "owner/name[2:]"])
@@ -159,13 +159,13 @@ def test_what_is_no_hub_name_is_not_looked_up(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", None)
     with pytest.raises(InputError, match="there is no file or folder"):
-        texts_of(source.format(tmp_path))
+        open_texts(source.format(tmp_path))
 
 
 def test_a_folder_without_texts_and_a_hub_without_datasets_are_refused(tmp_path, monkeypatch):
     (tmp_path / "read.me").write_text("no")
     with pytest.raises(InputError, match=r"has no \.txt, \.jsonl, \.parquet file"):
-        texts_of(str(tmp_path))
+        open_texts(str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"need it to read owner/name\. pip install 'sink-lens\[datasets\]'"):
-        texts_of("owner/name")
+        open_texts("owner/name")

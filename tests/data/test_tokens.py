@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from sink_lens.data.token_ids import first_ids
+from sink_lens.data.token_ids import bos_ids
 from sink_lens.data.tokens import (
     batch_of,
     decode_tokens,
@@ -68,7 +68,7 @@ def test_a_tokenizer_without_a_token_for_the_probe_still_shows_its_bos():
     core = Tokenizer(models.BPE(vocab={"<s>": 0, "w": 1}, merges=[]))
     core.add_special_tokens(["<s>"])
     core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    assert first_ids(PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>"), "auto") == [0]
+    assert bos_ids(PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>"), "auto") == [0]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from sink_lens.edits.quantisation import quantisation
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
-from sink_lens.models.sites import SITES, bridge_hook, site_at, sites_of
+from sink_lens.models.sites import SITES, bridge_hook, site_of_hook, sites_of
 from sink_lens.patching.patch import patch
 from sink_lens.sweeps import cell_of
 from sink_lens.sweeps.sweep import sweep
@@ -136,15 +136,15 @@ def test_names_of_hooks_are_found_by_their_hook_point():
         lens = lens_of(family)
         for name in sites_of(lens.family):
             hook_name = bridge_hook(SITES[name], family=lens.family, layer=2)
-            site, layer = site_at(hook_name, lens=lens)
+            site, layer = site_of_hook(hook_name, lens=lens)
             assert layer == (2 if SITES[name].per_layer else None)
             points = lens.bridge.hook_dict
             assert points[bridge_hook(SITES[site], family=lens.family, layer=2)] is points[hook_name]
-    assert site_at("blocks.4.attn.hook_z") == ("z", 4)
-    assert site_at("ln_final.hook_out") == ("final", None)
-    assert site_at("blocks.2.mlp.hook_pre", lens=lens_of("gpt2")) == ("up", 2)
-    assert site_at("blocks.2.mlp.hook_pre", lens=lens_of("llama")) == ("gate", 2)
-    assert site_at("blocks.2.hook_out", lens=lens_of("llama")) == ("resid_post", 2)  # the canonical name
+    assert site_of_hook("blocks.4.attn.hook_z") == ("z", 4)
+    assert site_of_hook("ln_final.hook_out") == ("final", None)
+    assert site_of_hook("blocks.2.mlp.hook_pre", lens=lens_of("gpt2")) == ("up", 2)
+    assert site_of_hook("blocks.2.mlp.hook_pre", lens=lens_of("llama")) == ("gate", 2)
+    assert site_of_hook("blocks.2.hook_out", lens=lens_of("llama")) == ("resid_post", 2)  # the canonical name
     with pytest.raises(SiteError, match=r"'blocks.2.mlp.hook_pre' is at no site; .*or the model \(lens=...\)"):
         from_hook("blocks.2.mlp.hook_pre", lambda x, hook: x)
     for name in ("blocks.1.hook_resid_mid", "hook_embed", "blocks.9.hook_out", "nothing"):

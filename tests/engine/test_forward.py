@@ -13,7 +13,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import freeze, scale, set_value, zero
 from sink_lens.engine.forward import Start, run_with
 from sink_lens.errors import InputError, SiteError
-from sink_lens.models.delegation import beginning_at
+from sink_lens.models.delegation import start_passes_at
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.unembedding import next_token_losses
@@ -180,7 +180,7 @@ def test_a_later_start_runs_no_layer_before_and_takes_its_stream_in_pieces(lens_
 
 def test_skipped_layers_are_given_back_after_an_error(lens_of):
     lens = lens_of("llama")
-    with pytest.raises(KeyError), beginning_at(lens, 2, unedited(lens).tensors["resid_pre", 2]):
+    with pytest.raises(KeyError), start_passes_at(lens, 2, unedited(lens).tensors["resid_pre", 2]):
         raise KeyError
     assert torch.equal(run_with(lens, tokens(), logits=True).logits, unedited(lens).logits)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
-from sink_lens.models.header import read_folder, sizes_of
+from sink_lens.models.header import axis_sizes, read_folder_header
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
 
@@ -19,7 +19,7 @@ FAMILIES = [
 def test_headers_have_the_sizes_and_the_sites_of_the_model(family, tmp_path):
     model = tiny(family)
     model.save_pretrained(tmp_path)
-    header = read_folder(tmp_path)
+    header = read_folder_header(tmp_path)
     if header is None:  # experts, or a mixer: the headers do not say it all
         return
     lens = wrap(model)
@@ -27,7 +27,7 @@ def test_headers_have_the_sizes_and_the_sites_of_the_model(family, tmp_path):
     assert sites_of(header.family) == sites_of(lens.family)
     assert header.family.architecture == lens.family.architecture
     for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
-        assert sizes_of(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
+        assert axis_sizes(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
     if family != "apertus":  # whose activations have constants in the files
         assert header.n_weights == model.num_parameters()
     assert header.n_vocab == model.get_input_embeddings().weight.numel()

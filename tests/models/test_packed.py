@@ -12,7 +12,7 @@ from sink_lens.edits.quantisation import quantised_weights
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import ModelError
 from sink_lens.models.load import wrap
-from sink_lens.models.packed import is_packed, weight_of
+from sink_lens.models.packed import is_packed, unpacked_weight
 from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import attention_weights, mlp_weights
 
@@ -101,4 +101,4 @@ def test_what_is_packed_is_told_by_its_type():
     embedding = nn.Embedding(4, 4)
     embedding.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(ModelError, match="the weight of Embedding is packed"):
-        weight_of(embedding, dtype=torch.float32)
+        unpacked_weight(embedding, dtype=torch.float32)

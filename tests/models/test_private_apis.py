@@ -72,7 +72,7 @@ def test_classes_and_functions_of_others_have_what_is_used(tmp_path):
     assert private_apis.WRAPPED[1:] == wrapped
     assert private_apis.OF_ABSTRACT_CLASSES in vars(type("A", (abc.ABC,), {}))
     assert private_apis.LENIENT in inspect.signature(cached_files).parameters
-    assert not private_apis.is_loaded(torch.nn.Linear(1, 1))
+    assert not private_apis.was_loaded(torch.nn.Linear(1, 1))
     assert '"_is_hf_initialized"' in inspect.getsource(inspect.getmodule(PreTrainedModel))
     assert list(inspect.signature(MixtralExperts._apply_gate).parameters) == ["self", "gate_up_out"]
 
@@ -98,7 +98,7 @@ def test_a_model_with_an_adapter_says_so():
 def test_the_trainer_writes_a_checkpoint_and_counts_its_gpus(tmp_path):
     assert list(inspect.signature(Trainer._save_checkpoint).parameters) == ["self", "model", "trial"]
     arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[])
-    private_apis.take_one_gpu(arguments)
+    private_apis.use_one_gpu(arguments)
     assert arguments.n_gpu == 1
 
 

@@ -16,7 +16,7 @@ from transformers import (
 
 from analyses.tiny_families import config_of
 from sink_lens.models.families import TEXT_PART
-from sink_lens.models.header import read_folder
+from sink_lens.models.header import read_folder_header
 from sink_lens.models.load import load, random_init, wrap
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
@@ -85,7 +85,7 @@ def test_the_language_model_gives_its_logits_and_shares_its_parameters(whole, sa
 
 
 def test_its_header_counts_the_language_model_alone(whole, saved):
-    header = read_folder(saved)
+    header = read_folder_header(saved)
     if isinstance(whole, BY_LAYER):
         assert header is None  # the headers do not say how layers differ
         return

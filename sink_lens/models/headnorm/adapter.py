@@ -98,6 +98,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
 
     @property
     def _attention(self) -> Any:
+        """The wrapped ``HeadNormAttention`` module."""
         return self.original_component
 
 

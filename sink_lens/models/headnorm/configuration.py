@@ -19,8 +19,8 @@ _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
 """Fields that earlier versions of transformers saved; they are accepted although they resemble other field names."""
 
 
-def _refused_in_our_words(cls: type) -> type:
-    """Let a value that transformers refuses raise ``InputError``.
+def _refuse_with_input_error(cls: type) -> type:
+    """Class decorator: a field that transformers refuses raises ``InputError`` from ``__init__``.
 
     Most fields are checked before ``__post_init__``, by an ``__init__`` that transformers writes for each subclass.
     """
@@ -38,7 +38,7 @@ def _refused_in_our_words(cls: type) -> type:
     return cls
 
 
-@_refused_in_our_words
+@_refuse_with_input_error
 @no_type_check  # its __init__ accepts more than its signature shows
 class HeadNormConfig(LlamaConfig):
     """Llama's configuration with the variant of the attention and the norm of the aggregated values.

@@ -57,7 +57,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         made = AutoModelForCausalLM.from_config(config, dtype=model.dtype, attn_implementation=kernel_of(model.config))
-        taken_over = _take_weights(made, model)
+        taken_over = _copy_weights(made, model)
         if not any(name.endswith(".value_norm") for name in taken_over):  # all gains have one shape
             made.begin_gains()
         for module in made.modules():
@@ -84,7 +84,7 @@ def _check_windows(model: PreTrainedModel) -> None:
         )
 
 
-def _take_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
+def _copy_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
     """Copy the weights that both models have, and refuse any difference that the variants do not explain."""
     wanted, given = made.state_dict(), model.state_dict()
     common = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}
@@ -98,7 +98,7 @@ def _take_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
 
 
 def undecayed(model: nn.Module, *, unshared_gain: bool = True) -> frozenset[str]:
-    """Names of the parameters to keep out of weight decay.
+    """Names of the model's parameters that get no weight decay.
 
     These are all parameters with one axis (norm gains, biases, sink logits), key biases and the gains of the heads'
     norm, whatever their shape. Embeddings and matrices are decayed. Other Trainers recognise gains and biases by their

@@ -32,7 +32,7 @@ from transformers.models.llama.modeling_llama import (
 
 from ...errors import InputError
 from ..attention import weights_of
-from ..private_apis import is_loaded, kernel_of
+from ..private_apis import kernel_of, was_loaded
 from .configuration import HeadNormConfig
 
 _DRAWS = 64
@@ -57,19 +57,19 @@ class _HeadNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, gamma: Tensor, eps: float) -> Tensor:  # type: ignore[override]
-        """Z over its root mean square, times gamma."""
+        """``z`` divided by its root mean square over the last axis, times ``gamma``."""
         wide = z.float()
         return gamma * (wide * _inverse_rms(wide, eps)).to(z.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        """Keep what the gradient needs."""
+        """Save ``z``, ``gamma`` and eps for the backward pass."""
         z, gamma, ctx.eps = inputs
         ctx.save_for_backward(z, gamma)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """Gradients of z and gamma."""
+        """Gradients of the loss by ``z`` and by ``gamma``; eps has none."""
         z, gamma = ctx.saved_tensors
         wide = z.float()
         inverse = _inverse_rms(wide, ctx.eps)
@@ -193,7 +193,7 @@ class HeadNormAttention(LlamaAttention):
     def bias_logits(
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch head position"] | None:
-        """Score of each query, as projected, for the key bias; None in other variants."""
+        """Score of each query (before rotation) with the key bias; None if the variant has none."""
         if self.key_bias is None:
             return None
         return (query * self.key_bias).sum(-1).transpose(1, 2) * self.scaling
@@ -207,7 +207,7 @@ class HeadNormAttention(LlamaAttention):
         return self.value_norm
 
     def counted(self, position_ids: Tensor | None) -> Tensor | None:
-        """The positions that scale the heads' output; None if the output is not scaled.
+        """The position ids that scale the heads' output; None if the output is not scaled.
 
         Raises:
             InputError: the output is scaled, but no positions were given.
@@ -219,7 +219,7 @@ class HeadNormAttention(LlamaAttention):
         return position_ids
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
-        """The attention function of this implementation and variant."""
+        """The attention function of the configured implementation, for this variant (softmax, sink or sigmoid)."""
         implementation = kernel_of(self.config)
         if implementation in ("eager", "sdpa") and self.variant == "key_bias":
             return sink_attention if implementation == "sdpa" else eager_sink_attention
@@ -252,7 +252,7 @@ class HeadNormAttention(LlamaAttention):
 
         ``matched`` is not known here: it depends on the layers before, and the whole model sets it (``begin_gains``).
         """
-        if self.gamma is None or is_loaded(self.gamma):
+        if self.gamma is None or was_loaded(self.gamma):
             return
         if self.config.value_norm_init == "ones":
             initialization.ones_(self.gamma)
@@ -421,7 +421,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
         The stack of layers initialises itself, and the model around it finds nothing left to begin.
         """
-        begun = all(is_loaded(one) for one in self._attentions())
+        begun = all(was_loaded(one) for one in self._attentions())
         super().initialize_weights()
         if not begun and self.config.value_norm_init == "matched":
             self.begin_gains()
@@ -437,7 +437,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
             for one in with_gain:
                 one.begin_gamma()
             return
-        loaded = all(is_loaded(one.gamma) for one in with_gain)
+        loaded = all(was_loaded(one.gamma) for one in with_gain)
         if loaded or any(parameter.is_meta for parameter in self.parameters()):
             return
         for one, sizes in zip(with_gain, self.sizes_without_norm(), strict=True):
@@ -480,6 +480,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         return (squares / len(tokens)).sqrt().float()
 
     def _attentions(self) -> list[HeadNormAttention]:
+        """The attention modules of all layers, in order."""
         return [module for module in self.modules() if isinstance(module, HeadNormAttention)]
 
 

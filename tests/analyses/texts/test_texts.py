@@ -12,7 +12,7 @@ import analyses.texts as module
 from analyses.texts import DOCUMENTS, SOURCES, choose, documents, fetch, fetched
 from analyses.texts.__main__ import main
 from sink_lens.data.cache import sha256_of
-from sink_lens.data.corpora import text_hash, texts_of
+from sink_lens.data.corpora import open_texts, text_hash
 from sink_lens.errors import InputError
 
 from .test_packages import tgz
@@ -188,7 +188,7 @@ def test_the_command_writes_documents_in_the_order_of_the_names(calls, cache, tm
     texts = tmp_path / "build" / "texts.parquet"
     monkeypatch.setattr("sys.argv", ["texts", "brown", "moby-dick", "--into", str(texts)])
     assert main() == 0
-    assert list(texts_of(str(texts))) == [*TEXTS["brown"], *TEXTS["moby-dick"]]
+    assert list(open_texts(str(texts))) == [*TEXTS["brown"], *TEXTS["moby-dick"]]
     flip(cache / "moby-dick")
     monkeypatch.setattr("sys.argv", ["texts", "--list"])
     assert main() == 0
