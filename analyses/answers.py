@@ -411,9 +411,11 @@ def claims_page(page: Page, results: Results) -> str:
             words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.plain}'
             lines.append(line(words, f"**{verdict_of(row, results)}**", results.fill(row.short)))
         tables.append(f"## {name}\n\n{paper.words}\n" + "\n".join(lines))
-    found = counts(page, results)
+    found, tested = counts(page, results), [row for row in page.rows if row.decides]
     opening = page.opening.format(
         n=len(page.rows),
+        tested=len(tested),
+        default=sum(all(results.claims[folder].model is None for folder in _folders(row)) for row in tested),
         holds=found["holds"],
         part=sum(found[verdict] for verdict in PARTS.values()),
         verdicts="\n".join(line(_MARKS.get(one, "·"), one, str(n), _MEANINGS[one]) for one, n in found.items()),
