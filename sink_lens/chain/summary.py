@@ -24,7 +24,7 @@ from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer, slow_growth
 from .measure import Panel
-from .page.words import ANY_TOKEN, FEWEST, bound_to, first_parts, views_text
+from .page.words import ANY_TOKEN, FEWEST, binding_sentence, first_parts, makers_beside_super_neurons
 from .placement import kind_of
 
 
@@ -173,7 +173,7 @@ def causal_rows(frames: Mapping[str, pd.DataFrame], *, some: bool = False) -> li
     placement, effects = frames["placement"], frames["effects"]
     kind = kind_of(placement)
     kind = "some tokens" if some and kind in ANY_TOKEN else kind
-    note = bound_to(kind, bos="bos" in set(placement["token"]))
+    note = binding_sentence(kind, bos="bos" in set(placement["token"]))
     rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": note}]
     if "sinks_left_out" in effects:
         left_out, note = int(effects["sinks_left_out"].iloc[0]), "sinks that the mean of a mean ablation leaves out"
@@ -213,7 +213,14 @@ def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
         name = f"makers_{row['set'].replace(' ', '_')}"
         ends = {"ci_low": row["ci_low"], "ci_high": row["ci_high"]}
         rows.append({"quantity": name, "value": row["removed"], "unit": "share", "note": note} | ends)
-    rows.append({"quantity": "makers_beside_super_neurons", "value": views_text(frames), "unit": "", "note": ""})
+    rows.append(
+        {
+            "quantity": "makers_beside_super_neurons",
+            "value": makers_beside_super_neurons(frames),
+            "unit": "",
+            "note": "",
+        }
+    )
     return rows
 
 

@@ -9,7 +9,7 @@ from said import listed, normalised
 
 from sink_lens.chain.links.words import MEANINGS, WORDS
 from sink_lens.chain.page.first_screen import meanings
-from sink_lens.chain.page.words import BOUND, headline, sentence
+from sink_lens.chain.page.words import BOUND, headline_phrases, sentence
 from sink_lens.chain.summary import causal_rows
 from sink_lens.schema import RESCALED, SPAN
 
@@ -117,7 +117,7 @@ WITHOUT = ("no sink", "strongest", "state", "sink logit")
 
 
 def said(tables, *, is_sink):
-    return {one.key: one.text for one in headline(tables, is_sink=is_sink, rate=0.61, position=0)}
+    return {one.key: one.text for one in headline_phrases(tables, is_sink=is_sink, rate=0.61, position=0)}
 
 
 def test_the_table_has_every_sentence_that_can_be_said():
@@ -171,13 +171,13 @@ def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():
 
 def test_the_sentences_are_whole_and_say_what_carries_it_in_one():
     every = dict.fromkeys(WORDS, YES)
-    found = headline(intervened(every, maker_sets=sets()), is_sink=True, rate=0.61, position=0)
+    found = headline_phrases(intervened(every, maker_sets=sets()), is_sink=True, rate=0.61, position=0)
     assert LISTED["by all"] in normalised(sentence(found))
     assert sentence(found) == (
         "Position 0 is the attention sink (61% of heads). The whole chain carries it, from averaging to dimension 7. "
         "Switching off 2 parts removes 59% of it"
     )
-    two = headline(
+    two = headline_phrases(
         intervened({"variance_neurons": YES, "variance_preserved": YES}), is_sink=True, rate=0.61, position=0
     )
     assert two[-1].text == "What attention writes and super neurons carry it"

@@ -210,7 +210,7 @@ TRACED = {"beside": "llama", "upstream": "qwen2", "bimodal": "llama", "either_la
 def phrases(run):
     found = story.find_story(run)
     at = {"is_sink": bool(found.is_sink), "rate": found.sink_rate, "position": found.position}
-    return findings.headline(story.tables(run), **at)
+    return findings.headline_phrases(story.tables(run), **at)
 
 
 @pytest.mark.parametrize("name", TRACED)
@@ -232,10 +232,12 @@ def test_a_phrase_without_its_rows_is_not_said(traced):
     at = {"is_sink": True, "rate": 0.6, "position": 0}
     carried = {key for key in whole if key.startswith("by ")}
     for name, instead in (("links", set()), ("effects", {"untested"})):
-        left = {phrase.key for phrase in findings.headline({k: v for k, v in tables.items() if k != name}, **at)}
+        left = {
+            phrase.key for phrase in findings.headline_phrases({k: v for k, v in tables.items() if k != name}, **at)
+        }
         assert left - {"makers"} == (whole - carried - {"makers"}) | instead, name
     links = tables["links"].assign(carries="undecided")
-    keys = [phrase.key for phrase in findings.headline(tables | {"links": links}, **at)]
+    keys = [phrase.key for phrase in findings.headline_phrases(tables | {"links": links}, **at)]
     assert "nothing shown" in keys
     assert not any(key.startswith("by ") for key in keys)
 

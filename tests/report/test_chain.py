@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.chain.page.story import chain, chain_steps, link_rows
+from sink_lens.chain.page.story import chain_steps, link_rows, named_links
 from sink_lens.errors import InputError
 from sink_lens.records import read_run
 from sink_lens.report import circuit_of, sketches
@@ -42,12 +42,12 @@ def later(tmp_path_factory):
 
 
 def test_the_chain_of_a_run_is_its_table_and_without_it_there_is_none(tmp_path):
-    found = chain(read_run(traced(tmp_path / "run")))
+    found = named_links(read_run(traced(tmp_path / "run")))
     assert [link.name for link in found] == LINKS
     assert [found[0].source, *(link.target for link in found)] == NODES
     frames = tables()
     del frames["chain"]
-    assert chain(read_run(traced(tmp_path / "none", frames=frames))) == []
+    assert named_links(read_run(traced(tmp_path / "none", frames=frames))) == []
 
 
 def test_a_seventh_link_stands_on_the_page_with_its_node_sentence_and_numbers(later):
@@ -94,7 +94,7 @@ def test_a_node_between_the_growth_steps_joins_them(tmp_path):
 
 
 def test_a_branch_starts_again_from_its_node(tmp_path):
-    found = chain(read_run(with_links(tmp_path / "run", BRANCH)))
+    found = named_links(read_run(with_links(tmp_path / "run", BRANCH)))
     steps = chain_steps(found, {"sink_output": "holds"})
     assert steps[-3:] == [("attention sink", ""), ("super neurons", "holds"), ("a side effect", "")]
     assert [row.link for row in link_rows(read_run(tmp_path / "run")) if row.primary] == [*LINKS, "sink_output"]

@@ -56,7 +56,7 @@ def test_an_amplification_that_only_takes_attention_away_is_not_said_to_add_most
     rows |= {"target_position": 21, "read_layers": "7-17", "times": 1.0, "change_low": 0.0, "change_high": 0.0}
     for change, said in ((-0.005, "No factor adds as much as 0.01."), (0.2, "The most is added at factor 30 from")):
         frame = rows | {"change": [0.0, change]}
-        see, _ = trace_page._amplification(a_run(tmp_path / str(change), "trace", amplification=frame))
+        see, _ = trace_page._amplification_figure(a_run(tmp_path / str(change), "trace", amplification=frame))
         assert said in see
 
 
@@ -64,7 +64,7 @@ def test_a_row_of_freezes_in_which_no_sink_was_made_is_said_to_be_empty(tmp_path
     rows = {"intervention": ["isolation", "natural"], "frozen": "neurons", "step": 0, "layers_from": 1, "layers_to": 2}
     rows |= {"surviving_share": [float("nan"), 0.1], "control_surviving_share": 1.0}
     for frame, empty in ((rows, True), (rows | {"surviving_share": [0.2, 0.1]}, False)):
-        see, _ = trace_page._matrix(a_run(tmp_path / str(empty), "trace", mediation=frame))
+        see, _ = trace_page._mediation_figure(a_run(tmp_path / str(empty), "trace", mediation=frame))
         assert ("Where the row is empty, the intervention made no sink." in see) == empty
 
 

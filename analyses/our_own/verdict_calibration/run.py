@@ -26,7 +26,7 @@ from analyses.zoo.headlines import untrue
 from sink_lens import TokenBatch, TraceConfig, read_run, trace, wrap
 from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.page.story import find_story, tables
-from sink_lens.chain.page.words import headline
+from sink_lens.chain.page.words import headline_phrases
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_whole
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
@@ -128,7 +128,9 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
 def headline_of(run: Run) -> tuple[Phrase, ...]:
     """The phrases of the headline of a trace's page."""
     story = find_story(run)
-    return headline(tables(run), is_sink=bool(story.is_sink), rate=story.sink_rate or 0.0, position=story.position or 0)
+    return headline_phrases(
+        tables(run), is_sink=bool(story.is_sink), rate=story.sink_rate or 0.0, position=story.position or 0
+    )
 
 
 def sink_of(zoo: Any, tokens: torch.Tensor, found: Any) -> tuple[str, str]:

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.chain.page.story import NamedLink, chain, find_story, judged_links
+from sink_lens.chain.page.story import NamedLink, find_story, judged_links, named_links
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
@@ -125,7 +125,7 @@ class ChainCircuit(Drawable):
         if self.run is not None:
             heads = self.nodes.loc[self.nodes["kind"].eq("head"), "id"].tolist()
             known |= {"tokens": tuple(first_tokens(self.run).values())}
-            known |= {"attention": _attention(self.run, heads, position=int(self.about["sink_position"]))}
+            known |= {"attention": _head_patterns(self.run, heads, position=int(self.about["sink_position"]))}
         return chain_graph(self.nodes, self.edges, model=model, **known)
 
     def explore(self) -> Explorer:
@@ -151,26 +151,26 @@ def chain_circuit(run: Run) -> ChainCircuit:
     Raises:
         RunError: the run has no links, or does not say which position is the sink.
     """
-    story, joined = find_story(run), chain(run)
+    story, joined = find_story(run), named_links(run)
     position = studied_position(run)
     links = judged_links(run, columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
     effect_of = (
-        {} if effects is None else {row["link"]: row for row in _rows(effects.loc[effects["is_primary"].eq(True)])}
+        {} if effects is None else {row["link"]: row for row in _row_dicts(effects.loc[effects["is_primary"].eq(True)])}
     )
     if effects is not None:  # of a link that it has no row of, the table of links may tell what its intervention did
         shares = links.loc[links["statistic"] == "intervention_share"].rename(columns={"value": "share"})
-        told = {row["link"]: row for row in _rows(shares.filter(items=["link", "share", "ci_low", "ci_high"]))}
+        told = {row["link"]: row for row in _row_dicts(shares.filter(items=["link", "share", "ci_low", "ci_high"]))}
         effect_of = told | effect_of
-    into = {_kind(link.target): link.name for link in reversed(joined)}
+    into = {_node_kind(link.target): link.name for link in reversed(joined)}
     lanes = _lanes(run)
-    nodes = [*_upstream(run, position, joined=joined, into=into, links=links, effect_of=effect_of)]
-    nodes += [*_downstream(run, position, kinds=_kinds(joined), lanes=lanes, threshold=story.threshold or 0.3)]
+    nodes = [*_shared_nodes(run, position, joined=joined, into=into, links=links, effect_of=effect_of)]
+    nodes += [*_step_nodes(run, position, kinds=_node_kinds(joined), lanes=lanes, threshold=story.threshold or 0.3)]
     edges = [
-        *_arrows(joined, links, effect_of=effect_of, lanes=lanes),
-        *_arrows_of_parts(nodes, into=into, joined=joined),
+        *_link_edges(joined, links, effect_of=effect_of, lanes=lanes),
+        *_part_edges(nodes, into=into, joined=joined),
     ]
-    nodes, found = _with_paths(run, nodes, lanes=lanes)
+    nodes, found = _add_paths(run, nodes, lanes=lanes)
     edges += found
     about_run = {
         "model": story.model,
@@ -182,14 +182,14 @@ def chain_circuit(run: Run) -> ChainCircuit:
     }
     return ChainCircuit(
         about=about_run,
-        nodes=_frame(nodes, NODE_COLUMNS),
-        edges=_frame(edges, EDGE_COLUMNS),
+        nodes=_frame_of_rows(nodes, NODE_COLUMNS),
+        edges=_frame_of_rows(edges, EDGE_COLUMNS),
         run=run,
     )
 
 
-def _attention(run: Run, heads: Sequence[str], *, position: int) -> dict[str, Any]:
-    """Head node -> its pattern in the first sequence, and the parts of the logit of the sink's key in its layer."""
+def _head_patterns(run: Run, heads: Sequence[str], *, position: int) -> dict[str, Any]:
+    """Head node -> its attention in the first sequence, and the parts of the sink key's logit; empty if not kept."""
     if not (run.folder / "patterns.safetensors").is_file():
         return {}
     patterns = next((one for one in run.tensors("patterns").values() if one.ndim == 4), np.zeros((0, 0, 0, 0)))
@@ -209,18 +209,18 @@ def _attention(run: Run, heads: Sequence[str], *, position: int) -> dict[str, An
     return by_head
 
 
-def _kind(node: str) -> str:
-    """The kind of a node of the chain; a node that has no kind of its own gets its name, as an id."""
+def _node_kind(node: str) -> str:
+    """The kind of a node of the chain, such as ``neurons``; a node that a user's own link adds gets one of its name."""
     return _KINDS.get(node) or "node_" + re.sub(r"\W+", "_", node)
 
 
-def _kinds(joined: Sequence[NamedLink]) -> list[str]:
+def _node_kinds(joined: Sequence[NamedLink]) -> list[str]:
     """The kinds of all nodes that the links join, each once, in chain order."""
-    return list(dict.fromkeys(_kind(node) for link in joined for node in (link.source, link.target)))
+    return list(dict.fromkeys(_node_kind(node) for link in joined for node in (link.source, link.target)))
 
 
-def _id(kind: str, step: int | None) -> str:
-    """Id of a node: ``kind``, or ``kind:step`` for kinds that each growth step has of its own."""
+def _node_id(kind: str, step: int | None) -> str:
+    """Id of the node of a kind: the kind, or ``kind:step`` where each growth step has a node of its own."""
     return f"{kind}:{step}" if kind in _BY_STEP else kind
 
 
@@ -237,7 +237,7 @@ class _Lane:
 
 
 def _lanes(run: Run) -> list[_Lane]:
-    """One lane per growth step; without growth steps, one lane over all layers."""
+    """A lane per growth step: its layers and dimension, and the layers that read its sink; else one over all layers."""
     last = int(run.provenance.get("n_layers") or 1) - 1
     columns = ["step", "first_layer", "last_layer", "outlier_dimension"]
     table = run.optional("growth_steps", columns=columns)
@@ -245,7 +245,7 @@ def _lanes(run: Run) -> list[_Lane]:
     mediated = run.optional(
         "mediation", columns=["intervention", "frozen", "step", "surviving_share", "control_surviving_share"]
     )
-    natural = [] if mediated is None else _rows(mediated.loc[mediated["intervention"] == "natural"])
+    natural = [] if mediated is None else _row_dicts(mediated.loc[mediated["intervention"] == "natural"])
     surviving: dict[int, dict[str, tuple[float, float]]] = {}
     for row in natural:
         if row["frozen"] in _FROZEN and not math.isnan(row["surviving_share"]):
@@ -267,14 +267,14 @@ def _lanes(run: Run) -> list[_Lane]:
     return lanes or [_Lane(step=0, layers=(0, -1), reads=(0, last), dimension=None, surviving=surviving.get(0, {}))]
 
 
-def _node(kind: str, *, step: int | None = None, **values: Any) -> dict[str, Any]:
-    """One row of the table of nodes; fields that are not given are "" or nan."""
+def _node_row(kind: str, *, step: int | None = None, **values: Any) -> dict[str, Any]:
+    """One node as a row of the table of nodes; fields that are not given are "" or nan."""
     row = dict.fromkeys(NODE_COLUMNS, "") | {"value": math.nan, "frozen_share": math.nan}
     row["input_share"] = math.nan
     return row | {"id": kind if step is None else f"{kind}:{step}", "kind": kind, "step": step} | values
 
 
-def _upstream(
+def _shared_nodes(
     run: Run,
     position: int,
     *,
@@ -283,57 +283,57 @@ def _upstream(
     links: pd.DataFrame,
     effect_of: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """Nodes that all growth steps share: position, aggregated values, attention's output, nodes of own links."""
-    layers = _named_layers(str(effect_of.get(into.get("attn_out", ""), {}).get("layers", "")))
+    """Rows of the nodes that all growth steps share: position, aggregated values, attention's output, a user's own."""
+    layers = _layer_list_label(str(effect_of.get(into.get("attn_out", ""), {}).get("layers", "")))
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
-    names = {_kind(node): node for link in joined for node in (link.source, link.target)}
-    for kind in _kinds(joined):
+    names = {_node_kind(node): node for link in joined for node in (link.source, link.target)}
+    for kind in _node_kinds(joined):
         if kind == "position":
             tokens = run.optional("tokens", columns=["position", "text"])
             texts = [] if tokens is None else tokens.loc[tokens["position"] == position, "text"].unique().tolist()
             detail = f"{len(texts)} different\ntokens" if len(texts) > 1 else "".join(map(token, texts))
-            yield _node(kind, label=f"position {position}", detail=detail)
+            yield _node_row(kind, label=f"position {position}", detail=detail)
         elif kind in deviations:
             label, statistic = deviations[kind]
             rows = links.loc[(links["link"] == into.get(kind)) & (links["statistic"] == statistic)]
             value = rows["value"].iloc[0] if len(rows) else math.nan
-            yield _node(kind, label=label, layers=layers, quantity=statistic, value=value)
+            yield _node_row(kind, label=label, layers=layers, quantity=statistic, value=value)
         elif kind not in _BY_STEP:
-            yield _node(kind, label=visible(names[kind]))
+            yield _node_row(kind, label=visible(names[kind]))
 
 
-def _downstream(
+def _step_nodes(
     run: Run, position: int, *, kinds: Sequence[str], lanes: list[_Lane], threshold: float
 ) -> Iterator[dict[str, Any]]:
-    """Nodes that each growth step has of its own: super neurons, dimension, keys and heads."""
+    """Rows of the nodes that each growth step has of its own: super neurons, dimension, the sink's key, and heads."""
     neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"])
     layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])
     for lane in lanes:
         removed = {kind: 1 - share for kind, (share, _) in lane.surviving.items()}
-        own = _of_layers(neurons, position, lane.layers)
+        own = _rows_in_layers(neurons, position, lane.layers)
         supers = own if own is None else largest_first(own.loc[own["is_super"].eq(True)], "contribution_share")
-        after = _of_layers(layers, position, (lane.layers[1], lane.layers[1]))
+        after = _rows_in_layers(layers, position, (lane.layers[1], lane.layers[1]))
         known = lane.dimension is not None and after is not None and len(after)
-        read = _of_layers(heads, position, lane.reads)
+        read = _rows_in_layers(heads, position, lane.reads)
         score = np.array([]) if read is None else read["sink_score"].to_numpy(float)
         over = int((score > threshold).sum())
         values: dict[str, dict[str, Any]] = {
             "neurons": {
-                "layers": _layers(*lane.layers),
+                "layers": _layer_range_label(*lane.layers),
                 "label": "super neurons",
                 "quantity": "count",
                 "value": math.nan if supers is None else len(supers),
             },
             "dimension": {
-                "layers": _layers(*lane.layers),
+                "layers": _layer_range_label(*lane.layers),
                 "label": "outlier dimension" if lane.dimension is None else f"dimension {lane.dimension}",
                 "quantity": "dominance_ratio",
                 "value": after["dominance_ratio"].iloc[0] if known and after is not None else math.nan,
             },
-            "key": {"layers": _layers(*lane.reads), "label": "the sink's key"},
+            "key": {"layers": _layer_range_label(*lane.reads), "label": "the sink's key"},
             "heads": {
-                "layers": _layers(*lane.reads),
+                "layers": _layer_range_label(*lane.reads),
                 "label": "heads",
                 "detail": f"{over} of {len(score)}\nabove {threshold:g}" if len(score) else "",
                 "quantity": "heads_over_threshold",
@@ -341,23 +341,23 @@ def _downstream(
             },
         }
         for kind in (kind for kind in kinds if kind in values):
-            yield _node(kind, step=lane.step, frozen_share=removed.get(kind, math.nan), **values[kind])
+            yield _node_row(kind, step=lane.step, frozen_share=removed.get(kind, math.nan), **values[kind])
             if kind == "neurons":
-                yield from _named_parts("neuron", supers, lane, unit="neuron", quantity="contribution_share")
+                yield from _part_nodes("neuron", supers, lane, unit="neuron", quantity="contribution_share")
             if kind == "heads" and read is not None:
                 strongest = largest_first(read, "sink_score").head(_MOST_HEADS)
-                yield from _named_parts("head", strongest, lane, unit="head", quantity="sink_score")
+                yield from _part_nodes("head", strongest, lane, unit="head", quantity="sink_score")
 
 
-def _named_parts(
+def _part_nodes(
     kind: str, table: pd.DataFrame | None, lane: _Lane, *, unit: str, quantity: str
 ) -> Iterator[dict[str, Any]]:
-    """One node for each row of a table of neurons or heads, in the group of its growth step."""
+    """A node's row for each neuron or head of a table, in the group of its growth step."""
     rows = [] if table is None else table[["layer", unit, quantity]].itertuples(index=False)
     for layer, which, value in rows:
         name = f"{layer:.0f}.{which:.0f}"
         label = (head_name if unit == "head" else neuron_name)(layer, which)
-        yield _node(kind, step=lane.step, layers=_layers(int(layer), int(layer))) | {
+        yield _node_row(kind, step=lane.step, layers=_layer_range_label(int(layer), int(layer))) | {
             "id": f"{kind}:{name}",
             "group": f"{kind}s:{lane.step}",
             "label": label,
@@ -366,13 +366,13 @@ def _named_parts(
         }
 
 
-def _arrows(
+def _link_edges(
     joined: Sequence[NamedLink], links: pd.DataFrame, *, effect_of: Mapping[str, Any], lanes: list[_Lane]
 ) -> Iterator[dict[str, Any]]:
     """One edge per link; a link between nodes of a growth step has an edge in each step."""
     for link in joined:
         rows = links.loc[links["link"] == link.name]
-        first = _rows(rows.loc[rows["is_primary"].eq(True)])[:1] or [{}]
+        first = _row_dicts(rows.loc[rows["is_primary"].eq(True)])[:1] or [{}]
         moved = effect_of.get(link.name, {})
         row = {
             "link": link.name,
@@ -387,32 +387,32 @@ def _arrows(
             "statistic": first[0].get("statistic", ""),
             "statistic_value": first[0].get("value"),
         }
-        source, target = _kind(link.source), _kind(link.target)
+        source, target = _node_kind(link.source), _node_kind(link.target)
         for step in [lane.step for lane in lanes] if {source, target} & {*_BY_STEP} else [None]:
-            yield row | {"source": _id(source, step), "target": _id(target, step), "step": step}
+            yield row | {"source": _node_id(source, step), "target": _node_id(target, step), "step": step}
 
 
-def _arrows_of_parts(
+def _part_edges(
     nodes: list[dict[str, Any]], *, into: Mapping[str, str], joined: Sequence[NamedLink]
 ) -> Iterator[dict[str, Any]]:
-    """Arrows from each neuron to the node that neurons lead to, and to each head from the node that leads to heads."""
-    leads_to = {_kind(link.source): link for link in joined}
+    """Edges from each neuron to what the neurons lead to, and to each head from what leads to the heads."""
+    leads_to = {_node_kind(link.source): link for link in joined}
     for node in nodes:
         if node["kind"] == "neuron" and "neurons" in leads_to:
             link = leads_to["neurons"]
-            ends = {"source": node["id"], "target": _id(_kind(link.target), node["step"]), "link": link.name}
+            ends = {"source": node["id"], "target": _node_id(_node_kind(link.target), node["step"]), "link": link.name}
         elif node["kind"] == "head" and "heads" in into:
             (link,) = [link for link in joined if link.name == into["heads"]]
-            ends = {"source": _id(_kind(link.source), node["step"]), "target": node["id"], "link": link.name}
+            ends = {"source": _node_id(_node_kind(link.source), node["step"]), "target": node["id"], "link": link.name}
         else:
             continue
         yield ends | {name: node[name] for name in ("step", "quantity", "value")} | {"verdict": "part"}
 
 
-def _with_paths(
+def _add_paths(
     run: Run, nodes: list[dict[str, Any]], *, lanes: list[_Lane]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(nodes, edges) of the measured paths: the nodes given, those of the MLPs and embeddings, an edge per path."""
+    """The given nodes with those of MLPs and embeddings added, and an edge for each measured path."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = run.optional("paths", columns=columns)
     if table is None or not len(table):
@@ -421,22 +421,24 @@ def _with_paths(
     known = {str(node["id"]): node for node in nodes}
     if not {f"neurons:{first}", f"key:{first}"} <= known.keys():
         return nodes, []
-    early = _layers(0, max(0, lanes[0].layers[1]))
-    known["mlps"] = _node("early", label="other MLPs", layers=early) | {"id": "mlps"}
+    early = _layer_range_label(0, max(0, lanes[0].layers[1]))
+    known["mlps"] = _node_row("early", label="other MLPs", layers=early) | {"id": "mlps"}
     for name in _WHOLE:
         if name in set(table["source"]):
-            known[name] = _node("early", label=name) | {"id": name}
+            known[name] = _node_row("early", label=name) | {"id": name}
     for lane in lanes:
-        known[f"mlps:{lane.step}"] = _node("mlps", step=lane.step, label="other MLPs", layers=_layers(*lane.reads))
+        known[f"mlps:{lane.step}"] = _node_row(
+            "mlps", step=lane.step, label="other MLPs", layers=_layer_range_label(*lane.reads)
+        )
     order = {kind: place for place, kind in enumerate(("position", "z", "attn_out", "early", "neurons", "mlps"))}
     known = dict(sorted(known.items(), key=lambda item: order.get(item[1]["kind"], len(order))))
     steps = {int(step) for step in table["read_step"]} - {ALL_STEPS}
     edges = []
-    for row in _rows(table):
+    for row in _row_dicts(table):
         step = int(row["source_step"] if row["target"] == "sink" else row["target_step"])
         if int(row["read_step"]) != (step if step in steps and row["target"] != "MLPs" else ALL_STEPS):
             continue
-        ends = _ends_of(row, step=max(step, first), first=first)
+        ends = _path_ends(row, step=max(step, first), first=first)
         if ends is None or not {*ends} <= known.keys():
             continue
         source, target = ends
@@ -462,7 +464,7 @@ def _with_paths(
     return list(known.values()), edges
 
 
-def _ends_of(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str] | None:
+def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str] | None:
     """(source, target) node ids of a path of the table ``paths``; None for a path that is not drawn.
 
     Both are the target where the path takes everything that the target reads.
@@ -491,32 +493,32 @@ def _ends_of(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str
     return {"embedding": "position", "attention": "attn_out"}.get(source, source), end
 
 
-def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int]) -> pd.DataFrame | None:
-    """Rows of a table between two layers (both included) at the sink position; None without a table."""
+def _rows_in_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int]) -> pd.DataFrame | None:
+    """Rows of a table from the first to the last of two layers, at the sink position; None without a table."""
     if table is None:
         return None
     return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position)]
 
 
-def _layers(first: int, last: int) -> str:
+def _layer_range_label(first: int, last: int) -> str:
     """Layers as a node's label: "layer 3", "layers 3–5", or "no growth step" for an empty range."""
     if last < first:
         return "no growth step"
-    return _named_layers(f"{first}-{last}" if last > first else f"{first}")
+    return _layer_list_label(f"{first}-{last}" if last > first else f"{first}")
 
 
-def _named_layers(listed: str) -> str:
+def _layer_list_label(listed: str) -> str:
     """A text of layers such as ``3-5,8`` as a node's label: "layers 3–5,8"; empty for an empty text."""
     many = "-" in listed or "," in listed
     return f"layer{'s' * many} {listed}".replace("-", "–") if listed else ""
 
 
-def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+def _row_dicts(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table as dicts from column name to value."""
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
-def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
+def _frame_of_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
     """Rows as a frame of these columns: texts, or numbers with nan.
 
     Raises:

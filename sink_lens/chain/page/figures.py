@@ -254,8 +254,8 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
     return without_formulas(figure)
 
 
-def apart(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
-    """Move ascending heights so that neighbours are ``gap`` apart (upwards) and none exceeds ``top`` (downwards)."""
+def spread_heights(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
+    """The ascending heights, moved so that neighbours are ``gap`` apart and none exceeds ``top``."""
     moved: list[float] = []
     for height in heights:
         moved.append(max(height, moved[-1] + gap) if moved else height)
@@ -284,7 +284,7 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
     gap = 0.07 * (high - low)
     ordered = list(points.sort_values("y")[["layer", "neuron", "x", "y"]].itertuples(index=False, name=None))
-    heights = apart([y for *_, y in ordered], gap=gap, top=high)
+    heights = spread_heights([y for *_, y in ordered], gap=gap, top=high)
     across = [(math.log10(x) - x_low) / (x_high - x_low) for _, _, x, _ in ordered]
     for (layer, neuron, x, y), height, place in zip(ordered, heights, across, strict=True):
         near = [at - place for at, (*_, other) in zip(across, ordered, strict=True) if abs(other - height) < 0.6 * gap]
@@ -343,8 +343,8 @@ CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "
 NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
 
 
-def with_changes(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of an amplification with change, change_low and change_high; nan where a run has no interval."""
+def with_change_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of an amplification with change, change_low and change_high; the ends nan where a run has none."""
     if "change" in table.columns:
         return table
     return table.assign(change=table["mass"] - table["baseline_mass"], change_low=np.nan, change_high=np.nan)
@@ -356,7 +356,7 @@ def amplification_curve(table: pd.DataFrame) -> Figure:
     Args:
         table: centre, factor, mass, baseline_mass; change, change_low, change_high where the run has them.
     """
-    table = with_changes(table)
+    table = with_change_columns(table)
     figure = canvas(width=WIDTH, height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="attention added at the position")
     for centre, (colour, marker) in CENTRES.items():

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sink_lens.chain.links.words import MEANINGS
-from sink_lens.chain.page.story import LinkRow, chain, chain_steps, headline_numbers, link_rows, title, traced
+from sink_lens.chain.page.story import (
+    LinkRow,
+    chain_steps,
+    headline_numbers,
+    link_rows,
+    named_links,
+    title,
+    traced_sentence,
+)
 from sink_lens.records import Run
 from sink_lens.report.explorer import templates
 from sink_lens.report.page import FirstScreen, Judged, attempt
@@ -22,11 +30,11 @@ def first_screen(run: Run) -> FirstScreen:
         leads=("scores", "circuit"),
         name="The chain",
         heading="The chain, link by link",
-        body="" if missing else _body(run, links),
+        body="" if missing else _verdicts_html(run, links),
         missing=missing,
-        judged=_verdicts(run, links),
+        judged=_judged_links(run, links),
         of=("link", "links of the chain"),
-        notes=_notes(run),
+        notes=_verdict_notes(run),
         meanings=meanings(attempt(run, lambda: title(run))[0] or ""),
     )
 
@@ -37,25 +45,25 @@ def meanings(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((match[0].lower() if match[0] != "BOS" else "BOS", said) for match, said in found if match is not None)
 
 
-def _body(run: Run, links: Sequence[LinkRow]) -> str:
+def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
     """The verdicts as HTML: the chain, a table of its links, and how each is judged."""
     verdicts = {row.link: row.verdict for row in links}
     template = templates(Path(__file__).parent).get_template("verdicts.html")
     return template.render(
         links=links,
-        chain=chain_steps(chain(run), verdicts),
-        traced=traced(verdicts),
+        chain=chain_steps(named_links(run), verdicts),
+        traced=traced_sentence(verdicts),
         signs=VERDICTS,
         questions={words(name): text for name, text in QUESTIONS.items()},
         error_rates=ERROR_RATES,
     )
 
 
-def _verdicts(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
+def _judged_links(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
     """Verdict on each link of the run's chain, with its primary statistic and its intervention's share."""
     rows = {row.link: row for row in reversed(links) if row.primary}
     judged = []
-    for link in chain(run):
+    for link in named_links(run):
         row = rows.get(link.name)
         verdict, why = "not measured", ""
         if row is not None:
@@ -66,8 +74,8 @@ def _verdicts(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
     return tuple(judged)
 
 
-def _notes(run: Run) -> tuple[str, ...]:
-    """Return notes on the verdicts: rounding, and floors whose error rates are not known."""
+def _verdict_notes(run: Run) -> tuple[str, ...]:
+    """Notes on the verdicts, in sentences: rounding, and floors whose error rates are not known."""
     notes = []
     summary = run.optional("summary", columns=["quantity", "note"])
     if summary is not None:

@@ -67,7 +67,7 @@ def title(run: Run) -> str:
     if story.is_sink is None or story.sink_rate is None or story.position is None:
         return "The sink was not measured"
     at = {"is_sink": story.is_sink, "rate": story.sink_rate, "position": story.position}
-    return findings.sentence(findings.headline(tables(run), **at))
+    return findings.sentence(findings.headline_phrases(tables(run), **at))
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
@@ -177,7 +177,7 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     return found
 
 
-def traced(verdicts: dict[str, str]) -> str:
+def traced_sentence(verdicts: dict[str, str]) -> str:
     """The sentence that says how much of the chain is traced on this model."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
@@ -267,8 +267,8 @@ class LinkRow:
     """Sentences of ``findings.remarks``, on the primary statistic."""
 
 
-def setting(run: Run, name: str) -> Any:
-    """A threshold or option of the run, from its configuration or its provenance; None where not recorded."""
+def recorded_setting(run: Run, name: str) -> Any:
+    """A threshold or option of the run by its name, from its configuration or provenance; None where not recorded."""
     thresholds = run.provenance.get("thresholds")
     for held in (run.config, thresholds, run.provenance):
         if isinstance(held, Mapping) and held.get(name) is not None:
@@ -276,18 +276,18 @@ def setting(run: Run, name: str) -> Any:
     return None
 
 
-def real(value: Any) -> float | None:
+def float_or_none(value: Any) -> float | None:
     """The value as a float; None if it is no number."""
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def find_story(run: Run) -> Story:
-    """Collect the findings from the tables of a run, as far as they are there."""
+    """What the tables of a run say of its sink; None in the fields whose table the run lacks."""
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), "a model without a name")
-    minimum = real(setting(run, "min_sink_rate")) or 0.05
-    position, others, rate = _sink(run, minimum)
+    minimum = float_or_none(recorded_setting(run, "min_sink_rate")) or 0.05
+    position, others, rate = _strongest_sink(run, minimum)
     summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
     bounds = having = None
     if summary is not None:
@@ -313,19 +313,19 @@ def find_story(run: Run) -> Story:
         sink_rate=rate,
         sink_interval=bounds,
         having=having,
-        threshold=real(setting(run, "threshold")),
+        threshold=float_or_none(recorded_setting(run, "threshold")),
         min_sink_rate=minimum,
         dimensions=None if dimensions is None else outliers(dimensions, position),
         lasting=None
         if dimensions is None
         else outliers(dimensions, position, layers=2) or outliers(dimensions, position),
         steps=found,
-        super_neurons=None if neurons is None else _supers(neurons, position),
+        super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
     )
 
 
-def _sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float | None]:
-    """The position with the highest sink rate, the other sink positions, and the rate."""
+def _strongest_sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float | None]:
+    """(position with the highest sink rate, other sink positions, that rate); no position if no rates are known."""
     rates = sink_rates(run)
     if not rates:
         return None, (), None
@@ -343,7 +343,7 @@ def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1)
     return [int(name) for name in names[np.argsort(-counts, kind="stable")]]
 
 
-def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
+def _super_neuron_names(neurons: pd.DataFrame, position: int | None) -> list[str]:
     """Names of the super neurons at a position (None: at any), the largest contribution first: ``L11.N1229``."""
     table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
     table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
@@ -351,7 +351,7 @@ def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
     return list(dict.fromkeys(neuron_name(layer, neuron) for layer, neuron in names))
 
 
-def chain(run: Run) -> list[NamedLink]:
+def named_links(run: Run) -> list[NamedLink]:
     """The links of the run's chain in their order, from its table ``chain``; none if it has no such table."""
     table = run.optional("chain", columns=["order", "link", "source", "target", "sentence"])
     if table is None:
@@ -408,17 +408,17 @@ def link_rows(run: Run) -> list[LinkRow]:
     table = judged_links(run, columns=columns)
     wanted = [*columns, *(name for name in ("is_primary", "measured", *QUESTIONS) if name in table.columns)]
     rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
-    known = {link.name: link for link in chain(run)}
-    effects, frames = _effects(run), tables(run)
+    known = {link.name: link for link in named_links(run)}
+    effects, frames = _intervention_texts(run), tables(run)
     shown = []
     for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)]):
         own = [row for row in rows if row["link"] == name]
         remarks = tuple(f"{capital(one)}." for one in findings.remarks(frames, name))
-        shown += _link(name, own, link=known.get(name), effects=effects, remarks=remarks)
+        shown += _rows_of_link(name, own, link=known.get(name), effects=effects, remarks=remarks)
     return shown
 
 
-def _effects(run: Run) -> dict[str, dict[str, str]]:
+def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
     """Link -> the texts about its primary intervention by field of ``LinkRow``; empty without interventions."""
     table = run.optional(
         "effects", columns=["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"]
@@ -431,9 +431,9 @@ def _effects(run: Run) -> dict[str, dict[str, str]]:
             "intervention": edit_name(row["edit"]),
             "intervention_share": percent(row["share"]),
             "intervention_interval": interval(row["ci_low"], row["ci_high"], shown=percent),
-            "control_share": _known(row["control_share"]),
-            "control_largest": _known(row.get("control_largest", math.nan)),
-            "loss": _cost(row),
+            "control_share": _percent_or_empty(row["control_share"]),
+            "control_largest": _percent_or_empty(row.get("control_largest", math.nan)),
+            "loss": _loss_text(row),
         }
         for row in table.to_dict("records")
     }
@@ -444,19 +444,19 @@ def edit_name(edit: object) -> str:
     return re.sub(r" x (?=[\d.])", "\u00a0×\u00a0", visible(edit))
 
 
-def _known(share: float) -> str:
+def _percent_or_empty(share: float) -> str:
     """A share as a percentage; empty if it is undefined."""
     return "" if math.isnan(share) else percent(share)
 
 
-def _cost(row: Mapping[Any, Any]) -> str:
-    """Give the loss before and after an intervention; empty if the run does not have it."""
+def _loss_text(row: Mapping[Any, Any]) -> str:
+    """Loss before and after an intervention, and its change, as text; empty if the run does not have it."""
     before, after = row.get("baseline_loss_nats", math.nan), row.get("loss_nats", math.nan)
     known = not (math.isnan(before) or math.isnan(after))
     return f"{before:.2f} → {after:.2f} ({signed(after - before, 2)})" if known else ""
 
 
-def _link(
+def _rows_of_link(
     name: str,
     rows: list[dict[str, Any]],
     *,
@@ -469,14 +469,14 @@ def _link(
     if not rows:
         return [LinkRow(link=visible(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
     rows = sorted(rows, key=lambda row: not row.get("is_primary", True))
-    own = {row["verdict"] for row in rows if _text(row["verdict"])}
+    own = {row["verdict"] for row in rows if _safe_text(row["verdict"])}
     verdict = "mixed" if len(own) > 1 else visible(next(iter(own), _NOT))
     shown: list[LinkRow] = []
     for statistic in dict.fromkeys(row["statistic"] for row in rows):
         of = [row for row in rows if row["statistic"] == statistic]
         first, primary = of[0], not shown
-        nulls = [(words(_text(row["null_name"])), number(row["null_value"])) for row in of if _tells(row)]
-        criterion, decided = _in_words(_text(first["criterion"])), _text(first["verdict"])
+        nulls = [(words(_safe_text(row["null_name"])), number(row["null_value"])) for row in of if _is_null_shown(row)]
+        criterion, decided = _plain_words(_safe_text(first["criterion"])), _safe_text(first["verdict"])
         shown.append(
             LinkRow(
                 link=visible(name),
@@ -484,15 +484,15 @@ def _link(
                 claim=claim if primary else "",
                 verdict=verdict,
                 primary=primary,
-                statistic=words(_text(statistic)),
+                statistic=words(_safe_text(statistic)),
                 value=number(first["value"]),
                 interval=interval(first["ci_low"], first["ci_high"]),
                 nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
                 criterion=criterion if primary or first["criterion"] != rows[0]["criterion"] else "",
-                measured=_text(first.get("measured")) if primary and decided == "not applicable" else "",
-                own=decided if primary or decided != _text(rows[0]["verdict"]) else "",
+                measured=_safe_text(first.get("measured")) if primary and decided == "not applicable" else "",
+                own=decided if primary or decided != _safe_text(rows[0]["verdict"]) else "",
                 answers=tuple(
-                    (words(one), _text(first[one])) for one in QUESTIONS if primary and _text(first.get(one))
+                    (words(one), _safe_text(first[one])) for one in QUESTIONS if primary and _safe_text(first.get(one))
                 ),
                 remarks=remarks if primary else (),
                 **(effects.get(name, {}) if primary else {}),
@@ -501,16 +501,16 @@ def _link(
     return shown
 
 
-def _in_words(text: str) -> str:
+def _plain_words(text: str) -> str:
     """The sentence with its code names in plain words: ``s2_ratio`` becomes "S2 ratio"."""
     return re.sub(r"\b\w+_\w+\b", lambda found: words(found[0]), text)
 
 
-def _tells(row: Mapping[str, Any]) -> bool:
-    """Check whether a null is worth showing beside its statistic: not where that is a share and the null exceeds 1."""
+def _is_null_shown(row: Mapping[str, Any]) -> bool:
+    """Check whether to show a null beside its statistic: not if the statistic is a share and the null is over 1."""
     return not (str(row["statistic"]).endswith("_share") and abs(row["null_value"]) > 1)
 
 
-def _text(value: Any) -> str:
+def _safe_text(value: Any) -> str:
     """A text made safe to show; empty for anything else."""
     return visible(value, limit=400) if isinstance(value, str) else ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sink_lens.chain.page.story import chain, edit_name, find_story, judged_on, link_rows
+from sink_lens.chain.page.story import edit_name, find_story, judged_on, link_rows, named_links
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Listed, PageTable, intervals, largest_first, listed_table, more, shown_table
@@ -16,7 +16,7 @@ from sink_lens.text import capital, named_parts, percent, signed, words
 
 
 def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
-    """A table of interventions.
+    """A run's table of interventions by its name, checked for some columns.
 
     Raises:
         RunError: There is none, it lacks a column, or nothing could be intervened on.
@@ -33,7 +33,7 @@ def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
 
 
 def _path_table(run: Run) -> tuple[str, PageTable]:
-    """The table of paths, the largest share first."""
+    """(caption, table) of the measured paths, the largest share first."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = causal_table(run, "paths", columns)
     steps = {*table["read_step"]} - {ALL_STEPS}
@@ -70,9 +70,9 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _effect_table(run: Run) -> tuple[str, PageTable]:
-    """The table of interventions with their controls."""
+    """(caption, table) of the interventions with their controls."""
     table = causal_table(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
-    titles = {link.name: link.words for link in chain(run)}
+    titles = {link.name: link.words for link in named_links(run)}
     shown = table.assign(
         link=[titles.get(name, words(str(name))) for name in table["link"]],
         interval=intervals(table, shown=percent),
@@ -103,7 +103,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _maker_table(run: Run) -> tuple[str, PageTable]:
-    """The sets of parts that were ablated at the sink position, beside random sets."""
+    """(caption, table) of the sets of parts that were ablated at the sink position, beside random sets."""
     table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
     table = table.loc[table["control_of"].eq("")]
     shown = table.assign(
@@ -136,10 +136,10 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
     if summary is not None:
         beside = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
         see += "".join(f" {capital(text)}." for text in map(str, beside))
-    return see + _with_makers(run, table), shown_table(shown, heads)
+    return see + _makers_sentence(run, table), shown_table(shown, heads)
 
 
-def _with_makers(run: Run, sets: pd.DataFrame) -> str:
+def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
     """A sentence that explains why the chain's intervention removes another share than the set of super neurons.
 
     Empty unless the intervention ablates more neurons than the set.
@@ -161,7 +161,7 @@ def _with_makers(run: Run, sets: pd.DataFrame) -> str:
 
 
 def _placement_table(run: Run) -> tuple[str, PageTable]:
-    """The table of attention by kind of token and position."""
+    """(caption, table) of attention by kind of token and position."""
     table = causal_table(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
@@ -202,8 +202,8 @@ def has_interventions(run: Run) -> bool:
     return bool(run.config.get("interventions")) and not without
 
 
-def _super_table(run: Run) -> tuple[str, PageTable]:
-    """The table of super neurons."""
+def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the super neurons."""
     heads = {
         "layer": "layer",
         "neuron": "neuron",
@@ -224,8 +224,8 @@ def _super_table(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(chosen, heads)
 
 
-def _beside_table(run: Run) -> tuple[str, PageTable]:
-    """The table of further statistics of the links."""
+def _statistic_table(run: Run) -> tuple[str, PageTable]:
+    """(caption, table) of the links' statistics beyond the primary ones."""
     rows = [
         (row.title, row.statistic, row.value, row.interval, "; ".join(" ".join(null) for null in row.nulls), row.own)
         for row in link_rows(run)
@@ -244,8 +244,8 @@ TABLES = (
     Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=has_interventions),
     Listed(key="path-table", title="Paths of the sink", make=_path_table, when=_has_paths),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=has_interventions),
-    Listed(key="beside-table", title="Further statistics of the links", make=_beside_table),
-    Listed(key="super-table", title="Super neurons", make=_super_table),
+    Listed(key="beside-table", title="Further statistics of the links", make=_statistic_table),
+    Listed(key="super-table", title="Super neurons", make=_super_neuron_table),
     Listed(
         key="condition-table",
         title="With and without BOS",

@@ -11,9 +11,9 @@ from sink_lens.chain.page.first_screen import first_screen
 from sink_lens.chain.page.story import (
     Story,
     find_story,
+    float_or_none,
     headline,
-    real,
-    setting,
+    recorded_setting,
     title,
 )
 from sink_lens.chain.page.tables import TABLES, causal_table, has_interventions
@@ -29,8 +29,8 @@ _LEAST_ADDED = 0.01
 """An amplification that adds less attention than this adds none that a reader would see."""
 
 
-def _sink_scores(run: Run) -> tuple[str, Figure]:
-    """Draw every head's sink score."""
+def _sink_score_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the sink score of every head, layer by head."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     position = studied_position(run)
@@ -44,8 +44,8 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
     return see, figures.sink_scores(heads, position=position, threshold=story.threshold)
 
 
-def _sink_mass(run: Run) -> tuple[str, Figure]:
-    """Draw attention to the sink by layer, with its onset."""
+def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of attention to the sink by layer, its onset marked."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied_position(run), story.threshold or 0.3
@@ -59,11 +59,11 @@ def _sink_mass(run: Run) -> tuple[str, Figure]:
     return see, figures.sink_mass(heads, position=position, threshold=threshold)
 
 
-def _norms(run: Run) -> tuple[str, Figure]:
-    """Draw the sink token's norm by layer, with the growth steps."""
+def _norm_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the sink token's norm and strongest dimension by layer, growth steps shaded."""
     position = studied_position(run)
     steps = run.optional("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
-    curve = _curve(run, position)
+    curve = _norm_rows(run, position)
     see = (
         f"Norm of the token at position {position} after each layer relative to the median of "
         "other tokens (logarithmic), and the value of its strongest dimension. "
@@ -77,8 +77,8 @@ def _norms(run: Run) -> tuple[str, Figure]:
     return see, figures.norm_by_layer(curve, growth_steps=steps)
 
 
-def _curve(run: Run, position: int) -> pd.DataFrame:
-    """Norm ratio and strongest dimension by layer."""
+def _norm_rows(run: Run, position: int) -> pd.DataFrame:
+    """Rows of the table ``layers`` at a position, with its norm ratio and strongest dimension; an error if none."""
     layers = run.need("layers", columns=["layer", "sink_position", "norm_ratio", "outlier_value"])
     layers = layers.loc[layers["sink_position"] == position]
     if not len(layers):
@@ -86,8 +86,8 @@ def _curve(run: Run, position: int) -> pd.DataFrame:
     return layers
 
 
-def _variance(run: Run) -> tuple[str, Figure]:
-    """Draw S1 and S2 of z by position in the layers before the sink."""
+def _variance_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of S1 and S2 of z by position in the layers before the sink."""
     story = find_story(run)
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
@@ -107,19 +107,19 @@ def _variance(run: Run) -> tuple[str, Figure]:
     start = z.loc[z["position"] == 0]
     if len(start) and (start["s1"] == 0).all():
         see += " S1 is zero at position 0, where every sequence has the same token: it starts at the next."
-    return see, figures.variance_by_position(_thinned(table), layers=layers)
+    return see, figures.variance_by_position(_thin_positions(table), layers=layers)
 
 
 def _drawn_layers(z: pd.DataFrame, story: Story) -> list[int]:
-    """The layers before the sink, at most four: up to the end of the first growth step, else the first three."""
+    """At most four layers of a table, up to the end of the first growth step; without one, of the first three."""
     layers = sorted({int(layer) for layer in z["layer"]})
     ends = [last for _, last, _ in story.steps or ()][:1] or [2]
     before = [layer for layer in layers if layer <= ends[0]] or layers[:1]
     return sorted({before[round(part * (len(before) - 1))] for part in (0, 1 / 3, 2 / 3, 1)}) if before else []
 
 
-def _thinned(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of at most ``_MOST_POSITIONS`` positions, spaced evenly on a logarithmic axis."""
+def _thin_positions(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with rows of at most ``_MOST_POSITIONS`` positions, evenly spaced on a logarithmic axis."""
     known = np.unique(table["position"].to_numpy(float))
     if len(known) <= _MOST_POSITIONS:
         return table
@@ -127,8 +127,8 @@ def _thinned(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[np.isin(table["position"], known[np.searchsorted(known, wanted.clip(max=known[-1]))])]
 
 
-def _neurons(run: Run) -> tuple[str, Figure]:
-    """Draw every neuron of the growth layers at the sink token."""
+def _neuron_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of every neuron of the growth layers at the sink token."""
     columns = [
         "layer",
         "neuron",
@@ -143,7 +143,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
     table = run.need("neurons", columns=columns).query("sink_position == @position")
     if not len(table):
         raise RunError("no growth step was found, so there are no neurons to show.")
-    share = real(setting(run, "super_share"))
+    share = float_or_none(recorded_setting(run, "super_share"))
     chosen = table.loc[table["is_super"].eq(True)]
     ranks = np.fmin(chosen["gate_norm_rank"].to_numpy(float), chosen["up_norm_rank"].to_numpy(float))
     see = "Every neuron of the growth layers at the sink token; super neurons are triangles"
@@ -157,8 +157,8 @@ def _neurons(run: Run) -> tuple[str, Figure]:
     return see, figures.super_neurons(table, position=position, share=share)
 
 
-def _dimensions(run: Run) -> tuple[str, Figure]:
-    """Draw the sink token's largest values in the layer where one dimension dominates most."""
+def _dimension_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the sink token's largest values in the layer where one dimension dominates most."""
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
     position = studied_position(run)
@@ -173,8 +173,8 @@ def _dimensions(run: Run) -> tuple[str, Figure]:
     return see, figures.top_dimensions(table, position=position, layer=int(layer))
 
 
-def _qk(run: Run) -> tuple[str, Figure]:
-    """Draw the parts of the sink's key and of its logit by layer."""
+def _key_split_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the parts of the sink's key and of its logit by layer."""
     table = run.need("key_split", columns=["layer", "key_cosine_sink", "logit_advantage_sink"])
     if not len(table):
         raise RunError("no outlier dimension enters any layer, so there is no key to split.")
@@ -188,8 +188,8 @@ def _qk(run: Run) -> tuple[str, Figure]:
     return see, figures.qk_split(table)
 
 
-def _circuit(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the circuit."""
+def _circuit_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the trace's circuit."""
     drawn = circuit.chain_circuit(run)
     if not drawn.about["is_sink"]:
         at = f"position {drawn.about['sink_position']}"
@@ -205,8 +205,8 @@ def _circuit(run: Run) -> tuple[str, Figure]:
     return see, drawn.draw()
 
 
-def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
-    """The numbers behind a figure: some columns of a table, of the studied position."""
+def _rows_at_sink(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
+    """Return a function that reads columns of a run's table at the studied position: the numbers behind a figure."""
 
     def rows(run: Run) -> pd.DataFrame:
         table = run.need(name, columns=["sink_position"])
@@ -228,50 +228,50 @@ def _variance_rows(run: Run) -> pd.DataFrame:
     return z.loc[z["layer"].isin(_drawn_layers(z, find_story(run)))]
 
 
-def _edges(run: Run) -> pd.DataFrame:
-    """Edges of the chain's circuit, the numbers behind its figure."""
+def _circuit_edges(run: Run) -> pd.DataFrame:
+    """The edges of the trace's circuit: the numbers behind its figure."""
     return circuit.chain_circuit(run).edges
 
 
 _FIGURES = (
-    Drawn(key="circuit", title="The circuit", make=_circuit, data=_edges),
-    for_paper(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_edges),
+    Drawn(key="circuit", title="The circuit", make=_circuit_figure, data=_circuit_edges),
+    for_paper(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_circuit_edges),
     Drawn(
         key="scores",
         title="Where heads attend",
-        make=_sink_scores,
-        data=_rows("heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
+        make=_sink_score_figure,
+        data=_rows_at_sink("heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
     ),
     Drawn(
         key="mass",
         title="From which layer on",
-        make=_sink_mass,
-        data=_rows("layers", ["layer", "sink_score", "sink_mass"]),
+        make=_sink_mass_figure,
+        data=_rows_at_sink("layers", ["layer", "sink_score", "sink_mass"]),
     ),
     Drawn(
         key="norms",
         title="Does the sink token grow?",
-        make=_norms,
-        data=lambda run: _curve(run, studied_position(run)),
+        make=_norm_figure,
+        data=lambda run: _norm_rows(run, studied_position(run)),
     ),
-    Drawn(key="variance", title="Variance by position", make=_variance, data=_variance_rows),
+    Drawn(key="variance", title="Variance by position", make=_variance_figure, data=_variance_rows),
     Drawn(
         key="dims",
         title="Do few dimensions hold it?",
-        make=_dimensions,
-        data=_rows("dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
+        make=_dimension_figure,
+        data=_rows_at_sink("dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
     ),
-    Drawn(key="neurons", title="Do super neurons write them?", make=_neurons, data=_neuron_rows),
-    Drawn(key="qk", title="What makes the key", make=_qk, data=whole("key_split")),
+    Drawn(key="neurons", title="Do super neurons write them?", make=_neuron_figure, data=_neuron_rows),
+    Drawn(key="qk", title="What makes the key", make=_key_split_figure, data=whole("key_split")),
 )
 
 
-def _amplification(run: Run) -> tuple[str, Figure]:
+def _amplification_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the attention that amplified variance adds."""
     table = causal_table(
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     )
-    table = figures.with_changes(table)
+    table = figures.with_change_columns(table)
     first = table.iloc[0]
     best = table.loc[table["centre"] != "none"].sort_values("change", ascending=False, kind="stable").iloc[0]
     layers = str(first["read_layers"])
@@ -290,8 +290,8 @@ def _amplification(run: Run) -> tuple[str, Figure]:
     return see, figures.amplification_curve(table)
 
 
-def _matrix(run: Run) -> tuple[str, Figure]:
-    """Draw the share of the sink that survives each freeze."""
+def _mediation_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the share of the sink that survives each freeze."""
     columns = [
         "intervention",
         "frozen",
@@ -321,14 +321,14 @@ _CAUSAL_FIGURES = (
     Drawn(
         key="mediation",
         title="Which link carries the sink",
-        make=_matrix,
+        make=_mediation_figure,
         data=whole("mediation"),
         when=has_interventions,
     ),
     Drawn(
         key="amplification",
         title="Does variance make a sink?",
-        make=_amplification,
+        make=_amplification_figure,
         data=whole("amplification"),
         when=has_interventions,
     ),

@@ -44,9 +44,9 @@ _UNBOUND = {
 }
 
 
-def headline(tables: Tables, *, is_sink: bool, rate: float, position: int) -> list[Phrase]:
+def headline_phrases(tables: Tables, *, is_sink: bool, rate: float, position: int) -> list[Phrase]:
     """The phrases of a run's headline, in their order; together they have at most ``MOST_WORDS`` words."""
-    phrases = _with_sink(tables, rate, position) if is_sink else _without_sink(tables)
+    phrases = _phrases_with_sink(tables, rate, position) if is_sink else _phrases_without_sink(tables)
     said: list[Phrase] = []
     for phrase in phrases:
         if len(sentence([*said, phrase]).split()) <= MOST_WORDS:
@@ -59,13 +59,13 @@ def sentence(phrases: list[Phrase]) -> str:
     return ". ".join(phrase.text for phrase in phrases)
 
 
-def _without_sink(tables: Tables) -> list[Phrase]:
-    """Phrases on a model without a sink."""
+def _phrases_without_sink(tables: Tables) -> list[Phrase]:
+    """The phrases of a headline on a model without a sink."""
     found = [Phrase(key="no sink", text="No position is an attention sink", rows=("heads: sink_rate",))]
-    values = _summary(tables)
+    values = _summary_values(tables)
     if "strongest_position" in values:
         share = percent(float(values["strongest_rate"]))
-        text = f"Position {_whole(values['strongest_position'])} comes nearest, with one in {share} of heads"
+        text = f"Position {_int_of(values['strongest_position'])} comes nearest, with one in {share} of heads"
         found.append(Phrase(key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)))
     if "mixer_layers" in values:
         text = f"What mixers keep of a token, in layers {values['mixer_layers']}, has no key and was not asked"
@@ -77,9 +77,9 @@ def _without_sink(tables: Tables) -> list[Phrase]:
     return found
 
 
-def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
-    """Phrases on where the sink is and what makes it, the most important first."""
-    values, text = _summary(tables), f"Position {position} is the attention sink"
+def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
+    """The phrases of a headline on where the sink is and what makes it, the most important first."""
+    values, text = _summary_values(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
     if "aligned_position" in values:
         text = "Each sequence has its own attention sink"
@@ -88,12 +88,12 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
     share = "" if some else f" ({percent(rate)} of heads)"
     found = [Phrase(key="sink", text=f"{text}{share}", rows=rows)]
     if some:
-        count, whole = (_whole(values[name]) for name in ("sequences_with_sink", "sequences_asked"))
+        count, whole = (_int_of(values[name]) for name in ("sequences_with_sink", "sequences_asked"))
         few = ", too few to test" if count < FEWEST else ""
         text = f"It is in {count} of {whole} sequences, in {percent(rate)} of their heads{few}"
         found.append(Phrase(key="some", text=text, rows=("summary: sequences_with_sink, sink_rate",)))
     if "other_sink_positions" in values and "aligned_position" not in values:  # else they are of cut sequences
-        rest = [str(_whole(one)) for one in str(values["other_sink_positions"]).split(",")]
+        rest = [str(_int_of(one)) for one in str(values["other_sink_positions"]).split(",")]
         text = f"So {'are positions' if len(rest) > 1 else 'is position'} {listed(rest, most=4)}"
         if "other_sink_rate" in values:  # not in runs of before
             most = "at most " if len(rest) > 1 else ""
@@ -101,7 +101,7 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
         text += ", not studied here"
         found.append(Phrase(key="others", text=text, rows=("summary: other_sink_positions, other_sink_rate",)))
     if "sequences_elsewhere" in values:
-        count = plural(_whole(values["sequences_elsewhere"]), "sequence")
+        count = plural(_int_of(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
         have = "has" if count.startswith("1 ") else "have"
         found.append(Phrase(key="elsewhere", text=f"{capital(count)} {have} it elsewhere", rows=rows))
@@ -110,11 +110,11 @@ def _with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
         found.append(Phrase(key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)))
     if "links" in tables and not len(tables.get("effects", ())):
         return [*found, Phrase(key="untested", text="What makes it was not tested", rows=("effects: no rows",))]
-    return [*found, *_name_carriers(tables), *_makers(tables), *_no_part(tables)]
+    return [*found, *_carrier_phrases(tables), *_maker_phrases(tables), *_no_part_phrases(tables)]
 
 
-def _makers(tables: Tables) -> list[Phrase]:
-    """Say what a small set of parts removes, if that is beyond random sets."""
+def _maker_phrases(tables: Tables) -> list[Phrase]:
+    """A phrase on the share of the sink that a small set of parts removes; none unless it is beyond random sets."""
     sets = tables.get("maker_sets")
     rows = [] if sets is None else sets.loc[sets["set"].eq("half") & sets["control_of"].eq("")].to_dict("records")
     found = []
@@ -123,7 +123,7 @@ def _makers(tables: Tables) -> list[Phrase]:
             parts = "one part" if int(row["size"]) == 1 else plural(int(row["size"]), "part")
             text = f"Switching off {parts} removes {percent(float(row['removed']))} of it"
             stands_on = ("maker_sets: set == half, ci_low above 0 and control_largest",)
-            key, damage = "makers", _damage_of(row, tables)
+            key, damage = "makers", _damage_clause(row, tables)
             if damage:
                 key, text = "makers, costly", f"{text} and damages the model itself ({damage})"
                 stands_on += ("effects: masked_loss_nats",)
@@ -131,8 +131,8 @@ def _makers(tables: Tables) -> list[Phrase]:
     return found[:1]
 
 
-def _damage_of(row: Mapping[Hashable, Any], tables: Tables) -> str:
-    """Say by how much the loss rises without a set of parts, if that is clearly more than masking the sink costs."""
+def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
+    """A clause on the rise of the loss without a set of parts; empty unless clearly above that of masking the sink."""
     effects = tables.get("effects")
     if effects is None or not {"masked_loss_nats", "uniform_loss_nats"} <= set(effects.columns) or not len(effects):
         return ""
@@ -143,8 +143,8 @@ def _damage_of(row: Mapping[Hashable, Any], tables: Tables) -> str:
     return f"loss {signed(loss - row['baseline_loss_nats'], 1)} nats"
 
 
-def _name_carriers(tables: Tables) -> list[Phrase]:
-    """Name the parts that carry the sink: both link and ablation say so, above their largest controls."""
+def _carrier_phrases(tables: Tables) -> list[Phrase]:
+    """Phrases on the parts that carry the sink: both link and ablation say so, above their largest controls."""
     answers = answers_of(tables)
     if not answers or not len(tables.get("effects", ())):
         return []
@@ -183,8 +183,8 @@ def _name_carriers(tables: Tables) -> list[Phrase]:
     return found
 
 
-def _no_part(tables: Tables) -> list[Phrase]:
-    """Say which links play no part, if both answers are no."""
+def _no_part_phrases(tables: Tables) -> list[Phrase]:
+    """A phrase on the links that play no part, those of which both answers are no; none if there are none."""
     answers = answers_of(tables)
     return [
         words.no_part
@@ -274,18 +274,18 @@ def beyond_chance(row: Mapping[Any, Any]) -> bool:
     return float(row["ci_low"]) > max(0.0, most)
 
 
-def _whole(value: object) -> int:
+def _int_of(value: object) -> int:
     """A count of the summary table as an int."""
     return int(float(str(value)))
 
 
-def _summary(tables: Tables) -> dict[str, Any]:
+def _summary_values(tables: Tables) -> dict[str, Any]:
     """Quantity -> value from the table ``summary``; empty without that table."""
     table = tables.get("summary")
     return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
 
 
-def bound_to(kind: str, *, bos: bool) -> str:
+def binding_sentence(kind: str, *, bos: bool) -> str:
     """Sentence on what the sink follows, position or token; ``kind`` is a kind of placement.
 
     ``bos`` says whether sequences with a BOS token were tried.
@@ -300,7 +300,7 @@ def first_parts(parts: str, most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
+def makers_beside_super_neurons(frames: Mapping[str, pd.DataFrame]) -> str:
     """Sentence that compares the makers found by ablation with the super neurons found by contribution."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
     if "all makers" not in sets.index:
