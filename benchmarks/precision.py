@@ -17,7 +17,7 @@ from sink_lens import load
 from sink_lens.activations.precision import rounding
 from sink_lens.chain.config import TraceConfig
 from sink_lens.engine.forward import run_with
-from sink_lens.models.inputs import tokens_of
+from sink_lens.models.inputs import make_tokens
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for dtype in ("float32", "float16", "bfloat16"):
         lens = load(model, dtype=dtype)
-        batch = tokens_of(lens, config=TraceConfig(model=model, sequences=16, length=64), bos="with")
+        batch = make_tokens(lens, config=TraceConfig(model=model, sequences=16, length=64), bos="with")
         run = run_with(lens, batch, layers=(lens.n_layers - 1,), sites=("resid_pre",))
         norm = float(run.tensors["resid_pre", lens.n_layers - 1][:, 0].float().norm(dim=-1).mean())
         found = rounding(lens, batch, position=0)

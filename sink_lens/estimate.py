@@ -234,13 +234,13 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
 
     from .data.tokens import random_tokens
     from .engine.forward import run_with
-    from .models.inputs import model_of
+    from .models.inputs import load_model
 
-    lens = model_of(config)
+    lens = load_model(config)
     asked = passes(config, Sizes(header=_header_of(lens), lens=lens))
     if asked is None:
         raise InputError(f"{lens.name} has no tokenizer, so no text can be read; need its files beside the weights")
-    models = [lens, *(model_of(replace(config, model=name)) for name in asked.others)]
+    models = [lens, *(load_model(replace(config, model=name)) for name in asked.others)]
     wanted = asked.rows or min(_TIMED_TOKENS, max(part.all_tokens for part in asked.parts))
     most = _TIMED_SEQUENCES if lens.device.type == "cpu" else _TIMED_TOKENS
     batch = random_tokens(

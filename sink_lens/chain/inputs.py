@@ -12,7 +12,7 @@ from ..activations.sink_mask import sink_mask
 from ..data.token_ids import bos_id as bos_id_of
 from ..data.tokens import TokenBatch
 from ..errors import InputError
-from ..models.inputs import provenance_of, tokens_of
+from ..models.inputs import describe_provenance, make_tokens
 from ..models.lens import LensModel
 from .config import TraceConfig
 
@@ -28,7 +28,7 @@ def other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConf
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
     try:
-        return tokens_of(lens, config=config, bos="without" if batch.bos else "with")
+        return make_tokens(lens, config=config, bos="without" if batch.bos else "with")
     except InputError as error:
         log.warning("the other BOS condition is left out: %s", error)
         return None
@@ -113,7 +113,7 @@ def without_sequences(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch
 def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
     """Provenance of a trace (model, tokens, kernel, thresholds), for its ``run.json``."""
     thresholds = ("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers")
-    return provenance_of(lens, batch, kernel=kernel) | {
+    return describe_provenance(lens, batch, kernel=kernel) | {
         "seeds": {
             "tokens": batch.seed,
             "bootstrap": config.seed,

@@ -26,7 +26,7 @@ from ..activations.record import capture
 from ..configuration import refuse_unknown_names, with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..errors import InputError, UndrawnError
-from ..models.inputs import check_sequences, model_of, tokens_of
+from ..models.inputs import check_sequences, load_model, make_tokens
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect_garbage, free_bytes, set_aside, weight_bytes
@@ -158,9 +158,9 @@ def trace(
         if config.target_position is not None and not config.prompts:
             check_interior(config.target_position, shortest=config.length)
     refuse_unknown_names(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
-    lens = model if isinstance(model, LensModel) else model_of(config)
+    lens = model if isinstance(model, LensModel) else load_model(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
-    batch = sequences if sequences is not None else tokens_of(lens, config=config, bos=config.bos)
+    batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
     other = None if sequences is not None or config.at is not None else other_bos_condition(lens, batch, config=config)
     there = None if config.at is None else at_token(lens, batch, config=config)
     batch = batch if there is None else there.tokens

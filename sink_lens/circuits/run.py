@@ -23,7 +23,7 @@ from ..edits.named_metrics import import_function, spec_of
 from ..engine.forward import predictions
 from ..engine.measured import metric_config
 from ..errors import InputError, RunError
-from ..models.inputs import model_of, provenance_of
+from ..models.inputs import describe_provenance, load_model
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import Result, RunWriter, create_run, default_folder, display, read_run, refuse_unhashed_code
@@ -154,7 +154,7 @@ class _Asked:
         part: Mapping[str, Any] | None = None,
     ) -> RunWriter:
         """Open the run folder of the circuit, or of a part of it."""
-        provenance = provenance_of(self.lens, self.task.clean, kernel="eager") | {
+        provenance = describe_provenance(self.lens, self.task.clean, kernel="eager") | {
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
             "answers_sha256": self.task.sha256,
             "seeds": {"pairs": self.config.seed},
@@ -231,7 +231,7 @@ def _finished_run(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *,
 
 def model_for(config: CircuitConfig) -> LensModel:
     """The model that a configuration names."""
-    return model_of(cast("Any", config))  # which reads no sequences
+    return load_model(cast("Any", config))  # which reads no sequences
 
 
 def task_for(lens: LensModel, config: CircuitConfig) -> Task:

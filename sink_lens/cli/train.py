@@ -49,9 +49,9 @@ def train(
 ) -> Answer | None:
     """Train a model with any attention and value norm, from scratch; resumable, with the chain watched if asked."""
     if dry_run:
-        from ..training.passes import cost_of
+        from ..training.passes import estimate_cost
 
-        return cost_in_words(cost_of(config))
+        return cost_in_words(estimate_cost(config))
     from ..records import RUN_FILE
     from ..training.train import leave_processes
     from ..training.train import train as run

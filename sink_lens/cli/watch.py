@@ -25,7 +25,7 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     """
     from ..errors import RunError
     from ..training.pages.training import BRIEF, checkpoint_table
-    from ..training.sink_birth import births
+    from ..training.sink_birth import find_birth
     from ..training.watch import watch as measure
     from ..training.watch import watch_folder
 
@@ -33,7 +33,7 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     frame = measure(config, progress=not quiet)
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
-    born = births(frame, threshold=threshold)
+    born = find_birth(frame, threshold=threshold)
     if not quiet:
         table = checkpoint_table(frame, threshold=threshold, heads=BRIEF)
         title = f"sinks above {threshold:g}, mass on position 0, its ratios to other tokens, rank with and without it"

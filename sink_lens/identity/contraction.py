@@ -90,16 +90,16 @@ def contraction(
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     check_length(length)
     draws.check(lens)
-    sums, ends, readings = passes(lens, draws)
+    sums, ends, readings = sums_and_readings(lens, draws)
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
         for chunk in draws.chunks(lens):
             stream(lens, chunk, readings, batch_size=batch_size)
             bar.update(chunk.n_sequences)
-    return contraction_tables(sums, ends=ends, lens=lens, sinks=_sink_measures(lens, draws) if sinks else {})
+    return make_result(sums, ends=ends, lens=lens, sinks=_sink_measures(lens, draws) if sinks else {})
 
 
-def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, list[Reading]]:
-    """Empty sums, and the readings that fill them.
+def sums_and_readings(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, list[Reading]]:
+    """Empty sums of cosines, empty counts, and the readings that fill both in a pass over the sequences.
 
     Raises:
         ModelError: the model is a hybrid, which has no attention in some layers.
@@ -111,10 +111,10 @@ def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, l
     return sums, ends, [*sums.readings(), last]
 
 
-def contraction_tables(
+def make_result(
     sums: CosineSums, *, ends: Ends, lens: LensModel, sinks: Mapping[str, tuple[float, str]]
 ) -> Contraction:
-    """The tables of what was summed."""
+    """The result with its tables, from the finished sums, counts and sink measures."""
     inter, intra, first = sums.inter(), sums.intra(), sums.inter(end=0)
     last = sums.places.index((lens.n_layers - 1, "mlp"))
     by_attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]
@@ -166,7 +166,7 @@ def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFram
 
 
 def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
-    """A measure's cosines, excesses and gains by place."""
+    """Rows of one measure: its cosine, the excess over the floor and the gain, at each place (layer and stage)."""
     value, low, high = jackknife_interval(found)
     excess, excess_low, excess_high = jackknife_interval(found - found[:, :1])
     return pd.DataFrame(

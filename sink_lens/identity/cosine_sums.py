@@ -35,7 +35,7 @@ class CosineSums:
         self.places.append((n_layers, "final"))
         self.positions = sorted({0, *(2**power for power in range(30) if 2**power < length), length - 1})
         self.length, self.sequences = length, sequences
-        self.sizes = torch.bincount(self._blocks(0, sequences), minlength=BLOCKS).double()
+        self.sizes = torch.bincount(self._block_numbers(0, sequences), minlength=BLOCKS).double()
         self.ends: dict[Place, Tensor] = {}
         """Place -> sums of unit states at the first and the last position [block, 2, d_model]."""
         self.units: dict[Place, Tensor] = {}
@@ -48,16 +48,16 @@ class CosineSums:
         """Place -> sums of each sequence's mean cosine between two positions [block]."""
         self._seen: dict[Place, int] = {}
 
-    def _blocks(self, start: int, n: int) -> Tensor:
-        """The block of the jackknife that each sequence belongs to."""
+    def _block_numbers(self, start: int, n: int) -> Tensor:
+        """Number of the jackknife block that each of ``n`` sequences from ``start`` on belongs to."""
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:
-        """Readings for ``stream``; each adds to its own sums."""
+        """Readings for ``stream`` that add the states at each place to these sums."""
 
         def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
             layers = None if layer is None else frozenset({layer})
-            function = partial(self._read, name=name, states=states)
+            function = partial(self._add_view, name=name, states=states)
             return Reading(name=name, sites=sites, function=function, layers=layers)
 
         return [
@@ -67,8 +67,8 @@ class CosineSums:
             of("final", lambda view: view["final"], "final"),
         ]
 
-    def _read(self, view: LayerView, *, name: str, states: Callable[[LayerView], Tensor]) -> None:
-        """Add the states of a pass at one place to the sums."""
+    def _add_view(self, view: LayerView, *, name: str, states: Callable[[LayerView], Tensor]) -> None:
+        """Add the states that ``states`` takes from a pass, at the place ``name`` of its layer."""
         self.add((-1 if name == "embedding" else view.layer, name), states(view))
 
     def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
@@ -95,7 +95,7 @@ class CosineSums:
             self.norms[place] = torch.zeros(len(self.positions), dtype=torch.float32)
             self.energy[place] = torch.zeros(d_model, dtype=torch.float32)
             self.within[place] = torch.zeros(BLOCKS, dtype=torch.float32)
-        blocks = self._blocks(seen, len(wide))
+        blocks = self._block_numbers(seen, len(wide))
         self.ends[place].index_add_(0, blocks, unit[:, [0, -1]].cpu().float())
         self.units[place] += unit[:, self.positions].sum(0).cpu()
         self.norms[place] += norm[:, self.positions].sum(0).cpu()
@@ -120,7 +120,7 @@ class CosineSums:
         return (kept / sizes[:, None]).numpy()
 
     def direction(self, place: Place) -> np.ndarray:
-        """The unit mean of the last position's unit states."""
+        """Unit vector along the mean of the last position's normalised states at a place."""
         mean = self.units[place][-1].double()
         return (mean / mean.norm()).numpy()
 
@@ -134,11 +134,11 @@ class Ends:
         self.smallest = torch.zeros(d_model, dtype=torch.int64)
 
     def read(self, view: LayerView, *, lens: LensModel) -> None:
-        """Count the sequences of one pass."""
+        """Add the sequences of one pass to the counts."""
         self.add(view["final"][:, -1], lens=lens)
 
     def add(self, last: Float[Tensor, "batch d_model"], *, lens: LensModel) -> None:
-        """Count some sequences by their last state after the last norm."""
+        """Count the most and least probable token and the smallest dimension of each sequence's last normed state."""
         with torch.no_grad():
             unembed: Any = lens.plain.get_output_embeddings()
             logits = unembed(last)
@@ -151,14 +151,14 @@ class Ends:
 
 
 def mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
-    """The mean cosine of all pairs from block sums of unit vectors: of all, then without each block in turn."""
+    """Mean cosine of all pairs of unit vectors, from their sums by block: of all, then without each block."""
     kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
     n = torch.cat([sizes.sum()[None], sizes.sum() - sizes])
     return ((kept.square().sum(-1) - n) / (n * (n - 1))).numpy()
 
 
 def jackknife_interval(found: np.ndarray) -> tuple[Any, Any, Any]:
-    """The estimate of all sequences, with the 95% interval of leaving out one block at a time (axis 0)."""
+    """(estimate, low, high) with the 95% jackknife interval, from the estimate of all and those without a block."""
     left = found[1:]
     half = _T * np.sqrt((BLOCKS - 1) / BLOCKS * ((left - left.mean(0)) ** 2).sum(0))
     return found[0], found[0] - half, found[0] + half

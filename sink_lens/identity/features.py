@@ -56,7 +56,7 @@ class Facts:
 
 
 def facts_of(lens: LensModel) -> Facts:
-    """The facts of a model."""
+    """Width, vocabulary, tokenizer, weights hash and what else decides which inputs a model can share with another."""
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
     vocabulary = None if lens.tokenizer is None else _digest(sorted(lens.tokenizer.get_vocab().items()))
     buffers = hashlib.sha256()  # what is neither a weight nor configured, as rotary frequencies that were switched off
@@ -205,7 +205,7 @@ def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, 
 
 
 def kept_features(lens: LensModel, inputs: Inputs, *, of: Facts, progress: bool = False) -> np.ndarray:
-    """``features``, computed once: from the cache where these weights have read these inputs before."""
+    """``features`` of a model, from the cache if there, else computed and written to it."""
     folder = _cache_folder_of(of, inputs)
     with lock_folder(folder):
         found = _read_features(folder)
@@ -228,7 +228,7 @@ def _cache_folder_of(of: Facts, inputs: Inputs) -> Path:
 
 
 def _read_features(folder: Path) -> np.ndarray | None:
-    """The features in the cache; None if they are not whole."""
+    """Features in a cache folder; None if its files are missing or damaged."""
     manifest = read_manifest(folder)
     if manifest is None or find_fault(folder, manifest) is not None:
         return None
@@ -236,6 +236,7 @@ def _read_features(folder: Path) -> np.ndarray | None:
 
 
 def _digest(value: object) -> str:
+    """SHA-256 (hex) of a value as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -173,7 +173,7 @@ def _models_to_compare(
 
 
 def _open_later(one: ModelToMeasure | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
-    """Return a function that opens a model."""
+    """Return a function that opens a model, or returns the one that is open already."""
     return (lambda: one) if isinstance(one, LensModel) else lambda: one.open(device=device, dtype=dtype)
 
 
@@ -192,7 +192,7 @@ def _choose_inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs
 
 
 def _time_inputs(lens: LensModel, inputs: Inputs) -> float:
-    """Time one input's pass in seconds, measured on a few inputs."""
+    """Seconds that a model's forward pass takes for one input, measured on a few inputs."""
     few = replace(inputs, sequences=min(inputs.sequences, max(2, 256 // inputs.length)))
     once = seconds_of(lambda: features(lens, few), device=lens.device, warm_up=1)
     return once / few.sequences * inputs.sequences
@@ -238,7 +238,7 @@ _NULL_COLUMNS = ["a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_
 
 
 def _null_columns(pair: ModelPair) -> dict[str, float]:
-    """Z and p of every null as columns."""
+    """Columns with z and p of the pair's tau_bar under each null."""
     rows = {row["null"]: row for row in pair.null_rows()}
     return {
         f"{column}_{name}": rows[name][source] if name in rows else math.nan  # type: ignore[misc]
@@ -313,7 +313,7 @@ def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, p
 
 
 def answer(found: Fingerprint) -> dict[str, Any]:
-    """The fields of ``--json``."""
+    """The content of ``--json``."""
     return {"sentences": found.sentences, "notes": found.notes, "pairs": found.frame}
 
 

@@ -115,7 +115,7 @@ class RandomSequences:
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:
-        """One chunk of ``CHUNK`` sequences, the last one shorter."""
+        """The token batch number ``index`` of at most ``CHUNK`` sequences."""
         draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
         size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
         return random_tokens(
@@ -128,6 +128,6 @@ class RandomSequences:
         )
 
     def chunks(self, lens: LensModel) -> Iterator[TokenBatch]:
-        """The chunks in order."""
+        """Yield all sequences as token batches, in order."""
         for index in range(-(-self.sequences // CHUNK)):
             yield self.chunk(lens, index)

@@ -85,7 +85,7 @@ class Null:
     """log10 of the smallest p that there is: of |S|! relabellings, 1 / |S|!."""
 
     def z(self, tau_bar: float) -> float:
-        """Return the distance from the mean in standard deviations."""
+        """How many standard deviations ``tau_bar`` lies above the null's mean."""
         return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
 
     @checked
@@ -110,8 +110,8 @@ def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 
-def soften(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
-    """Log softmax over the coordinates at a temperature, per input: [n, |S|], float64.
+def soften_states(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
+    """Log softmax of each input's states over some coordinates, at a temperature: [n, |S|], float64.
 
     The log changes no order, so no tau, and cannot underflow to ties.
     """
@@ -133,7 +133,7 @@ def simulate_null(
     draws: int,
     generator: np.random.Generator,
 ) -> Null:
-    """A null of random normal states [n, width]: ``pipeline``, or ``matrices`` where every coordinate is kept.
+    """The null of tau_bar from pairs of random normal states [n, width]: ``pipeline``, or ``matrices`` if all are kept.
 
     Args:
         name: of the null.
@@ -150,7 +150,7 @@ def simulate_null(
         first, second = (identity_coordinates(one, count=count) for one in pair)
         shared = np.intersect1d(first, second)
         if len(shared) > 1:
-            soft = [soften(one, coordinates=shared, temperature=temperature) for one in pair]
+            soft = [soften_states(one, coordinates=shared, temperature=temperature) for one in pair]
             found.append(float(tau_of_columns(*soft).mean()))
     return _null_of_draws(name, np.array(found))
 
@@ -189,6 +189,7 @@ def spread_over_permutations(matrix: np.ndarray) -> float:
 
 
 def _null_of_draws(name: str, draws: np.ndarray) -> Null:
+    """A null with mean and standard deviation of its draws; nan for fewer than two."""
     if len(draws) < 2:
         return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
     return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

@@ -163,7 +163,7 @@ def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab
 
 
 def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
-    """The votes as shares and numbers of tokens, with their nulls."""
+    """The result: how often each token was predicted, as shares, with what chance would give."""
     n, n_vocab = votes.n, len(votes.argmax)
     counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}
     chance = _chance_counts(n, n_vocab, generator=generator)
@@ -210,7 +210,7 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
 
 
 def _largest_first(counts: np.ndarray) -> np.ndarray:
-    """Sort counts, the largest first."""
+    """Counts in descending order."""
     return np.sort(counts)[::-1]
 
 
@@ -226,7 +226,7 @@ def _chance_counts(n: int, n_vocab: int, *, generator: np.random.Generator) -> n
 
 
 def _count_covering(ordered: np.ndarray, n: int) -> int:
-    """Count the most frequent tokens that cover ``COVERED`` of the events."""
+    """How many of the most frequent tokens together cover ``COVERED`` of the ``n`` events."""
     return int(np.searchsorted(ordered.cumsum(), COVERED * n) + 1)
 
 
@@ -243,6 +243,7 @@ def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -
 
 
 def _mean_and_band(values: np.ndarray) -> tuple[float, float, float]:
+    """(mean, 2.5% quantile, 97.5% quantile) of values drawn by chance."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 

@@ -26,7 +26,7 @@ from ..errors import InputError
 from ..measures.kendall import tau_b_matrix
 from . import nulls
 from .config import FEWEST_SHARED, NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig
-from .nulls import NULLS, Null, identity_coordinates, log10_p, soften, tau_deviation, tau_of_columns
+from .nulls import NULLS, Null, identity_coordinates, log10_p, soften_states, tau_deviation, tau_of_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ModelPair:
 
     @property
     def shares_scale(self) -> bool:
-        """Check whether an input scales all coordinates of both models alike, and no coordinate more than by that.
+        """Check whether inputs only scale the coordinates of both models, so that no coordinate tells them apart.
 
         The published nulls may then call unrelated models related. One initialisation shows beyond the factor.
         """
@@ -158,7 +158,7 @@ def compare_states(
             "are needed; a larger --coordinates would have more"
         )
         return _pair_without_answer(name_a, name_b, why=why, shared=len(shared), expected=expected)
-    soft = [soften(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
+    soft = [soften_states(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
     matrix = tau_b_matrix(*(torch.from_numpy(one.T) for one in soft)).numpy()
     if not np.isfinite(matrix).all():
         why = "a coordinate is the same on every input in one of the models, so that tau is undefined"
@@ -196,7 +196,7 @@ def compare_states(
 
 
 def _decide(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
-    """Decide by the share of draws if there are draws, which needs no normal approximation."""
+    """(verdict, reason) for a pair's tau_bar: by p from the null's draws if it has any, else from its formula."""
     exact = null.share(tau_bar)
     p = 10 ** null.log10_p(tau_bar) if math.isnan(exact) else exact
     if math.isnan(p):

@@ -65,21 +65,21 @@ class Grown:
             key = {"model": one.name, "variant": one.variant, "seed": one.seed, "step": one.step}
             for name in self._tables:
                 self.frames.setdefault(name, []).append(given.frames[name].assign(**key))
-                self._write(name)
+                self._write_table(name)
             if given.tensors:
                 self.tensors |= {f"{one.name}|{name}": tensor for name, tensor in given.tensors.items()}
                 self._writer.write_tensors("directions", self.tensors)
             self.names.add(one.name)
         self.frames["models"].append(pd.DataFrame([row], columns=list(_COLUMNS)))
         if self.names:  # where no model can be measured, nothing is written
-            self._write("models")
+            self._write_table("models")
 
     @property
     def whole(self) -> dict[str, pd.DataFrame]:
-        """The tables of all models."""
-        return {name: self._whole(name) for name in self.frames}
+        """Tables of all models measured so far, by name."""
+        return {name: self._join_rows(name) for name in self.frames}
 
-    def _whole(self, name: str) -> pd.DataFrame:
+    def _join_rows(self, name: str) -> pd.DataFrame:
         """Join a table's rows from all starts of the survey, those that name the model in front."""
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
@@ -89,7 +89,7 @@ class Grown:
             whole[column] = whole[column].astype("Int64")
         return whole
 
-    def _write(self, name: str) -> None:
+    def _write_table(self, name: str) -> None:
         """Write a table's new rows into the folder."""
         write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
-        write(name, self._whole(name))
+        write(name, self._join_rows(name))

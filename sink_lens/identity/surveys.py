@@ -29,7 +29,7 @@ from ..records import Result, create_run, default_folder, display, read_run, ver
 from ..report.page import PageTable, shown_table
 from ..text import duration, short
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
-from .contraction import agreement, contraction, passes
+from .contraction import agreement, contraction, sums_and_readings
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .preference import Votes, last_logits, preference, size_of_forward
 from .survey_folder import Grown, MeasuredModel
@@ -88,7 +88,7 @@ def survey(
     try:
         writer = create_run(folder, kind=config.kind, config=asked, provenance=provenance, **how)
     except UndrawnError as error:
-        return _drawn_result(error.folder)
+        return _read_and_draw(error.folder)
     with writer:
         grown = Grown(writer, tables=kind.tables)
         failed: SinkLensError | None = None
@@ -110,11 +110,11 @@ def survey(
             raise failed
         for name, frame in kind.finish(grown.whole, grown.tensors).items():
             writer.write_csv(name, frame)
-    return _drawn_result(writer.folder)
+    return _read_and_draw(writer.folder)
 
 
-def _drawn_result(folder: Path) -> Result:
-    """The result of a survey's folder, whose page is drawn."""
+def _read_and_draw(folder: Path) -> Result:
+    """The result read from a survey's folder, with its page written."""
     run = read_run(folder)
     display.draw_page(folder)
     errors = run.tables["models"]["error"].tolist()
@@ -217,7 +217,7 @@ def _measure_contraction(
 
 
 def preference_tables(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
-    """The table of variants over their seeds; checkpoints of a training are no repetitions and are left out."""
+    """The table of variants over their seeds, without checkpoints of trainings, which are no repetitions."""
     summary = tables["summary"]
     return {"variants": variant_table(summary.loc[summary["step"].isna()])}
 
@@ -233,7 +233,7 @@ def _preference_step(lens: LensModel, draws: RandomSequences) -> Step:
 
 def _contraction_step(lens: LensModel, draws: RandomSequences) -> Step:
     """Make the timed step of a contraction survey: one pass over a few sequences."""
-    return lambda part: stream(lens, part, passes(lens, draws)[2])
+    return lambda part: stream(lens, part, sums_and_readings(lens, draws)[2])
 
 
 def contraction_tables_of(

@@ -40,13 +40,13 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
     variants = [base]
     for name in switches:
         field, values = SWITCHES[name]
-        own_width = {"d_mlp": _other_width(base)} if field == "gated" else {}
+        own_width = {"d_mlp": _width_of_equal_size(base)} if field == "gated" else {}
         variants += [replace(base, **{field: value}, **own_width) for value in values if value != getattr(base, field)]
     return list(dict.fromkeys(variants))
 
 
-def _other_width(base: UntrainedConfig) -> int | None:
-    """Neurons that make as many weights with the gate as without it; None for the style's own number."""
+def _width_of_equal_size(base: UntrainedConfig) -> int | None:
+    """MLP width at which a switched gate leaves the number of weights equal; None keeps the style's own width."""
     if base.d_mlp is None or base.d_mlp == replace(base, d_mlp=None).d_mlp:
         return None
     return round(base.d_mlp * (3 / 2 if base.gated else 2 / 3))

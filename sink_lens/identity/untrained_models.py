@@ -208,7 +208,7 @@ class PositionedEmbedding(nn.Embedding):
         self.positions = nn.Parameter(positions)
 
     def forward(self, input: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d_model"]:
-        """Work on whole sequences: the first token is at position 0."""
+        """Embeddings of tokens plus those of their positions, counted from 0 at the first token."""
         return super().forward(input) + self.positions[: input.shape[1]]
 
 
@@ -268,7 +268,7 @@ def _switch_parts(model: Any, *, family: Family, config: UntrainedConfig) -> Non
 
 
 def _norm_paths(model: nn.Module, family: Family) -> list[str]:
-    """Paths of the modules that norm the residual stream."""
+    """Module paths of the norms whose input is the residual stream."""
     layers = range(len(model.get_submodule(family.layers)))  # type: ignore[arg-type]
     return [f"{family.layers}.{n}.{norm}" for n in layers for norm in (family.attn_norm, family.mlp_norm)] + [
         family.final_norm

@@ -18,8 +18,8 @@ from .load import load, weights_hash
 log = logging.getLogger(__name__)
 
 
-def model_of(config: Described) -> LensModel:
-    """Load the model that a configuration names."""
+def load_model(config: Described) -> LensModel:
+    """Load the model that a configuration names, on its device and in its type."""
     more = {name: getattr(config, name, None) for name in ("revision", "device_map", "max_memory")}
     return load(config.model, device=config.device, dtype=config.dtype, announce=log.info, **more)
 
@@ -47,7 +47,7 @@ def check_sequences(config: Described) -> Header | None:
     return header
 
 
-def tokens_of(lens: LensModel, *, config: Described, bos: BosCondition) -> TokenBatch:
+def make_tokens(lens: LensModel, *, config: Described, bos: BosCondition) -> TokenBatch:
     """Make the sequences that a configuration describes, in one BOS condition.
 
     Raises:
@@ -77,8 +77,8 @@ def tokens_of(lens: LensModel, *, config: Described, bos: BosCondition) -> Token
     return from_text(bundled_text(), lens.tokenizer, name="moby_dick", **size)
 
 
-def provenance_of(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[str, object]:
-    """Provenance of a model and its tokens, for ``run.json``; the command adds its seeds and thresholds."""
+def describe_provenance(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[str, object]:
+    """Entries for ``run.json`` that say which model, tokens and kernel a run used."""
     return {
         "model": lens.name,
         "family": lens.family.architecture,

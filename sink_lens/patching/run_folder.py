@@ -12,7 +12,7 @@ from torch import Tensor
 from ..edits.metrics import Metric
 from ..engine.engine import Block
 from ..engine.plan import Plan, read_plan
-from ..models.inputs import provenance_of
+from ..models.inputs import describe_provenance
 from ..models.lens import LensModel
 from ..records import RunWriter, create_run
 from ..records.shards import process_name
@@ -90,7 +90,7 @@ def open_run(
 
     Functions and edits are recorded by their names, and by ``code``, the hashes of what they do.
     """
-    provenance = provenance_of(lens, pair.clean, kernel="eager")
+    provenance = describe_provenance(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     provenance |= {"holder": process_name()} if part else {}
     asked = asdict(replace(config, metric="loss", put="source", edits=())) | {"metric_name": metric.name}

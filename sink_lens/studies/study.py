@@ -26,7 +26,7 @@ from ..configuration import with_fields
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..edits.part import checked_index
 from ..errors import InputError
-from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
+from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
@@ -63,10 +63,10 @@ def inputs(
     is_named = isinstance(model, str | Path | ReadConfig)
     if is_named and not isinstance(tokens, TokenBatch):
         _check_before(config)
-    lens = model_of(config) if is_named else as_lens(cast("ModelLike", model))
+    lens = load_model(config) if is_named else as_lens(cast("ModelLike", model))
     if every_layer:
         check_plain_layers(lens)
-    batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
+    batch = tokens if isinstance(tokens, TokenBatch) else make_tokens(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
     return config, lens, batch
 
@@ -245,7 +245,7 @@ def write_study(
         record = provenance(lens, batch, config=config, kernel=found.kernel)
     else:
         seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
-        record = provenance_of(lens, batch, kernel=found.kernel) | {"seeds": seeds}
+        record = describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds}
     with create_run(
         folder,
         kind=kind,

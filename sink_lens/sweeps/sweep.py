@@ -30,7 +30,7 @@ from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import check_plan
 from ..errors import InputError, RunError
 from ..models.bundled import header_of
-from ..models.inputs import check_sequences, model_of, provenance_of, tokens_of
+from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.prompt_tokens import token_bound
@@ -214,7 +214,9 @@ class _Asked:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Return the model, tokens, means and seeds that the sweep is made from."""
-        found = provenance_of(self.lens, self.batch, kernel="eager") | ({"means": self.means} if self.means else {})
+        found = describe_provenance(self.lens, self.batch, kernel="eager") | (
+            {"means": self.means} if self.means else {}
+        )
         seeds = {"tokens": self.batch.seed, "bootstrap": self.how.seed}
         return found | {"seeds": seeds, "least_effect": self.how.least_effect}
 
@@ -268,9 +270,9 @@ def _collect(
         grid = {"grid": replace(model.grid, seed=fields["seed"])} if "seed" in fields else {}  # which draws controls
         how = with_fields(SweepConfig, model, grid | dict(fields), where="sweep")
         _check_before(how, tokens=tokens, metrics=not given)
-        lens, what = model_of(how), how.grid
+        lens, what = load_model(how), how.grid
         given = given or list(how.metrics)
-        batch = tokens_of(lens, config=how, bos=how.bos) if tokens is None else tokens
+        batch = make_tokens(lens, config=how, bos=how.bos) if tokens is None else tokens
     else:
         if what is None or tokens is None:
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")

@@ -41,8 +41,8 @@ class TrainingRows:
     """Hash of the training tokens."""
 
 
-def corpus_of(config: TrainConfig, *, progress: bool) -> TrainingRows:
-    """Rows to train and to evaluate on, from a configuration's text; they are packed once and then read from the cache.
+def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
+    """Rows to train on and rows held out, packed from the text that a configuration names, or read from the cache.
 
     Raises:
         InputError: no such data or tokenizer, more ids than the model has, or too little text.
@@ -62,14 +62,14 @@ def corpus_of(config: TrainConfig, *, progress: bool) -> TrainingRows:
     )
     return TrainingRows(
         train=train,
-        evaluation=_first(evaluation, config.eval_sequences),
+        evaluation=_first_rows(evaluation, config.eval_sequences),
         tokenizer=tokenizer,
         source=config.data,
         sha256=train.hash,
     )
 
 
-def given_corpus(
+def check_given_rows(
     config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
 ) -> TrainingRows:
     """Check rows that the caller gives, as (to train on, held out), and hash them.
@@ -95,7 +95,7 @@ def given_corpus(
                 digest.update(ids.numpy().tobytes())
     return TrainingRows(
         train=train,
-        evaluation=_first(evaluation, config.eval_sequences),
+        evaluation=_first_rows(evaluation, config.eval_sequences),
         tokenizer=tokenizer,
         source="given",
         sha256=digest.hexdigest(),
@@ -103,7 +103,7 @@ def given_corpus(
 
 
 def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that a configuration names; ``bpe`` is trained once for each text and size.
+    """The tokenizer that a training's configuration names; for ``bpe`` one that is trained on its text, once.
 
     Raises:
         InputError: it cannot be read.
@@ -136,10 +136,11 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
     return _sha256(text.encode())
 
 
-def _first(rows: Rows, n: int) -> Rows:
+def _first_rows(rows: Rows, n: int) -> Rows:
     """At most the first ``n`` rows."""
     return Subset(cast("Any", rows), range(min(n, len(rows))))
 
 
 def _sha256(payload: bytes) -> str:
+    """SHA-256 (hex) of some bytes."""
     return hashlib.sha256(payload).hexdigest()

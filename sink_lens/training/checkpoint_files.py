@@ -35,12 +35,12 @@ class Checkpoint:
     folder: Path
     step: int
     facts: Mapping[str, Any]
-    """Facts that were passed to ``seal``."""
+    """Facts that were passed to ``seal_checkpoint``."""
     resumable: bool
     """True if it holds the optimizer's state."""
 
 
-def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
+def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
     """Complete a checkpoint: force its files onto the disk, and write a manifest of their sizes and hashes."""
     (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nothing reads it
     files = {}
@@ -49,11 +49,11 @@ def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
-    _write(folder, {"step": step, "facts": dict(facts), "files": files})
+    _write_manifest(folder, {"step": step, "facts": dict(facts), "files": files})
 
 
-def checkpoints(folder: Path) -> dict[int, Path]:
-    """Step -> checkpoint folder, damaged ones too, newest first; of two at a step, the one that is kept for good."""
+def list_checkpoints(folder: Path) -> dict[int, Path]:
+    """Folder of each checkpoint, by step, newest first, damaged ones included; a kept one wins over its double."""
     by_step: dict[int, Path] = {}
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
@@ -63,12 +63,12 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted(by_step.items(), reverse=True))
 
 
-def newest(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
-    """The newest intact checkpoint from which training can resume; damaged ones are skipped with a warning.
+def newest_checkpoint(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
+    """The newest intact checkpoint before a step (of all, by default) to resume from; None if there is none.
 
     ``before``: only checkpoints of earlier steps. None if there is none.
     """
-    for step, path in checkpoints(folder).items():
+    for step, path in list_checkpoints(folder).items():
         if step >= before:
             continue
         try:
@@ -106,18 +106,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder=folder, step=step, facts=facts, resumable=_NEEDED in files)
 
 
-def drop_after(folder: Path, step: int) -> None:
+def remove_checkpoints_after(folder: Path, step: int) -> None:
     """Remove the checkpoints of later steps, and those whose writing was broken off."""
     for leftover in folder.glob(".part-*"):
         shutil.rmtree(leftover)
-    for later, path in checkpoints(folder).items():
+    for later, path in list_checkpoints(folder).items():
         if later > step:
             shutil.rmtree(path)
 
 
-def tidy(folder: Path, *, finished: bool) -> None:
+def remove_superseded(folder: Path, *, finished: bool) -> None:
     """Remove superseded checkpoints; only the two newest whole ones (finished run: one) keep the optimizer's state."""
-    whole = [path for path in checkpoints(folder).values() if _sizes_fit(path)]
+    whole = [path for path in list_checkpoints(folder).values() if _sizes_fit(path)]
     keep = whole[: 1 if finished else _RESUMABLE]
     for prefix in (LATEST, KEPT):
         for path in folder.glob(f"{prefix}*"):
@@ -127,11 +127,11 @@ def tidy(folder: Path, *, finished: bool) -> None:
             if prefix == LATEST:
                 shutil.rmtree(path)
             else:
-                _without_state(path)
+                _drop_optimizer_state(path)
 
 
 def _sizes_fit(folder: Path) -> bool:
-    """Check that a checkpoint has what resuming needs and its files have their listed sizes; hashes are not read."""
+    """Check that the files that resuming needs are there and all files have their listed sizes; hashes are not read."""
     try:
         files = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
         return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)
@@ -139,15 +139,15 @@ def _sizes_fit(folder: Path) -> bool:
         return False
 
 
-def _without_state(folder: Path) -> None:
-    """Drop the optimizer's state. The manifest is rewritten first, so that it is valid if this is interrupted."""
+def _drop_optimizer_state(folder: Path) -> None:
+    """Delete the optimizer's state from a checkpoint, after its manifest was rewritten without it."""
     state = [path for pattern in _STATE for path in folder.glob(pattern)]
     if not state or not _sizes_fit(folder):
         return
     listed = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))
     gone = {path.name for path in state}
     listed["files"] = {name: entry for name, entry in listed["files"].items() if name.split("/")[0] not in gone}
-    _write(folder, listed)
+    _write_manifest(folder, listed)
     for path in state:
         if path.is_dir():
             shutil.rmtree(path)
@@ -155,7 +155,7 @@ def _without_state(folder: Path) -> None:
             path.unlink()
 
 
-def _write(folder: Path, listed: Mapping[str, Any]) -> None:
+def _write_manifest(folder: Path, listed: Mapping[str, Any]) -> None:
     """Write the manifest of a checkpoint, whole or not at all."""
     part = folder / f"{_MANIFEST}.part"
     with part.open("w", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def checkpoints_in(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
-    """Step -> what ``load`` takes, in the order of the steps.
+    """Checkpoints (folders, GGUF files or open models) by step, in ascending order, from a folder or a list.
 
     A folder's checkpoints are its subfolders, or those of its ``checkpoints``, that hold weights (safetensors) and a
     config.json and whose name ends in a number (``checkpoint-500``, ``step_1000``), and GGUF files named like that.
@@ -44,7 +44,7 @@ def checkpoints_in(source: Checkpoints) -> dict[int, str | Path | PreTrainedMode
 
 
 def tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> int | None:
-    """The tokens that a checkpoint had been trained on: as said, else as the Trainer counted; None where unknown."""
+    """Number of tokens that a checkpoint was trained on: ``step_tokens`` a step, else the Trainer's count, or None."""
     if step_tokens is not None:
         return step * step_tokens
     try:
@@ -56,13 +56,14 @@ def tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> in
 
 
 def _is_model(path: Path) -> bool:
+    """Check whether a path is a GGUF file or a folder with a configuration and safetensors."""
     if path.is_file():
         return path.suffix == ".gguf"
     return (path / "config.json").is_file() and any(True for name in _WEIGHTS for _ in path.glob(name))
 
 
 def _by_step(models: Sequence[str | Path]) -> dict[int, str | Path | PreTrainedModel]:
-    """The models by the step that each one's name ends in."""
+    """Models by the step number that each one's name ends in, ascending."""
     by_step: dict[int, str | Path] = {}
     for model in models:
         name = str(model).rstrip("/").removesuffix(".gguf")

@@ -21,7 +21,7 @@ from ..stats import Difference, difference, t_intervals
 from ..text import interval, listed, number, plural, short, signed, words
 from .config import CompareConfig
 from .loss_curves import band_table, curve_table, final_table, seed_means
-from .sink_birth import Birth, births, whole
+from .sink_birth import Birth, find_birth, whole_model_rows
 from .variants import DATA, FEWEST_SEEDS, Variants, group
 
 if TYPE_CHECKING:
@@ -103,20 +103,20 @@ def compare(
         "curves": curves,
         "bands": band_table(curves),
         "finals": finals,
-        "differences": pd.DataFrame([_row(*one) for one in differences]),
+        "differences": pd.DataFrame([_difference_row(*one) for one in differences]),
     }
     notes = list(variants.notes)
-    sentences, of_training = [_opening(variants, finals)], []
+    sentences, of_training = [_opening_sentence(variants, finals)], []
     for variant, curve, one in differences:
         told = one.told and one.n >= FEWEST_SEEDS
         said = of_training if curve == "training" else sentences
-        said.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
-        said.append(_reaching(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
-    side, why_not = sides(variants)
+        said.append(_final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline))
+        said.append(_reaching_sentence(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
+    side, why_not = watched_measures(variants)
     if why_not:
         notes.append(why_not)
     else:
-        known = thresholds(side)
+        known = shared_thresholds(side)
         if not any(np.isclose(one, threshold) for one in known):
             raise InputError(
                 f"the runs were not watched at threshold {threshold:g}; need one of {', '.join(map(str, known))}"
@@ -128,8 +128,8 @@ def compare(
         tables["measures"] = measure_table(variants, side)
         tables["course"] = course_table(variants, side)
         tables["births"], born = birth_table(variants, threshold=threshold)
-        sentences += [_sinks(variant, one) for variant, one in born.items()]
-        sentences += _disparity(variants, tables["measures"])
+        sentences += [_sink_sentences(variant, one) for variant, one in born.items()]
+        sentences += _disparity_sentences(variants, tables["measures"])
     told_all = "\n".join([*sentences, *of_training])  # the training loss says the same as the evaluation, less well
     found = Comparison(config=config, variants=variants, tables=tables, headline=told_all, notes=tuple(notes))
     return found if out is None else replace(found, folder=write(found, os.fspath(out), overwrite=overwrite))
@@ -142,23 +142,23 @@ def _differences(
     differences = []
     for variant in variants.others:
         for curve in dict.fromkeys(finals["curve"].tolist()):
-            rows = _value_of(finals, variant, curve)
+            rows = _rows_of_curve(finals, variant, curve)
             differences.append((variant, curve, difference(rows["difference"], generator=generator)))
     return differences
 
 
-def _row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
-    """A row of the table of differences."""
+def _difference_row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
+    """A row of the table ``differences``: variant, curve and the fields of the difference."""
     return {"variant": variant, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
 
 
-def _value_of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
+def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
     """The rows of ``finals`` of a variant and curve, one per seed."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 
-def _opening(variants: Variants, finals: pd.DataFrame) -> str:
-    """First sentence: which field differs between the variants, seeds and tokens of each."""
+def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
+    """First sentence: what the variants differ in, how many seeds each has, and tokens per run."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(map(_quoted, variants.others))
     differing = ["learning rate" if name == "lr" else words(name) for name in variants.by]
@@ -175,9 +175,9 @@ def _quoted(variant: str) -> str:
     return f"“{variant}”"
 
 
-def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
+def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
     """Say if a variant is ahead of the baseline at the end, and how sure that is."""
-    own, base = (float(_value_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
+    own, base = (float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
     ends = f"The {curve} loss ends at {own:.4f} nats for {_quoted(variant)} and at {base:.4f} for {_quoted(baseline)}"
     change = signed(one.mean, 4)
     if one.n < 2:
@@ -194,9 +194,9 @@ def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, b
     return f"{ends}. {told}: {change} {bounds} ({sure})."
 
 
-def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
+def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Sentence that says if a variant reaches the baseline's final loss, after how many tokens, and how much faster."""
-    rows = _value_of(finals, variant, curve)
+    rows = _rows_of_curve(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"{_quoted(variant)} {{}} the baseline's final {curve} loss"
     there = ~np.isnan(at)
@@ -219,7 +219,7 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Sentence for a variant whose final loss is not told from the baseline's: each seed's speed-up, and no mean."""
-    ratio = _value_of(finals, variant, curve)["acceleration"].to_numpy()
+    ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
         none = f"No seed of {_quoted(variant)} reaches" if len(ratio) > 1 else f"{_quoted(variant)} does not reach"
@@ -228,7 +228,7 @@ def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
     return f"It cannot be told either if {_quoted(variant)} reaches {target} sooner (seed by seed: {each})."
 
 
-def _sinks(variant: str, born: Sequence[Birth]) -> str:
+def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
     """Sentences that say in how many seeds a sink is born, when, and how strong it is at the end."""
     threshold, least = born[0].threshold, born[0].min_rate
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
@@ -244,7 +244,7 @@ def _sinks(variant: str, born: Sequence[Birth]) -> str:
     return f"{_quoted(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
 
 
-def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
+def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
     """Sentences with the dominance ratio and effective rank of every variant."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
@@ -255,7 +255,7 @@ def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
 
 
 def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """A run folder of kind "compare": the tables, the sentences, and what was compared with what.
+    """Write a comparison into a run folder of kind "compare"; return the folder.
 
     Raises:
         RunError: the folder holds another run, or cannot be written.
@@ -299,8 +299,8 @@ SIDES = (
 KEYS = ["measure", "threshold"]
 
 
-def sides(variants: Variants) -> tuple[pd.DataFrame, str]:
-    """(the whole model's measures at every checkpoint of every run, "") or (empty table, reason why there are none).
+def watched_measures(variants: Variants) -> tuple[pd.DataFrame, str]:
+    """(measures of the whole model at each checkpoint of all runs, "") or (empty table, why there are none).
 
     Columns: variant, seed, step, tokens, measure, threshold, value, unit. The runs must have been watched on the same
     sequences.
@@ -313,7 +313,7 @@ def sides(variants: Variants) -> tuple[pd.DataFrame, str]:
             if frame is None:
                 return pd.DataFrame(), f"{todo}{run.folder} was not watched. Run sink-lens watch on every run."
             hashes |= set(frame["tokens_sha256"].tolist())
-            frames.append(_whole(frame).assign(variant=variant, seed=seed))
+            frames.append(_whole_model_rows(frame).assign(variant=variant, seed=seed))
     if len(hashes) > 1:
         return pd.DataFrame(), f"{todo}the runs were watched on different sequences. Watch all with the same options."
     return pd.concat(frames, ignore_index=True), ""
@@ -328,16 +328,16 @@ def measured_checkpoints(run: Run) -> pd.DataFrame | None:
     return frame if len(frame) else None
 
 
-def _whole(frame: pd.DataFrame) -> pd.DataFrame:
-    """The measures of the whole model at each step, with the largest mass of a layer as ``top_mass``."""
-    rows = [whole(frame, measure) for measure in SIDES if measure != "top_mass"]
+def _whole_model_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Measures of the whole model at each step, and as ``top_mass`` the largest sink mass of a layer."""
+    rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
     every = pd.concat([*rows, top], ignore_index=True)
     return every.reindex(columns=["step", "tokens", "measure", "threshold", "value", "unit"])
 
 
-def last(table: pd.DataFrame) -> pd.DataFrame:
+def last_shared_rows(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the last checkpoint that every run has, so that all runs are compared at the same step."""
     shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
     final = max(shared, default=None)
@@ -351,7 +351,7 @@ def measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
 
     Intervals are over seeds; ``difference``, ``difference_low`` and ``difference_high`` are to the baseline, paired.
     """
-    final = last(table)
+    final = last_shared_rows(table)
     frames = []
     for variant in variants.runs:
         rows = final.loc[final["variant"] == variant]
@@ -395,8 +395,8 @@ def birth_table(variants: Variants, *, threshold: float) -> tuple[pd.DataFrame, 
     for variant, runs in variants.runs.items():
         for seed, run in runs.items():
             frame = measured_checkpoints(run)
-            assert frame is not None  # sides() has looked
-            born = births(frame, threshold=threshold)
+            assert frame is not None  # watched_measures() has looked
+            born = find_birth(frame, threshold=threshold)
             found.setdefault(variant, []).append(born)
             rows.append(
                 {
@@ -414,8 +414,8 @@ def birth_table(variants: Variants, *, threshold: float) -> tuple[pd.DataFrame, 
     return pd.DataFrame(rows).astype({"step": "Int64", "tokens": "Int64"}), found
 
 
-def thresholds(table: pd.DataFrame) -> list[float]:
-    """The thresholds at which the sink rate was measured in every run."""
+def shared_thresholds(table: pd.DataFrame) -> list[float]:
+    """Thresholds of the sink score at which every run's sink rate was measured."""
     rates = table.loc[table["measure"] == "sink_rate"]
     each = [set(rows["threshold"].tolist()) for _, rows in rates.groupby(["variant", "seed"])]
     return sorted(set.intersection(*each))
@@ -425,12 +425,12 @@ def thresholds(table: pd.DataFrame) -> list[float]:
 
 
 def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
-    """The comparison that a configuration asks for, in a run folder; there is no progress to show."""
+    """Carry out the comparison that a configuration asks for and write its run folder."""
     return compare(config, out=default_folder("compare") if out is None else out, overwrite=overwrite)
 
 
 def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
-    """Terminal output: the conclusion, the sentences, the final losses, and the measures where runs were watched."""
+    """Yield what the terminal shows: conclusion, sentences, final losses, and measures where runs were watched."""
     from rich.text import Text
 
     from ..report.html import conclusion
@@ -449,6 +449,6 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
 
 
 def answer(found: Comparison) -> dict[str, Any]:
-    """Answer of ``--json``."""
+    """The content of ``--json``."""
     tables = {name: found.tables[name] for name in ("finals", "measures") if name in found.tables}
     return {"sentences": found.sentences, "notes": found.notes, **tables}

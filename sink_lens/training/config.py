@@ -175,12 +175,12 @@ class TrainConfig:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The steps whose checkpoints are kept, in order: 0, the powers of two, the end, and those asked for."""
+        """Steps whose checkpoints are kept for good, ascending: 0, powers of two, the last, and those asked for."""
         powers = {2**power for power in range(self.steps.bit_length())}
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
 
     def _check_texts(self) -> None:
-        """Refuse sharding that cannot work with the optimizer or device, and empty names."""
+        """Refuse sharding that does not go with the optimizer or device, and empty texts."""
         if self.fsdp and self.optimizer == "muon":
             raise InputError("fsdp is asked for with the optimizer muon, which needs whole matrices; need adamw")
         if self.fsdp and self.device in ("cpu", "mps"):
@@ -332,7 +332,7 @@ watch = false             # measure the chain on every checkpoint that is kept
 
 
 def config_of_call(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a Python call: another one, a file or nothing, and fields, which win.
+    """The configuration of a call of ``train``, from a configuration, a file or None, and fields that win over it.
 
     Raises:
         InputError: an unknown field, a value that cannot be used, or another size for a configuration that has one.
@@ -345,7 +345,7 @@ def config_of_call(config: TrainConfig | str | Path | None, fields: Mapping[str,
 
 
 def read_train(path: str | Path, **changes: Any) -> TrainConfig:
-    """The configuration in a TOML or JSON file.
+    """Read a training's configuration from a TOML or JSON file; ``changes`` win over it.
 
     Raises:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
@@ -354,7 +354,7 @@ def read_train(path: str | Path, **changes: Any) -> TrainConfig:
 
 
 def train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
-    """Build the configuration from a table, such as `config` in run.json.
+    """Build a training's configuration from a table, such as `config` in run.json; ``changes`` win over it.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.

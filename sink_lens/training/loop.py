@@ -107,7 +107,7 @@ class Loop(Trainer):
         try:
             if checkpoint is not None:
                 log = pd.read_parquet(checkpoint.folder / checkpoint_files.LOG)
-                self.rows = rows_of(pd.DataFrame(log[list(COLUMNS)]).astype(COLUMNS))
+                self.rows = log_rows(pd.DataFrame(log[list(COLUMNS)]).astype(COLUMNS))
                 self._seconds, self._done = float(checkpoint.facts["seconds"]), checkpoint.step
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
         except SinkLensError:
@@ -130,7 +130,7 @@ class Loop(Trainer):
     # --- what the Trainer asks
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        """Order of the sequences, drawn from ``data_seed``."""
+        """The order in which sequences are drawn, from ``data_seed`` (called by the Trainer)."""
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         drawn = self.config.steps * self.config.batch
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
@@ -168,7 +168,7 @@ class Loop(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Norm of the gradient; notes the first step at which the norm or the loss is not finite."""
-        norm = _whole(super()._get_grad_norm(model, grad_norm=grad_norm))
+        norm = _gathered_norm(super()._get_grad_norm(model, grad_norm=grad_norm))
         number = norm.detach()
         if self.args.world_size == 1 and self._last_loss is not None:
             number = number + 0 * self._last_loss  # not finite if either is not; the gradient is every process's
@@ -193,11 +193,11 @@ class Loop(Trainer):
         evaluated = config.eval_every > 0 and (step % config.eval_every == 0 or last)
         if evaluated or kept or last or step % config.log_every == 0:
             self._check_finite()
-            self._row(tr_loss, lr=learning_rate, grad_norm=grad_norm, evaluated=evaluated)
+            self._log_row(tr_loss, lr=learning_rate, grad_norm=grad_norm, evaluated=evaluated)
         if kept:
-            self._checkpoint(model, tr_loss, prefix=checkpoint_files.KEPT)
+            self._write_checkpoint(model, tr_loss, prefix=checkpoint_files.KEPT)
         elif self.stopping or (config.save_every and step % config.save_every == 0):
-            self._checkpoint(model, tr_loss, prefix=checkpoint_files.LATEST)
+            self._write_checkpoint(model, tr_loss, prefix=checkpoint_files.LATEST)
         if self.stopping and not last:
             raise KeyboardInterrupt
 
@@ -257,8 +257,8 @@ class Loop(Trainer):
             self._tr_loss += float(self._resumed.facts["since_row"])
             return
         self._done = 0
-        self._row(self._tr_loss, lr=None, grad_norm=None, evaluated=self.config.eval_every > 0)
-        self._checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
+        self._log_row(self._tr_loss, lr=None, grad_norm=None, evaluated=self.config.eval_every > 0)
+        self._write_checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
 
     def _end(self) -> None:
         """Close the progress bar."""
@@ -266,18 +266,18 @@ class Loop(Trainer):
             self._bar.close()
             self._bar = None
 
-    def _row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
+    def _log_row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
         """Add a row to the log: mean loss since the last row, learning rate, gradient norm, time, evaluation loss."""
         step = self.state.global_step
         since = step - int(self.rows[-1]["step"]) if self.rows else 0
         row: dict[str, Any] = {
             "step": step,
             "tokens": step * self.config.step_tokens,
-            "loss": self._mean(tr_loss) / since if since else math.nan,
+            "loss": self._mean_over_processes(tr_loss) / since if since else math.nan,
             "lr": math.nan if lr is None else lr,
             "grad_norm": math.nan if grad_norm is None else float(grad_norm),
-            "seconds": self._clock(),
-            "eval_loss": self._evaluated() if evaluated else math.nan,
+            "seconds": self._seconds_so_far(),
+            "eval_loss": self._evaluation_loss() if evaluated else math.nan,
         }
         tr_loss.zero_()
         self.rows.append(row)
@@ -292,18 +292,18 @@ class Loop(Trainer):
             self._writer.write_table("log", self.log_frame())
         self._written = time.perf_counter()
 
-    def _evaluated(self) -> float:
-        """Evaluation loss in nats; the random state is left as it was."""
+    def _evaluation_loss(self) -> float:
+        """Evaluate on the held-out rows and return the mean loss in nats; the random state is restored."""
         with keep_random_state():
             found = self.evaluation_loop(self.get_eval_dataloader(), description="eval", prediction_loss_only=True)
         assert found.metrics is not None
         return float(found.metrics["eval_loss"])
 
-    def _mean(self, value: Tensor) -> float:
+    def _mean_over_processes(self, value: Tensor) -> float:
         """Mean of a number over all processes."""
         return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
 
-    def _clock(self) -> float:
+    def _seconds_so_far(self) -> float:
         """Seconds of training so far, those before a resume included."""
         return self._seconds + time.perf_counter() - self._begun
 
@@ -313,23 +313,23 @@ class Loop(Trainer):
             return
         broken = "gradient" if self._last_loss is not None and bool(torch.isfinite(self._last_loss)) else "loss"
         raise RunError(
-            f"the {broken} is not finite at step {step:.0f}; need numbers. {self._last_good()} "
+            f"the {broken} is not finite at step {step:.0f}; need numbers. {self._last_good_sentence()} "
             f"Nothing later was saved. Lower lr ({self.config.lr:g}), lengthen warmup or "
             f"{'lower clip' if self.config.clip else 'set clip'}, and train into another folder."
         )
 
     # --- checkpoints
 
-    def _checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
+    def _write_checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
         """Write a checkpoint and move it to its place when it is whole."""
         self._check_finite()
-        since_row = self._mean(tr_loss)
+        since_row = self._mean_over_processes(tr_loss)
         step, first = self.state.global_step, self.args.should_save
         target = self._folder / f"{prefix}{step}"
         self._part = self._folder / f".part-{step}"
         if first:
             self.write_log()
-            self._prepare()
+            self._prepare_folder()
         self.accelerator.wait_for_everyone()
         try:
             save_checkpoint(self, model)
@@ -337,15 +337,17 @@ class Loop(Trainer):
             if first:
                 written = self._part / f"{PREFIX_CHECKPOINT_DIR}-{step}"
                 self.log_frame().to_parquet(written / checkpoint_files.LOG, index=False)
-                checkpoint_files.seal(written, step=step, facts={"since_row": since_row, "seconds": self._clock()})
+                checkpoint_files.seal_checkpoint(
+                    written, step=step, facts={"since_row": since_row, "seconds": self._seconds_so_far()}
+                )
                 if target.exists():
                     shutil.rmtree(target)
                 written.replace(target)
                 self._part.rmdir()
-                checkpoint_files.tidy(self._folder, finished=step == self.config.steps)
+                checkpoint_files.remove_superseded(self._folder, finished=step == self.config.steps)
         except _UNWRITTEN as error:
             shutil.rmtree(self._part, ignore_errors=True)
-            raise self._unwritten(target, first_line(error)) from error
+            raise self._write_error(target, first_line(error)) from error
         self.accelerator.wait_for_everyone()
         if first and prefix == checkpoint_files.KEPT and self._watch is not None:
             begun = time.perf_counter()
@@ -354,31 +356,31 @@ class Loop(Trainer):
             self._begun += time.perf_counter() - begun  # the seconds of the log are those of training
         self.accelerator.wait_for_everyone()
 
-    def _prepare(self) -> None:
-        """Refuse to save weights that are not finite or do not fit on the disk; clear the folder to write to."""
+    def _prepare_folder(self) -> None:
+        """Refuse weights to save that are not finite or do not fit on the disk; empty the folder to write to."""
         parameters = list(cast("nn.Module", self.model).parameters())
         if not self.is_fsdp_enabled and not all(bool(torch.isfinite(one).all()) for one in parameters):
             raise RunError(
                 f"the weights are not finite after step {self.state.global_step}; need finite ones. "
-                f"{self._last_good()} Nothing later was saved. Lower lr, and train into another folder."
+                f"{self._last_good_sentence()} Nothing later was saved. Lower lr, and train into another folder."
             )
         shutil.rmtree(self._part, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         needed = 3 * sum(one.numel() * one.element_size() for one in parameters)  # AdamW has two moments
         if shutil.disk_usage(self._folder).free < needed:
-            raise self._unwritten(self._part, f"it needs about {needed:,} bytes: the disk is full")
+            raise self._write_error(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
-    def _unwritten(self, path: Path, reason: str) -> RunError:
+    def _write_error(self, path: Path, reason: str) -> RunError:
         """The error for a checkpoint that cannot be written, with the free space and the last good checkpoint."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
-            f"are free). {self._last_good()} Free some space and run the same again: it goes on from there."
+            f"are free). {self._last_good_sentence()} Free some space and run the same again: it goes on from there."
         )
 
-    def _last_good(self) -> str:
+    def _last_good_sentence(self) -> str:
         """Sentence that names the newest checkpoint on the disk."""
-        there = checkpoint_files.checkpoints(self._folder)
+        there = checkpoint_files.list_checkpoints(self._folder)
         if not there:
             return "There is no checkpoint yet."
         return f"The last good checkpoint is {there[max(there)]}."
@@ -391,26 +393,28 @@ class _Beginning(TrainerCallback):
         self._begin, self._end = begin, end
 
     def on_train_begin(self, *given: Any, **named: Any) -> None:
+        """Call ``begin``."""
         self._begin()
 
     def on_train_end(self, *given: Any, **named: Any) -> None:
+        """Call ``end``."""
         self._end()
 
 
-def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def log_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a log as dicts from column name to value."""
     return cast("list[dict[str, Any]]", frame.to_dict("records"))
 
 
 def _plain_name(name: str) -> str:
-    """A parameter's name without what wrappers put in front."""
+    """A parameter's name without the prefixes of compilation and parallel training."""
     for wrapped in ("module.", f"{UNCOMPILED}.", f"{SHARDED}."):
         name = name.replace(wrapped, "")
     return name
 
 
-def _whole(norm: Any) -> Tensor:
-    """The norm as a plain tensor, gathered from all processes if it is sharded."""
+def _gathered_norm(norm: Any) -> Tensor:
+    """The gradient norm as a plain tensor, gathered from all processes if it is sharded."""
     return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
 
 

@@ -18,7 +18,7 @@ _MOST_POINTS = 400
 
 
 def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
-    """Mean of each loss and the ``window - 1`` before it; of fewer at the beginning.
+    """Mean of each loss and the ``window - 1`` before it, or of all before it where those are fewer.
 
     It looks backwards only, so that no loss is seen before it was reached.
     """
@@ -44,8 +44,8 @@ def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> f
     return float(tokens[last] + share * (tokens[last + 1] - tokens[last]))
 
 
-def losses(run: Run, curve: str, *, smooth_frac: float = SMOOTH_FRAC) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and loss of a run; empty where the curve was not logged.
+def read_losses(run: Run, curve: str, *, smooth_frac: float = SMOOTH_FRAC) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, smoothed losses) of a run's curve, such as training or evaluation; empty if it was not logged.
 
     Raises:
         RunError: the log lacks a column, or its loss is not finite.
@@ -75,7 +75,7 @@ def curve_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
     frames = []
     for curve in CURVES:
         found = {
-            variant: {seed: losses(run, curve, smooth_frac=smooth_frac) for seed, run in runs.items()}
+            variant: {seed: read_losses(run, curve, smooth_frac=smooth_frac) for seed, run in runs.items()}
             for variant, runs in variants.runs.items()
         }
         every = [rows for runs in found.values() for rows in runs.values()]
@@ -111,7 +111,7 @@ def band_table(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Means over seeds with their t intervals: the known columns, then tokens, mean, low, high, n."""
+    """Mean over seeds and 95% t interval at each number of tokens: ``known`` columns, tokens, mean, low, high, n."""
     found = t_intervals(table.to_numpy(dtype=float))
     return pd.DataFrame(
         {
@@ -136,8 +136,8 @@ def final_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
     for curve in CURVES:
         for variant, runs in variants.runs.items():
             for seed, run in runs.items():
-                tokens, loss = losses(run, curve, smooth_frac=smooth_frac)
-                base_tokens, base = losses(variants.runs[variants.baseline][seed], curve, smooth_frac=smooth_frac)
+                tokens, loss = read_losses(run, curve, smooth_frac=smooth_frac)
+                base_tokens, base = read_losses(variants.runs[variants.baseline][seed], curve, smooth_frac=smooth_frac)
                 if len(loss) == 0 or len(base) == 0:
                     continue
                 own = tokens_to_reach(tokens, loss, target=base[-1])

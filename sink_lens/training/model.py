@@ -49,7 +49,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
 def _draw_weights(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
 ) -> HeadNormForCausalLM:
-    """A model of this configuration with weights drawn from its seed."""
+    """A model of this configuration, but with this attention and value norm, with weights drawn from its seed."""
     asked: Any = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

@@ -35,8 +35,8 @@ from ..models.families import FAMILIES, family_of_model, reach_of
 from ..models.family import Family
 from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of
 from .monitor_alarms import Alarm, Alarms
-from .monitor_attention import Seen, first, query_and_key, stays_apart, uncached_autocast
-from .monitor_documents import Documents, documents_in, whole_mask
+from .monitor_attention import Seen, first_sequences, keeps_documents_apart, query_and_key, uncached_autocast
+from .monitor_documents import Documents, documents_in, mask_without_window
 from .monitor_keys import KeySums, Reading, names_for_trackers
 from .monitor_readings import ReadingLog, Readings
 
@@ -118,8 +118,8 @@ class SinkMonitor:
         """The model is compiled, though what was given does not show it; saves a graph that is compiled with hooks."""
         self._rules = Alarms(threshold=threshold)
         self._outer, self._model = model, _unwrap(model)
-        self._family = _family(self._model)
-        self._layers = [_bare(one) for one in _children(self._model.get_submodule(self._family.layers))]
+        self._family = _watched_family(self._model)
+        self._layers = [_unwrapped_module(one) for one in _list_entries(self._model.get_submodule(self._family.layers))]
         top = self._family.attention.partition(".")[0]
         self._attending = [at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None]
         self._every, self._sequences = every, sequences
@@ -148,7 +148,7 @@ class SinkMonitor:
 
     def open(self) -> None:
         """Open the run folder, where there is to be one; ``with`` does it for a plain loop."""
-        if self._folder is None or _rank() > 0:
+        if self._folder is None or _process_number() > 0:
             return
         parameter = next(self._model.parameters())
         try:
@@ -164,7 +164,7 @@ class SinkMonitor:
                     "model": self._family.architecture,
                     "dtype": str(parameter.dtype).removeprefix("torch."),
                     "device": parameter.device.type,
-                    "processes": _world(),
+                    "processes": _n_processes(),
                     "kernel": kernel_of(self._model.config),
                 },
             )
@@ -182,7 +182,7 @@ class SinkMonitor:
             finished: the training has ended; else the folder is left as that of a training that goes on.
         """
         self.disarm()
-        with self._kept_from_the_training("the readings are not all written"):
+        with self._warn_on_error("the readings are not all written"):
             self._readings.close(error, finished=finished)
 
     @property
@@ -192,15 +192,15 @@ class SinkMonitor:
 
     @property
     def due(self) -> bool:
-        """Check whether the step that comes is read."""
+        """Check whether the next step is one that is read."""
         return self._step % self._every == 0 and not self.stopped
 
     def arm(self) -> None:
         """Put the hooks on for the next forward, if its step is read; ``step`` does it for a plain loop."""
         self.disarm()
         if self.due:
-            with self._guarded():
-                self._arm()
+            with self._stop_on_error():
+                self._set_hooks()
 
     def step(self) -> dict[str, float] | None:
         """Say that a step of the optimizer has ended; gives the reading of this step, or None where there is none."""
@@ -213,7 +213,7 @@ class SinkMonitor:
         self.disarm()
         reading = None
         if self._step % self._every == 0 and not self._all_stopped:
-            with self._guarded():
+            with self._stop_on_error():
                 reading = self._collect()
         self._step += 1
         return reading if reading is None else names_for_trackers(reading)
@@ -222,41 +222,41 @@ class SinkMonitor:
         """All readings: step, key, layer (missing for the whole model), value, unit."""
         return self._readings.frame()
 
-    def _arm(self) -> None:
-        """Set the hooks for the step that is read."""
+    def _set_hooks(self) -> None:
+        """Put hooks on for the step that is read, and begin its sums."""
         self._sums = KeySums(threshold=self._threshold)
-        before = self._within(self._before)
-        self._hook(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
-        self._end = self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True)
+        before = self._guard_hook(self._keep_inputs)
+        self._remember_hook(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
+        self._end = self._model.register_forward_hook(_UNCOMPILED(self._end_forward), always_call=True)
         if not (self.compiled or _has_compiled(self._outer)):
-            self._listen()
+            self._hook_layers()
 
     def _collect(self) -> Reading | None:
-        """The reading of this step, summed over the processes; None if one of them failed or saw no forward."""
+        """Finish this step's reading, over all processes, and keep it; None if there is none on some process."""
         state, sums = _STOPPED, self._sums
         self._sums = None
         if not self.stopped:
-            with self._guarded():
-                state = self._state(sums)
-        lowest = self._agreed(state)
+            with self._stop_on_error():
+                state = self._settle_sums(sums)
+        lowest = self._lowest_state(state)
         if lowest == _STOPPED:
             self.stopped = self._all_stopped = True
         if lowest != _READY or sums is None:
             return None
-        if _world() > 1:
+        if _n_processes() > 1:
             sums = sums.reduced(device=self._shared_device())
         reading = sums.numbers(n_layers=len(self._layers))
         raised = self._rules.see(reading, step=self._step)
         self.alarms.extend(raised)
-        for alarm in raised if _rank() == 0 else ():
+        for alarm in raised if _process_number() == 0 else ():
             _LOGGER.warning(alarm.sentence)
-        with self._kept_from_the_training("readings wait in memory until they can be written"):
+        with self._warn_on_error("readings wait in memory until they can be written"):
             self._readings.add(self._step, reading, raised)
         return reading
 
-    def _state(self, sums: KeySums | None) -> int:
-        """``_READY`` if every layer was read, whose sums are then taken; else ``_NOTHING``, with a warning."""
-        if sums is not None and self._complete(sums):
+    def _settle_sums(self, sums: KeySums | None) -> int:
+        """Settle the sums and return ``_READY`` if every layer was read; else warn and return ``_NOTHING``."""
+        if sums is not None and self._has_all_layers(sums):
             sums.settled()
             return _READY
         found = "the monitor was not listening" if sums is None else "the model was not called in it"
@@ -267,9 +267,9 @@ class SinkMonitor:
         )
         return _NOTHING
 
-    def _agreed(self, state: int) -> int:
-        """The lowest state over all processes, so that none waits for numbers that another process does not have."""
-        if _world() == 1:
+    def _lowest_state(self, state: int) -> int:
+        """The lowest of all processes' states, on which all act, so that none waits for another's numbers."""
+        if _n_processes() == 1:
             return state
         shared = torch.tensor([state], device=self._shared_device())
         torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MIN)
@@ -283,7 +283,7 @@ class SinkMonitor:
     # --- the training goes on
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _stop_on_error(self) -> Iterator[None]:
         """Turn any error within the block into a warning, and stop the monitor; the training goes on."""
         try:
             yield
@@ -293,20 +293,20 @@ class SinkMonitor:
             _LOGGER.debug("where the monitor stopped", exc_info=True)
 
     @contextlib.contextmanager
-    def _kept_from_the_training(self, what: str) -> Iterator[None]:
+    def _warn_on_error(self, what: str) -> Iterator[None]:
         """Turn any error within the block into a warning ``what``, so that the training goes on."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
             self._warn(what, str(error))
 
-    def _within(self, hook: Callable[..., None]) -> Callable[..., None]:
+    def _guard_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
         """Wrap a hook so that its error stops the monitor with a warning and not the training."""
 
         def guarded(*given: Any) -> None:
             """Call the hook unless the monitor has stopped."""
             if not self.stopped:
-                with self._guarded():
+                with self._stop_on_error():
                     hook(*given)
 
         return guarded
@@ -319,7 +319,7 @@ class SinkMonitor:
 
     # --- hooks ---
 
-    def _hook(self, handle: Any) -> None:
+    def _remember_hook(self, handle: Any) -> None:
         """Remember a hook's handle, so that ``disarm`` can remove it."""
         self._handles.append(handle)
 
@@ -333,23 +333,23 @@ class SinkMonitor:
             self._end = None
         self._inputs = self._valid = self._documents = self._apart = None
 
-    def _complete(self, sums: KeySums) -> bool:
+    def _has_all_layers(self, sums: KeySums) -> bool:
         """Check whether the sums have every layer's stream and attention."""
         return sums.complete(range(len(self._layers)), attention=self._attending)
 
-    def _listen(self) -> None:
+    def _hook_layers(self) -> None:
         """Put hooks on the layers and their attention modules."""
-        first_hook = self._within(self._stream_before(iter([-1])))
-        self._hook(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
+        first_hook = self._guard_hook(self._make_hook_before_layers(iter([-1])))
+        self._remember_hook(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
         for layer, numbers in _number_calls(self._layers, layers=range(len(self._layers))):
-            self._hook(layer.register_forward_hook(self._within(self._stream_after(numbers))))
-        modules = [_bare(self._layers[at].get_submodule(self._family.attention)) for at in self._attending]
+            self._remember_hook(layer.register_forward_hook(self._guard_hook(self._make_hook_after_layer(numbers))))
+        modules = [_unwrapped_module(self._layers[at].get_submodule(self._family.attention)) for at in self._attending]
         for module, numbers in _number_calls(modules, layers=self._attending):
-            after = self._within(self._attention_after(numbers))
-            self._hook(module.register_forward_hook(after, with_kwargs=True))
+            after = self._guard_hook(self._make_attention_hook(numbers))
+            self._remember_hook(module.register_forward_hook(after, with_kwargs=True))
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the whole model runs: keep its inputs for the few sequences, and see which tokens are real."""
+    def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hook before the model's forward: keep its inputs of the sequences that are read, and which are padding."""
         named = dict(zip(inspect.signature(self._model.forward).parameters, args, strict=False)) | kwargs
         tokens = named.get("input_ids")
         tokens = named.get("inputs_embeds") if tokens is None else tokens
@@ -357,19 +357,19 @@ class SinkMonitor:
             raise InputError("the forward was given no input_ids and no inputs_embeds; need one of them by name")
         batch = tokens.shape[0]
         found = {name: named[name] for name in _INPUTS if named.get(name) is not None}
-        self._lay_out(found, batch=batch, length=tokens.shape[1])
+        self._find_documents(found, batch=batch, length=tokens.shape[1])
         n = self._sequences if self._documents is None else self._documents.n_rows
-        self._inputs = {name: first(one, n, batch) for name, one in found.items()}
-        self._valid = _valid(self._inputs, length=tokens.shape[1])
+        self._inputs = {name: first_sequences(one, n, batch) for name, one in found.items()}
+        self._valid = _token_mask(self._inputs, length=tokens.shape[1])
 
-    def _lay_out(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
-        """Find the documents of a packed batch."""
+    def _find_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
+        """Set the documents that are read of a packed batch; None for a batch that is not packed."""
         self._documents = documents_in(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None
-            self._leave_out("none of them has two tokens")
+            self._leave_out_first_tokens("none of them has two tokens")
 
-    def _leave_out(self, why: str) -> None:
+    def _leave_out_first_tokens(self, why: str) -> None:
         """Leave first tokens, norms and outliers out of this reading, with a warning that says why."""
         assert self._sums is not None  # the hooks are on while there is a reading
         self._sums.without_first = True
@@ -379,8 +379,8 @@ class SinkMonitor:
             "block mask, a flash kernel, or position_ids that begin again with use_cache=False and no attention_mask",
         )
 
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Take the hooks off after the whole model ran; call it once more if those of the layers were not called."""
+    def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Hook after the model's forward: take all hooks off; run it once more if the layers' hooks were not called."""
         inputs, kept = self._inputs, None
         if output is None and self._end is not None and next(reversed(self._model._forward_hooks)) != self._end.id:
             # After an error torch goes on over these hooks, and one before the last must not be removed.
@@ -388,29 +388,29 @@ class SinkMonitor:
         self.disarm()
         self._end = kept
         if inputs is not None and output is not None and not self.stopped:
-            with self._guarded():
-                if self._sums is not None and not self._complete(self._sums):
+            with self._stop_on_error():
+                if self._sums is not None and not self._has_all_layers(self._sums):
                     self._replay(inputs)
 
-    def _stream_before(self, once: Iterator[int]) -> Callable[..., None]:
+    def _make_hook_before_layers(self, once: Iterator[int]) -> Callable[..., None]:
         """Make a hook that reads the stream before layer 0, once."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
-                self._take_state(args[0] if args else kwargs["hidden_states"], layer=layer)
+                self._add_stream(args[0] if args else kwargs["hidden_states"], layer=layer)
 
         return hook
 
-    def _stream_after(self, numbers: Iterator[int]) -> Callable[..., None]:
+    def _make_hook_after_layer(self, numbers: Iterator[int]) -> Callable[..., None]:
         """Make a hook that reads the stream after a layer; ``numbers`` gives the layer of each call."""
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not torch.compiler.is_compiling():
-                self._take_state(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
+                self._add_stream(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
 
         return hook
 
-    def _attention_after(self, numbers: Iterator[int]) -> Callable[..., None]:
+    def _make_attention_hook(self, numbers: Iterator[int]) -> Callable[..., None]:
         """Make a hook that reads queries and keys of an attention module; ``numbers`` gives the layer of each call."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -420,37 +420,37 @@ class SinkMonitor:
                 config = self._model.config
                 if self._documents is not None and self._apart is None:
                     kernel = kernel_of(config)
-                    self._apart = stays_apart(self._documents, args, kwargs, kernel=kernel, batch=batch)
+                    self._apart = keeps_documents_apart(self._documents, args, kwargs, kernel=kernel, batch=batch)
                     if not self._apart:
-                        self._leave_out("attention crosses them")
+                        self._leave_out_first_tokens("attention crosses them")
                 documents = self._documents if self._apart else None
                 n, valid = len(self._valid), self._valid if documents is None else documents.valid
                 seen = query_and_key(module, args, kwargs, n=n, batch=batch, config=config, documents=documents)
-                self._take_attention(seen, layer=next(numbers), valid=valid)
+                self._add_attention(seen, layer=next(numbers), valid=valid)
 
         return hook
 
-    def _take_state(self, h: Tensor, *, layer: int) -> None:
+    def _add_stream(self, h: Tensor, *, layer: int) -> None:
         """Add the stream of the read sequences, "batch position d_model", to the sums."""
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
-        with _aside(h.device):
+        with _without_gradients(h.device):
             h, valid = h.detach()[: len(self._valid)], self._valid
             if self._documents is not None:
                 documents = self._documents.to(h.device)
                 h, valid = documents.states(h), documents.valid
             self._sums.take_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
-    def _take_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
+    def _add_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
         """Add a layer's attention to position 0, and its whole rows for sampled queries, to the sums."""
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid = seen
         device = score.query.device
-        with _aside(device):
+        with _without_gradients(device):
             valid = valid.to(device, non_blocking=True)
             length = score.query.shape[2]
-            lse = None if sigmoid else self._sums_of_rows(score, sink)
+            lse = None if sigmoid else self._row_log_sum_exp(score, sink)
             rows = sampled_queries(length).to(device)
             scores = score.block(rows)
             column = score.columns((0,))[..., 0]
@@ -470,8 +470,8 @@ class SinkMonitor:
                 reach=reach_of(self._model.config, layer=layer),
             )
 
-    def _sums_of_rows(self, score: Scores, sink: Tensor | None) -> Tensor:
-        """Log-sum-exp of each row, by the fused kernel if it gives it."""
+    def _row_log_sum_exp(self, score: Scores, sink: Tensor | None) -> Tensor:
+        """Log-sum-exp of each query's scores (and sink logit), by the fused kernel if it takes them."""
         kernel = choose_kernel(self._family, device=score.query.device)
         if kernel == "fused":
             with contextlib.suppress(KernelError):  # a kernel that does not take this type: the other one is exact too
@@ -482,9 +482,9 @@ class SinkMonitor:
         """Take the reading from one more forward of these inputs, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
-        self._lay_out(inputs, batch=tokens.shape[0], length=tokens.shape[1])
-        self._valid = _valid(inputs, length=tokens.shape[1])
-        self._listen()
+        self._find_documents(inputs, batch=tokens.shape[0], length=tokens.shape[1])
+        self._valid = _token_mask(inputs, length=tokens.shape[1])
+        self._hook_layers()
         try:
             with (
                 torch.compiler.set_stance("force_eager"),
@@ -499,16 +499,16 @@ class SinkMonitor:
 
 
 @contextlib.contextmanager
-def _aside(device: torch.device) -> Iterator[None]:
+def _without_gradients(device: torch.device) -> Iterator[None]:
     """Turn gradients and autocast off within the block."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
 
-def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
-    """Mask of the real tokens, from a padding mask; a sequence that begins with padding has none."""
+def _token_mask(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
+    """Mask of the tokens that are not padding; a sequence that is padded on the left counts as padding alone."""
     first = next(iter(inputs.values()))
-    mask = whole_mask(inputs.get("attention_mask"))
+    mask = mask_without_window(inputs.get("attention_mask"))
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return torch.ones(first.shape[0], length, dtype=torch.bool, device=first.device)
     valid = mask[:, -length:].bool()
@@ -516,7 +516,7 @@ def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch pos
 
 
 def check_options(**options: Any) -> None:
-    """Refuse options of a monitor that there are not, that are of another type, or out of their range."""
+    """Refuse monitor options that do not exist, have the wrong type or are out of range."""
     known = list(inspect.signature(SinkMonitor).parameters)[1:]
     if others := sorted(set(options) - set(known)):
         raise InputError(f"SinkMonitor has no option {', '.join(others)}; need some of {', '.join(known)}")
@@ -528,8 +528,8 @@ def check_options(**options: Any) -> None:
         raise InputError(f"threshold is {options['threshold']}; need a number between 0 and 1")
 
 
-def _children(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a list; one that stands there twice comes twice."""
+def _list_entries(module: nn.Module) -> Iterator[nn.Module]:
+    """Entries of a list of modules, in order; a module that stands there twice comes twice."""
     return (one for one in module._modules.values() if one is not None)
 
 
@@ -540,7 +540,7 @@ def _number_calls(modules: Sequence[nn.Module], *, layers: Sequence[int]) -> Ite
             yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])
 
 
-def _bare(module: nn.Module) -> nn.Module:
+def _unwrapped_module(module: nn.Module) -> nn.Module:
     """The module inside wrappers such as FSDP or compilation."""
     while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
@@ -550,7 +550,7 @@ def _bare(module: nn.Module) -> nn.Module:
 def _unwrap(model: nn.Module) -> PreTrainedModel:
     """The Hugging Face model within the wrappers of parallel training, compiling and adapters."""
     while not isinstance(model, PreTrainedModel):
-        inner = _bare(model)
+        inner = _unwrapped_module(model)
         if inner is model:
             inner = model._modules.get("module")  # DDP
         if inner is None and callable(getattr(model, "get_base_model", None)):
@@ -564,8 +564,8 @@ def _unwrap(model: nn.Module) -> PreTrainedModel:
     return model
 
 
-def _family(model: PreTrainedModel) -> Family:
-    """The table row of the model's family, by its class or one that it derives from; refuses shared keys."""
+def _watched_family(model: PreTrainedModel) -> Family:
+    """The family's table row of the model, by its class or a parent class; refuses layers that share keys."""
     names = [one.__name__ for one in type(model).__mro__]
     known = next((name for name in names if name in FAMILIES), names[0])
     if known.startswith("FSDP"):  # fully_shard makes a class of that name
@@ -584,12 +584,12 @@ def _has_compiled(model: nn.Module) -> bool:
     return any(UNCOMPILED in one._modules or getattr(one, COMPILED) is not None for one in model.modules())
 
 
-def _world() -> int:
+def _n_processes() -> int:
     """Number of processes; 1 without torch.distributed."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def _rank() -> int:
+def _process_number() -> int:
     """Number of this process; 0 without torch.distributed."""
-    return torch.distributed.get_rank() if _world() > 1 else 0
+    return torch.distributed.get_rank() if _n_processes() > 1 else 0

@@ -103,7 +103,7 @@ class Alarms:
     _on: set[str] = field(default_factory=set)
 
     def see(self, reading: Reading, *, step: int) -> list[Alarm]:
-        """The alarms of the next reading; none while a rule has too few before it."""
+        """Take in a reading, and return the alarms that it raises; a rule needs some readings before its first."""
         found = []
         for rule in self.rules:
             values = {layer: value for (key, layer), value in reading.items() if key == rule.key and layer != -1}
@@ -148,7 +148,7 @@ class _Earlier:
             self._last.append(value)
 
     def median(self) -> float:
-        """Median of the readings so far that count."""
+        """Median of the earlier readings: of all, or of the last ``window``."""
         if self._last is not None:
             return median(self._last)
         middle = len(self._sorted) // 2

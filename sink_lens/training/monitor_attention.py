@@ -26,7 +26,7 @@ from ..models.interfaced import interfaced_class
 from ..models.private_apis import INNER_KERNEL
 from .monitor_documents import Documents, visible_keys
 
-__all__ = ["Seen", "first", "query_and_key", "stays_apart", "uncached_autocast"]
+__all__ = ["Seen", "first_sequences", "keeps_documents_apart", "query_and_key", "uncached_autocast"]
 
 Seen = tuple[Scores, Tensor | None, bool]
 """The scores, the learned sink logits where there are any, and whether the weights are sigmoids."""
@@ -43,7 +43,7 @@ def query_and_key(
     config: Any,
     documents: Documents | None = None,
 ) -> Seen:
-    """Queries and keys from a second call of the module on the first ``n`` sequences, stopped once they are known.
+    """Queries and keys of the first ``n`` sequences, from a second call of an attention module, stopped at them.
 
     Where its class writes its attention out, it has a subclass that calls the interface during this call.
 
@@ -64,9 +64,9 @@ def query_and_key(
     ours = copy.copy(config if own is None else own)
     vars(ours)[INNER_KERNEL] = _NAME
     device = next(module.parameters()).device
-    given = {name: None if isinstance(one, Cache) else first(one, n, batch) for name, one in kwargs.items()}
+    given = {name: None if isinstance(one, Cache) else first_sequences(one, n, batch) for name, one in kwargs.items()}
     given |= {"use_cache": False} if "use_cache" in given else {}
-    few = (None if isinstance(one, Cache) else first(one, n, batch) for one in args)
+    few = (None if isinstance(one, Cache) else first_sequences(one, n, batch) for one in args)
     kind = type(module)
     try:
         module.config = ours
@@ -95,18 +95,18 @@ def uncached_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-def first(value: Any, n: int, batch: int) -> Any:
+def first_sequences(value: Any, n: int, batch: int) -> Any:
     """The first sequences of a tensor that has the batch in front, or of those in a tuple; anything else as it is."""
     if isinstance(value, Tensor):
         return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
     if isinstance(value, tuple | list) and not isinstance(value, Cache | BlockMask):
-        return type(value)(first(one, n, batch) for one in value)
+        return type(value)(first_sequences(one, n, batch) for one in value)
     if type(value) is dict:  # a mask for each kind of layer
-        return {name: first(one, n, batch) for name, one in value.items()}
+        return {name: first_sequences(one, n, batch) for name, one in value.items()}
     return value
 
 
-def stays_apart(
+def keeps_documents_apart(
     documents: Documents, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, kernel: str, batch: int
 ) -> bool:
     """Check whether an attention module keeps packed documents apart, from what it is given.
@@ -117,7 +117,7 @@ def stays_apart(
     given = [kwargs.get("attention_mask"), *args]
     visible = next((found for one in given if (found := visible_keys(one)) is not None), None)
     if visible is not None:
-        visible = first(visible, documents.n_rows, batch)
+        visible = first_sequences(visible, documents.n_rows, batch)
         length = documents.segment.shape[1]
         return visible.shape[-2:] == (length, length) and documents.to(visible.device).are_apart(visible)
     if "flash" not in kernel or kwargs.get("attention_mask") is not None:
@@ -144,7 +144,7 @@ class _Given:
     alibi: Tensor | None
 
     def scores(self, documents: Documents | None) -> Seen:
-        """Queries, keys and mask as the scores use them, by row or by document."""
+        """What scores are made of (queries, keys, mask, sink logits), one row per sequence or per document."""
         query, key, mask, sink = self.query, self.key, self.mask, self.sink
         if documents is not None:
             documents = documents.to(query.device)
@@ -174,11 +174,12 @@ class _SeenError(Exception):
 def _end_with_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
-    raise _SeenError(_read(query, key, attention_mask, given))
+    """Attention function that stops the module's call by an exception with its queries and keys."""
+    raise _SeenError(_given_arguments(query, key, attention_mask, given))
 
 
-def _read(query: Tensor, key: Tensor, attention_mask: Any, given: Mapping[str, Any]) -> _Given:
-    """Keep the arguments of an attention function that the scores need."""
+def _given_arguments(query: Tensor, key: Tensor, attention_mask: Any, given: Mapping[str, Any]) -> _Given:
+    """Those arguments of an attention function that its scores depend on."""
     if isinstance(attention_mask, BlockMask):
         attention_mask = visible_keys(attention_mask)
     mask = None

@@ -85,14 +85,15 @@ class SinkMonitorCallback(TrainerCallback):
         logs[STEP] = float(self.monitor.steps - 1)
         state.log_history.append({**logs, "step": state.global_step})
         for tracker in self._trackers():
-            self._tell(tracker, args, state, control, logs=dict(logs), **given)
+            self._report_to_tracker(tracker, args, state, control, logs=dict(logs), **given)
 
     def _trackers(self) -> list[TrainerCallback]:
+        """The Trainer's callbacks that report to experiment trackers; empty without a Trainer."""
         kinds = tuple(INTEGRATION_TO_CALLBACK.values())
         callbacks = [] if self._trainer is None else self._trainer.callback_handler.callbacks
         return [one for one in callbacks if isinstance(one, kinds)]
 
-    def _tell(self, tracker: TrainerCallback, *given: Any, **named: Any) -> None:
+    def _report_to_tracker(self, tracker: TrainerCallback, *given: Any, **named: Any) -> None:
         """Give a tracker a reading; where it raises, the training goes on, and the other trackers have the reading."""
         try:
             tracker.on_log(*given, **named)
@@ -106,5 +107,6 @@ class SinkMonitorCallback(TrainerCallback):
         self._close(finished=True)
 
     def _close(self, *, finished: bool) -> None:
+        """Close the monitor, if it was attached."""
         if self.monitor is not None:
             self.monitor.close(finished=finished)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-__all__ = ["Documents", "documents_in", "visible_keys", "whole_mask"]
+__all__ = ["Documents", "documents_in", "mask_without_window", "visible_keys"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Documents:
         return found.masked_fill(hidden, -torch.inf)
 
     def are_apart(self, visible: Bool[Tensor, "#batch #head packed packed"]) -> bool:
-        """Check that no token sees a token outside its document; ``visible`` is True where a query sees a key."""
+        """Check that ``visible`` (True where a query sees a key) lets no token see outside its own document."""
         known = self.segment >= 0
         other = known[:, None, :, None] & (self.segment[:, None, :, None] != self.segment[:, None, None, :])
         return not bool((visible & other).any())
@@ -69,7 +69,7 @@ def documents_in(named: Mapping[str, Any], *, batch: int, length: int, most: int
     A document of a single token is left out: no later token attends to it, and some trainers pad with such. Where a
     model is given several of these, the block mask counts before ``cu_seq_lens_q``, and that before ``position_ids``.
     """
-    starts, real = _starts(named, batch=batch, length=length)
+    starts, real = _document_starts(named, batch=batch, length=length)
     if starts is None or real is None or not starts.any():
         return None
     number = starts.flatten().long().cumsum(0).view_as(starts) - 1
@@ -89,9 +89,9 @@ def documents_in(named: Mapping[str, Any], *, batch: int, length: int, most: int
     )
 
 
-def _starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
-    """Masks "batch position" of documents' first tokens and of real tokens; None twice if each row is one sequence."""
-    mask = whole_mask(named.get("attention_mask"))
+def _document_starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
+    """Masks "batch position" of documents' first tokens and of all that is no padding; (None, None) if not packed."""
+    mask = mask_without_window(named.get("attention_mask"))
     real = None
     if isinstance(mask, Tensor) and mask.dim() == 2:
         real = mask[:, -length:].bool()
@@ -131,8 +131,8 @@ def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
-def whole_mask(mask: Any) -> Any:
-    """The mask of layers without a window, where a model is given one for each kind of layer."""
+def mask_without_window(mask: Any) -> Any:
+    """The mask of layers without a sliding window, from a dict of masks by kind of layer; any other mask as it is."""
     if isinstance(mask, Mapping):
         return mask.get("full_attention", next(iter(mask.values()), None))
     return mask

@@ -110,20 +110,20 @@ class KeySums:
     def take_state(
         self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
     ) -> None:
-        """The stream before layer 0 (layer -1) or after a layer."""
+        """Add the residual stream after a layer (before layer 0: layer -1) of the tokens marked ``valid``."""
         h = h.float()
         positions = torch.arange(h.shape[1], device=h.device)
         ordinary = valid & (positions >= OTHERS_FROM)
         norms = h.norm(dim=-1)
-        self._mean("norm_ratio", (norms[:, 0] / median_where(norms, where=ordinary))[valid[:, 0]], layer)
+        self._keep_values("norm_ratio", (norms[:, 0] / median_where(norms, where=ordinary))[valid[:, 0]], layer)
         first = h[:, 0][valid[:, 0]]
-        self._mean("dominance", dominance_ratio(first), layer)
-        self._add("energy", first.square().sum(0), layer)
+        self._keep_values("dominance", dominance_ratio(first), layer)
+        self._keep_summed("energy", first.square().sum(0), layer)
         if layer < 0:
             return
         real = h[valid]
-        self._most("max_activation", real.abs().amax() if len(real) else real.new_full((), -math.inf), layer)
-        self._mean("kurtosis", column_kurtosis(real.T, chunk=max(1, len(real))), layer)
+        self._keep_largest("max_activation", real.abs().amax() if len(real) else real.new_full((), -math.inf), layer)
+        self._keep_values("kurtosis", column_kurtosis(real.T, chunk=max(1, len(real))), layer)
         some = (
             torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device, dtype=torch.float32)
             .round()
@@ -132,7 +132,9 @@ class KeySums:
         )
         some = some[(some >= OTHERS_FROM) & (some < h.shape[1])]
         magnitude = h[:, some][ordinary[:, some]].abs()
-        self._add("coverage", torch.cat([_over(magnitude), torch.tensor([len(magnitude)], device=h.device)]), layer)
+        self._keep_summed(
+            "coverage", torch.cat([_count_outliers(magnitude), torch.tensor([len(magnitude)], device=h.device)]), layer
+        )
 
     def take_attention(
         self,
@@ -145,26 +147,26 @@ class KeySums:
         valid: Bool[Tensor, "batch position"],
         reach: int | None,
     ) -> None:
-        """Attention of all queries to position 0, and some whole rows: logarithms of the pattern, largest scores.
+        """Add a layer's attention: all queries' weights on position 0, and sampled queries' whole rows.
 
         Queries whose sliding window (``reach`` positions) does not include a key do not count for it.
         """
         score = attention.sink_score(column, valid=valid, key=0, reach=reach)
         if not attention.tells(reach, threshold=self.threshold):
             score = torch.full_like(score, math.nan)
-        self._mean("rate_first", (score > self.threshold).float().masked_fill(score.isnan(), math.nan), layer)
-        self._mean("mass_first", attention.sink_mass(column, valid=valid, key=0, reach=reach), layer)
+        self._keep_values("rate_first", (score > self.threshold).float().masked_fill(score.isnan(), math.nan), layer)
+        self._keep_values("mass_first", attention.sink_mass(column, valid=valid, key=0, reach=reach), layer)
         real = valid[:, row_positions]
         rows = logs.exp()
         entropy = -logs.clamp(min=_LEAST_LOG).mul_(rows).sum(-1)  # 0 log 0 is 0
-        self._mean("entropy", attention.mean_rows(entropy, row_valid=real), layer)
-        self._most("max_logit", highest.masked_fill(~real[:, None], -math.inf).amax(), layer)
-        self._take_keys(rows, row_positions=row_positions, real=real, layer=layer, reach=reach)
+        self._keep_values("entropy", attention.mean_rows(entropy, row_valid=real), layer)
+        self._keep_largest("max_logit", highest.masked_fill(~real[:, None], -math.inf).amax(), layer)
+        self._add_keys(rows, row_positions=row_positions, real=real, layer=layer, reach=reach)
 
-    def _take_keys(self, rows: Tensor, *, row_positions: Tensor, real: Tensor, layer: int, reach: int | None) -> None:
-        """Score, mass and rate of every key, from the sampled rows; entries after the query are 0."""
+    def _add_keys(self, rows: Tensor, *, row_positions: Tensor, real: Tensor, layer: int, reach: int | None) -> None:
+        """Add sink score, mass and rate of every key, estimated from the sampled queries' rows of attention."""
         if reach not in self._seen or self._seen[reach].score.device != rows.device:
-            self._seen[reach] = _seen_by(
+            self._seen[reach] = _count_queries(
                 row_positions, real=real, n_keys=rows.shape[-1], reach=reach, threshold=self.threshold
             )
         seen = self._seen[reach]
@@ -172,9 +174,9 @@ class KeySums:
         own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
         later = total.index_add(-1, row_positions, own, alpha=-1)
         score = total / seen.score[:, None]
-        self._by_key("score_by_key", score, where=seen.score_told[:, None], layer=layer)
-        self._by_key("rate_by_key", (score > self.threshold).float(), where=seen.score_told[:, None], layer=layer)
-        self._by_key("mass_by_key", later / seen.mass[:, None], where=seen.mass_told[:, None], layer=layer)
+        self._add_by_key("score_by_key", score, where=seen.score_told[:, None], layer=layer)
+        self._add_by_key("rate_by_key", (score > self.threshold).float(), where=seen.score_told[:, None], layer=layer)
+        self._add_by_key("mass_by_key", later / seen.mass[:, None], where=seen.mass_told[:, None], layer=layer)
 
     def complete(self, layers: range, *, attention: Sequence[int]) -> bool:
         """Check whether every layer was read, and the attention of those that have it."""
@@ -194,7 +196,7 @@ class KeySums:
         return self
 
     def reduced(self, *, device: torch.device) -> "KeySums":
-        """The sums of all processes together, of which every one must call this after ``settled``."""
+        """Sums over all processes; every process must call this, after ``settled``."""
         distributed = torch.distributed
         length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
         length = length.to(device)
@@ -210,7 +212,7 @@ class KeySums:
         return KeySums(threshold=self.threshold, without_first=without_first, added=added, largest=largest)
 
     def numbers(self, *, n_layers: int) -> Reading:
-        """(key, layer) -> number of a reading, after ``settled``; undefined numbers are left out."""
+        """The reading: a number for each key and layer (None: whole model); undefined numbers are left out."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
         attention = [layer for layer in layers if ("score_by_key", layer) in added]
@@ -223,7 +225,7 @@ class KeySums:
             by_layer[name] = [float(self.largest.get((name, layer), math.nan)) for layer in layers]
         whole: dict[str, float] = {}
         if self.without_first:
-            return _reading({name: by_layer[name] for name in _ANYWHERE}, whole, n_layers=n_layers)
+            return _finite_reading({name: by_layer[name] for name in _ANYWHERE}, whole, n_layers=n_layers)
         scores = torch.stack([added["score_by_key", layer] for layer in attention]).sum(0)
         mean = scores[0] / scores[1]
         if not mean.isnan().all():
@@ -243,23 +245,23 @@ class KeySums:
         peak = _argmax(by_layer["dominance"][1:])
         if peak is not None:
             whole["dimension"] = int(added["energy", peak].argmax())
-        return _reading(by_layer, whole, n_layers=n_layers)
+        return _finite_reading(by_layer, whole, n_layers=n_layers)
 
-    def _mean(self, name: str, values: Tensor, layer: int) -> None:
+    def _keep_values(self, name: str, values: Tensor, layer: int) -> None:
         """Keep a layer's values, which ``settled`` turns into sum and count."""
         self._values[name, layer] = values.detach().float()
 
-    def _by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
+    def _add_by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
         """Add sum and count by key, over the sequences and heads that ``where`` marks."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
-        self._add(name, torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]), layer)
+        self._keep_summed(name, torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]), layer)
 
-    def _add(self, name: str, tensor: Tensor, layer: int) -> None:
-        """Keep a layer's tensor that is summed over processes."""
+    def _keep_summed(self, name: str, tensor: Tensor, layer: int) -> None:
+        """Keep a layer's tensor, to be summed over processes."""
         self.added[name, layer] = tensor.detach().float()
 
-    def _most(self, name: str, tensor: Tensor, layer: int) -> None:
+    def _keep_largest(self, name: str, tensor: Tensor, layer: int) -> None:
         """Keep a layer's tensor of which the largest over processes counts."""
         self.largest[name, layer] = tensor.detach().float()
 
@@ -274,7 +276,7 @@ class _Seen:
     mass_told: Tensor
 
 
-def _seen_by(
+def _count_queries(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
 ) -> _Seen:
     """Count the sampled queries that see each key, and mark the keys for which there are enough of them."""
@@ -287,8 +289,8 @@ def _seen_by(
     return _Seen(score=score, score_told=(score >= fewest) & told, mass=mass, mass_told=mass >= fewest)
 
 
-def _over(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
-    """For each dimension, the number of tokens on which it exceeds the factor times the token's median magnitude."""
+def _count_outliers(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
+    """Number of tokens on which each dimension exceeds ``COVERAGE_FACTOR`` times the token's median magnitude."""
     # A dimension can only do so where the largest does: where that is over the factor times half the dimensions.
     # The median itself is dear, and few tokens need it.
     n = magnitude.shape[1]
@@ -319,10 +321,10 @@ def _argmax(values: Sequence[float]) -> int | None:
     return max(known, key=lambda index: values[index]) if known else None
 
 
-def _reading(
+def _finite_reading(
     by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int
 ) -> dict[tuple[str, int | None], float]:
-    """(key, layer) -> number; the layer is None for the whole model. Numbers that are not finite are left out."""
+    """The finite numbers as a reading: (key, layer) -> number, the layer None for the whole model."""
     reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
         if name in whole:

@@ -50,7 +50,7 @@ class Readings:
         return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
-        """Nothing is to be written."""
+        """Do nothing, since readings in memory are written nowhere."""
 
 
 class ReadingLog:
@@ -65,7 +65,7 @@ class ReadingLog:
     def opened(
         cls, folder: Path, *, first_step: int, config: Mapping[str, Any], provenance: Mapping[str, Any]
     ) -> "ReadingLog":
-        """Open the folder, or one beside it where it holds something else than the beginning of this training.
+        """A log in the folder, or in one beside it if it holds something else than this training's beginning.
 
         A training that goes on takes the folder from a monitor of this process that was not closed, as one whose
         training ended with an error. A training that begins leaves what a folder holds alone.
@@ -98,7 +98,7 @@ class ReadingLog:
         raise refused or RunError(f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one.")
 
     def earlier(self, step: int) -> Iterator[tuple[int, Reading]]:
-        """Step and reading of what was read before a step."""
+        """Yield (step, reading) of all readings in the log before a step."""
         for line in log_lines(self._log.path):
             if line.at < step:
                 yield (
@@ -136,7 +136,7 @@ class ReadingLog:
             self._log.append(step, tables)
 
     def frame(self) -> pd.DataFrame:
-        """All readings that count, those of a training that was continued too."""
+        """Table of all readings, with those of the training before it was continued."""
         return read_log(self._log.path)["monitor"]
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
@@ -167,7 +167,7 @@ class ReadingLog:
 
 
 def _free_folders(folder: Path) -> Iterator[Path]:
-    """The last of the folder and those beside it that is there, and then the next ones."""
+    """Yield the latest existing one of FOLDER, FOLDER-2 and so on, and then the next names, which are free."""
     beside = [folder, *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))]
     there = [number for number, one in enumerate(beside) if one.exists()]
     yield from beside[max(there, default=0) :]

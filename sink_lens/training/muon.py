@@ -42,7 +42,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas),
         )
-        self._join()
+        self._join_groups()
 
     def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
         """Update layers' matrices by Muon and further parameters by AdamW; returns the closure's loss, if any."""
@@ -60,8 +60,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
             self.state.update(part.state)
-        self._join()
+        self._join_groups()
 
-    def _join(self) -> None:
-        """Collect the parameter groups of Muon and AdamW, so that a schedule of the learning rate reaches both."""
+    def _join_groups(self) -> None:
+        """Set ``param_groups`` to those of Muon and AdamW together, so that a schedule reaches both."""
         self.param_groups = [group for part in self._parts for group in part.param_groups]

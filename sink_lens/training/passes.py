@@ -16,9 +16,9 @@ _COPIES = 4
 """Copies of the parameters: weights, gradients and the two moments of the optimizer."""
 
 
-def passes(config: TrainConfig) -> Passes:
+def count_passes(config: TrainConfig) -> Passes:
     """Count the steps of a training and the memory of its parameters and activations."""
-    n_parameters, undecayed = parameters_of(config)
+    n_parameters, undecayed = count_parameters(config)
     micro, tokens = config.batch // config.accumulation, config.batch * config.length
     width = config.n_layers * (16 * config.d_model + 4 * config.d_mlp) + 4 * config.vocab_size
     kept = len(config.kept)
@@ -40,13 +40,13 @@ def passes(config: TrainConfig) -> Passes:
     )
 
 
-def cost_of(config: TrainConfig) -> Cost:
-    """Estimate the cost of a training.
+def estimate_cost(config: TrainConfig) -> Cost:
+    """Estimated time, memory and disk of a training, without running it.
 
     Raises:
         InputError: what ``train`` would refuse, the data apart.
     """
-    asked, n_parameters = passes(config), parameters_of(config)[0]
+    asked, n_parameters = count_passes(config), count_parameters(config)[0]
     shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
     if config.device == "cpu" or (config.device is None and not _has_gpu()):
         multiplied = n_parameters + config.n_layers * config.d_model * config.length  # and the causal half of attention
@@ -57,12 +57,12 @@ def cost_of(config: TrainConfig) -> Cost:
             source=OF_A_MATRIX,
             **shared,
         )
-    seconds, peak, device = timed_step(config)
+    seconds, peak, device = time_step(config)
     a_token = seconds / (BACKWARD * config.batch * config.length)
     return Cost(device=device, seconds_a_token=a_token, bytes_peak=peak, source="one timed step", **shared)
 
 
-def timed_step(config: TrainConfig) -> tuple[float, int, str]:
+def time_step(config: TrainConfig) -> tuple[float, int, str]:
     """Time a step on random tokens, after one that is not timed; nothing is written, and no data is read.
 
     Returns:
@@ -75,9 +75,9 @@ def timed_step(config: TrainConfig) -> tuple[float, int, str]:
 
     from ..models.wrapping import keep_random_state
     from .model import model_of
-    from .train import check_device
+    from .train import choose_device
 
-    device = check_device(config)
+    device = choose_device(config)
     with keep_random_state():
         model: Any = model_of(config)
         model.to(device).train()
@@ -97,7 +97,7 @@ def timed_step(config: TrainConfig) -> tuple[float, int, str]:
         return seconds_of(update, device=device, warm_up=1), peak_bytes(device), device
 
 
-def parameters_of(config: TrainConfig) -> tuple[int, int]:
+def count_parameters(config: TrainConfig) -> tuple[int, int]:
     """(number of parameters of a configuration's model, number of those without weight decay)."""
     heads, kv_heads = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     norm = config.d_model if config.norm == "rms" else 1

@@ -168,11 +168,11 @@ class PrefixMemory(nn.Module):
         return outside(query.to(self.matrices[0].dtype), *self.matrices, phi=self.phi)
 
     def attach(self, attention: nn.Module) -> list[Any]:
-        """Hook onto the attention module: its query projection is read, what its W_O reads is changed."""
+        """Put hooks on the attention module that read its queries and change the input of W_O; return their handles."""
         q, o = (attention.get_submodule(name) for name in (self._family.q, self._family.o))
-        return [q.register_forward_hook(self._see), o.register_forward_pre_hook(self._add)]
+        return [q.register_forward_hook(self._keep_queries), o.register_forward_pre_hook(self._add)]
 
-    def _see(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def _keep_queries(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Keep the queries that the query projection gives."""
         address = SITES["q"].address(self._family)
         assert address is not None  # every family has queries

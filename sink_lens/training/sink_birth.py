@@ -58,7 +58,7 @@ class Birth:
         return f"{self.brief}; at the last checkpoint ({short(self.last)} {self.unit}) {rates}; {mass}"
 
 
-def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
+def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
     """Find the birth of the sink: the first checkpoint from which the sink rate stays at ``MIN_SINK_RATE`` or above.
 
     A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
@@ -70,7 +70,7 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
     Raises:
         InputError: nothing was measured, or not at this threshold.
     """
-    rates = whole(frame, "sink_rate")
+    rates = whole_model_rows(frame, "sink_rate")
     known = sorted(set(rates["threshold"].tolist()))
     if not known:
         raise InputError("no checkpoint was measured, so no birth can be told; need one at least. Run sink-lens watch.")
@@ -93,7 +93,7 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
     layer = int(masses["layer"].iloc[mass.argmax()])
     uniform = last.loc[last["measure"] == "uniform_mass"]
     of_layer = uniform.loc[uniform["layer"] == layer]  # older tables have one number for all layers
-    at_last = whole(last, "sink_rate")
+    at_last = whole_model_rows(last, "sink_rate")
     pairs = zip(at_last["threshold"].tolist(), at_last["value"].tolist(), strict=True)
     return Birth(
         threshold=threshold,
@@ -111,6 +111,6 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
     )
 
 
-def whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Rows of a measure that are of the whole model, not of a layer."""
+def whole_model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Rows of a measure for the whole model, leaving out those of single layers."""
     return frame.loc[(frame["measure"] == measure) & frame["layer"].isna() & frame["position"].isna()]

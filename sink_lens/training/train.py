@@ -27,7 +27,7 @@ from ..models.private_apis import use_one_gpu
 from ..models.wrapping import keep_random_state
 from ..records import Result, RunWriter, create_run, versions
 from . import checkpoint_files
-from .batches import Rows, TrainingRows, corpus_of, given_corpus, tokenizer_hash
+from .batches import Rows, TrainingRows, check_given_rows, load_corpus, tokenizer_hash
 from .checkpoint_files import Checkpoint
 from .config import TrainConfig, config_of_call
 from .loop import Loop
@@ -100,16 +100,16 @@ def train(
             "or the name of a tokenizer"
         )
     config = config_of_call(config, fields)
-    device = check_device(config)
+    device = choose_device(config)
     folder = Path(out)
-    with keep_random_state(), quiet():
-        args = arguments(config, folder, device=device)
+    with keep_random_state(), quiet_transformers():
+        args = trainer_arguments(config, folder, device=device)
         check_processes(config, args.world_size)
         with args.main_process_first(local=False, desc="packing"):
             corpus = (
-                corpus_of(config, progress=progress and args.should_save)
+                load_corpus(config, progress=progress and args.should_save)
                 if rows is None
-                else given_corpus(config, rows, tokenizer=own_tokenizer)
+                else check_given_rows(config, rows, tokenizer=own_tokenizer)
             )
         model = model_of(config, tokenizer=corpus.tokenizer)
         gains = tuple(model.mean_gains())  # before a checkpoint is read
@@ -122,7 +122,7 @@ def train(
                     args=args,
                     folder=folder / "checkpoints",
                     writer=writer,
-                    watch=_watch(config, folder, writer) if config.watch and writer is not None else None,
+                    watch=_make_watcher(config, folder, writer) if config.watch and writer is not None else None,
                     progress=progress and args.should_save,
                 )
                 try:
@@ -130,7 +130,7 @@ def train(
                         loop.run(checkpoint)
                     break
                 except CheckpointError as error:
-                    checkpoint = _before(checkpoint, error, alone=args.world_size == 1)
+                    checkpoint = _earlier_checkpoint(checkpoint, error, alone=args.world_size == 1)
                     model = model_of(config, tokenizer=corpus.tokenizer)
         log = loop.log_frame()
         return TrainResult(
@@ -149,7 +149,7 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
     last = log.iloc[-1]
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
-        norm += f" (first gain, {config.value_norm_init}: {_by_layer(gains)})"
+        norm += f" (first gain, {config.value_norm_init}: {_gains_text(gains)})"
     held_out = log["eval_loss"].dropna()
     tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
     return (
@@ -159,8 +159,8 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
     )
 
 
-def _by_layer(gains: tuple[float, ...]) -> str:
-    """Gains of the layers as text: first and last layer, and their range if it is wider."""
+def _gains_text(gains: tuple[float, ...]) -> str:
+    """Text with the gains of the first and last layer, and their range if other layers lie outside it."""
     ends, span = (f"{gains[0]:.3g}", f"{gains[-1]:.3g}"), (f"{min(gains):.3g}", f"{max(gains):.3g}")
     if span[0] == span[1]:
         return span[0]
@@ -180,7 +180,7 @@ def leave_processes() -> None:
         torch.distributed.destroy_process_group()
 
 
-def arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
+def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
     """Arguments of the Hugging Face Trainer; under a launcher, making them joins the process group."""
     sharding: dict[str, Any] = {}
     if config.fsdp:
@@ -227,8 +227,8 @@ def arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArgu
 _BLOCK = "HeadNormDecoderLayer"
 
 
-def check_device(config: TrainConfig) -> str:
-    """Device of the training: cpu, cuda or mps.
+def choose_device(config: TrainConfig) -> str:
+    """The device that the training runs on: cpu, cuda or mps.
 
     Raises:
         InputError: it is not there, or sharding is asked for where it would be skipped.
@@ -259,7 +259,7 @@ def check_processes(config: TrainConfig, n_processes: int) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Within it transformers shows neither messages nor bars; what was set before is set again."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -282,8 +282,8 @@ def _open_run(
     with contextlib.ExitStack() as stack:
         if args.should_save:
             try:
-                writer = stack.enter_context(_writer(config, corpus, args, folder=folder, overwrite=overwrite))
-                outcome = [None, _prepare(config, corpus, writer, overwrite=overwrite)]
+                writer = stack.enter_context(_open_writer(config, corpus, args, folder=folder, overwrite=overwrite))
+                outcome = [None, _prepare_folder(config, corpus, writer, overwrite=overwrite)]
             except SinkLensError as error:
                 outcome = [error, None]
         if args.world_size > 1:
@@ -294,7 +294,7 @@ def _open_run(
         yield writer, checkpoint
 
 
-def _writer(
+def _open_writer(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> RunWriter:
     """Open the run folder of a training, with its configuration and provenance."""
@@ -320,7 +320,9 @@ def _writer(
     )
 
 
-def _prepare(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
+def _prepare_folder(
+    config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool
+) -> Checkpoint | None:
     """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None."""
     folder = writer.folder / "checkpoints"
     if overwrite:
@@ -329,37 +331,37 @@ def _prepare(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, ov
     writer.write_text("config.json", json.dumps(asdict(config), indent=2) + "\n")
     if corpus.tokenizer is not None:
         corpus.tokenizer.save_pretrained(str(writer.folder / "tokenizer"))
-    checkpoint = checkpoint_files.newest(folder)
-    if checkpoint is None and any(checkpoint_files.checkpoints(folder)):
+    checkpoint = checkpoint_files.newest_checkpoint(folder)
+    if checkpoint is None and any(checkpoint_files.list_checkpoints(folder)):
         raise RunError(
             f"{folder} has checkpoints and none that training can go on from; need a whole one. Train into another "
             "folder, or overwrite=True (--overwrite) to begin again."
         )
-    checkpoint_files.drop_after(folder, -1 if checkpoint is None else checkpoint.step)
+    checkpoint_files.remove_checkpoints_after(folder, -1 if checkpoint is None else checkpoint.step)
     return checkpoint
 
 
-def _before(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
+def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
     """The newest checkpoint before one that cannot be used; raises the error if there is none."""
     if checkpoint is None or not alone:
         raise error
     folder = checkpoint.folder.parent
-    found = checkpoint_files.newest(folder, before=checkpoint.step)
+    found = checkpoint_files.newest_checkpoint(folder, before=checkpoint.step)
     if found is None:
         raise error
     reason = str(error).partition("; need")[0]
     warnings.warn(f"{reason}; the one before it, of step {found.step}, is taken", stacklevel=3)
-    checkpoint_files.drop_after(folder, found.step)
+    checkpoint_files.remove_checkpoints_after(folder, found.step)
     return found
 
 
 def _kept_checkpoints(folder: Path) -> dict[int, Path]:
     """Step -> folder of the checkpoints that are kept for good, the oldest first."""
-    found = checkpoint_files.checkpoints(folder)
+    found = checkpoint_files.list_checkpoints(folder)
     return {step: path for step, path in reversed(found.items()) if path.name.startswith(checkpoint_files.KEPT)}
 
 
-def _watch(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[], object]:
+def _make_watcher(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[], object]:
     """Return a function that measures the run's new checkpoints."""
 
     def measure() -> object:

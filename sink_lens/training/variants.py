@@ -73,11 +73,11 @@ def group(
     if len(folders) < 2:
         raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")
     runs = [_check_finished(read_run(folder)) for folder in folders]
-    configs = [flat(run.config) for run in runs]
+    configs = [flatten_config(run.config) for run in runs]
     names = _compared_fields(runs, configs, by=by)
     variants: dict[str, dict[int, Run]] = {}
     for run, config in zip(runs, configs, strict=True):
-        variant = "/".join(_text(config.get(name)) for name in names)
+        variant = "/".join(_value_text(config.get(name)) for name in names)
         seed = config.get(SEED)
         if not isinstance(seed, int):
             raise RunError(f"{run.folder} has no seed in its configuration; need one to pair runs. Train it again.")
@@ -103,12 +103,12 @@ def group(
     )
 
 
-def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
+def flatten_config(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
     """A nested configuration as one level; a field within a field is named ``outer.inner``."""
     levelled: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict):
-            levelled |= flat(value, within=f"{within}{name}.")
+            levelled |= flatten_config(value, within=f"{within}{name}.")
         else:
             levelled[f"{within}{name}"] = value
     return levelled
@@ -133,7 +133,7 @@ def _compared_fields(
 ) -> tuple[str, ...]:
     """Names of the fields by which the variants are told apart; refuses runs that differ in any further field."""
     fields = sorted({name for config in configs for name in config} - IGNORED)
-    differing = [name for name in fields if _differs(configs, name) and name not in WARNED]
+    differing = [name for name in fields if _field_differs(configs, name) and name not in WARNED]
     if by is not None:
         named = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
         if unknown := [name for name in named if name not in fields]:
@@ -160,8 +160,8 @@ def _compared_fields(
     return tuple(switches)
 
 
-def _differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
-    """True if the configurations differ in a field that has a meaning in them."""
+def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
+    """Check whether the configurations differ in a field that applies to them."""
     if name in ONLY_WITH:
         switch, values = ONLY_WITH[name]
         configs = [config for config in configs if config.get(switch) in values]
@@ -174,7 +174,7 @@ def _what_differs(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names:
     for name in names:
         seen: dict[str, Run] = {}
         for run, config in zip(runs, configs, strict=True):
-            seen.setdefault(_text(config.get(name)), run)
+            seen.setdefault(_value_text(config.get(name)), run)
         parts.append(f"{name}: " + ", ".join(f"{value} ({run.folder})" for value, run in seen.items()))
     return (
         f"the runs also differ in {'; '.join(parts)}; need variants that differ in what is compared and the seed only. "
@@ -218,14 +218,14 @@ def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tu
     for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
         (name, list(configs)) for name in WARNED
     ]:
-        if _differs(given, name):
-            values = dict.fromkeys(_text(one.get(name)) for one in given)
+        if _field_differs(given, name):
+            values = dict.fromkeys(_value_text(one.get(name)) for one in given)
             sentences.append(f"the runs differ in {name}: {' and '.join(values)}")
     for note in dict.fromkeys(sentences):
         warnings.warn(note, stacklevel=4)
     return tuple(dict.fromkeys(sentences))
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A value of a configuration as text."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -28,13 +28,13 @@ from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, read_run, versions
 from ..records.checkpoints import checkpoint_folders
 from ..schema import SINK_THRESHOLD
-from .batches import corpus_of
+from .batches import load_corpus
 from .checkpoint_files import read_checkpoint
 from .checkpoint_folders import Checkpoints, checkpoints_in, tokens_seen
 from .config import WatchConfig, train_config
-from .sink_birth import Birth, births
+from .sink_birth import Birth, find_birth
 
-__all__ = ["Birth", "births", "measure_checkpoint", "watch"]
+__all__ = ["Birth", "find_birth", "measure_checkpoint", "watch"]
 
 COLUMNS = {
     "step": "int64",
@@ -84,7 +84,7 @@ def measure_checkpoint(
         else:
             lens = load(str(model), tokenizer=tokenizer, device=device)
             frame = chain_measures(lens, tokens, threshold=threshold)
-    return _as_rows(frame, step=step, seen=seen, tokens=tokens)
+    return _with_step_columns(frame, step=step, seen=seen, tokens=tokens)
 
 
 def watch(
@@ -140,7 +140,7 @@ def watch(
 
 
 def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
-    """True for the folder of a run, also for one that does not exist."""
+    """Check whether a source of checkpoints is the folder of a ``train`` run, existing or not."""
     return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
 
 
@@ -151,8 +151,8 @@ def watch_folder(config: WatchConfig) -> Path:
     return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
 
 
-def _first_that_opens(checkpoints: Sequence[Any], *, device: str | None) -> LensModel:
-    """The first checkpoint that can be loaded, from which the tokenizer is taken; damaged ones are passed over."""
+def _load_first(checkpoints: Sequence[Any], *, device: str | None) -> LensModel:
+    """The first checkpoint that can be loaded, whose tokenizer is used for all; damaged ones are skipped."""
     for at, one in enumerate(checkpoints):
         try:
             return load(one, device=device)
@@ -168,7 +168,7 @@ def _watch_others(
     """Measure checkpoints that are no run of ``sink-lens train``, in a run folder of their own."""
     checkpoints = checkpoints_in(source)
     if tokens is None:
-        lens = _first_that_opens(list(checkpoints.values()), device=config.device)
+        lens = _load_first(list(checkpoints.values()), device=config.device)
         if lens.tokenizer is None:
             raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
         length = min(config.length, lens.n_context or config.length)
@@ -204,7 +204,7 @@ def _measure_all(
     progress: bool,
 ) -> pd.DataFrame:
     """Measure the checkpoints that the table lacks, and write the table after each; returns the whole table."""
-    frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
+    frame = _earlier_rows(kept, tokens, threshold=config.threshold) if config.resume else _empty_table()
     have = set(frame["step"].tolist())
     missing = {step: path for step, path in found.items() if step not in have}
     for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
@@ -223,7 +223,7 @@ def _measure_all(
         except SinkLensError as error:
             warnings.warn(f"checkpoint {step} is left out: {error}", stacklevel=2)
             failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
-            rows = _as_rows(failed, step=step, seen=seen(step), tokens=tokens)
+            rows = _with_step_columns(failed, step=step, seen=seen(step), tokens=tokens)
         frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
         kept.write_table("watch", frame)
     return frame
@@ -250,31 +250,31 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
     return lambda step: known.get(step, round(step * each))
 
 
-def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
+def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
     """A checkpoint's measurements with the columns of ``watch``: step, tokens and hash of the sequences added."""
     whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
-    return _typed(whole.reindex(columns=list(COLUMNS)))
+    return _with_column_types(whole.reindex(columns=list(COLUMNS)))
 
 
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Set the types of the columns; ``tokens`` is missing where no log counted tokens."""
+def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with its columns' types set; ``tokens`` is missing where no log counted tokens."""
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 
-def _empty() -> pd.DataFrame:
+def _empty_table() -> pd.DataFrame:
     """The table ``watch`` without rows."""
     return pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
-    """Rows of an earlier run of ``watch``, without the checkpoints that failed.
+def _earlier_rows(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
+    """Rows that an earlier run of ``watch`` measured, without failed checkpoints, which are tried again.
 
     Raises:
         RunError: it was measured on other tokens, or not at this threshold.
     """
     tables = read_run(writer.folder).tables
     if "watch" not in tables:
-        return _empty()
+        return _empty_table()
     frame = tables["watch"]
     whole = frame.loc[frame["error"].isna()]
     what = f"{writer.folder}/watch.parquet was measured"
@@ -284,7 +284,7 @@ def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.Da
     levels = sorted(set(whole["threshold"].dropna().tolist()))
     if len(whole) and threshold not in levels:
         raise RunError(f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}")
-    return _typed(whole).reset_index(drop=True)
+    return _with_column_types(whole).reset_index(drop=True)
 
 
 def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
@@ -320,7 +320,7 @@ def evaluation_tokens(
     why = "it was given as rows" if run.provenance.get("data_source") == "given" else ""
     if not why:
         try:
-            corpus = corpus_of(train_config(run.config, where=str(run.folder)), progress=False)
+            corpus = load_corpus(train_config(run.config, where=str(run.folder)), progress=False)
         except SinkLensError as error:
             why = str(error)
         else:

@@ -194,19 +194,19 @@ FINALS = pd.DataFrame(
 
 def ahead(*, mean=-0.2, low=-0.3, high=-0.1, n=5, told=True):
     one = SimpleNamespace(mean=mean, low=low, high=high, n=n, told=told, t_p=0.01, flip_p=0.1, flip_smallest=0.06)
-    return normalised(compare._ahead("OTHER", "evaluation", one, finals=FINALS, baseline="BASE"))
+    return normalised(compare._final_loss_sentences("OTHER", "evaluation", one, finals=FINALS, baseline="BASE"))
 
 
 def reaching(*, reached=(320.0, 320.0, 320.0), ratio=2.0, decided=True):
     ratios = [ratio if one == one else NAN for one in reached]
     finals = FINALS.assign(reached=[*reached, *reached], acceleration=[*ratios, *ratios])
-    say = compare._reaching if decided else compare._sentence_undecided
+    say = compare._reaching_sentence if decided else compare._sentence_undecided
     return normalised(say("OTHER", "evaluation", finals))
 
 
 def opening(*, by=("lr",)):
     runs = {name: {0: None, 1: None} for name in ("BASE", "OTHER")}
-    return normalised(compare._opening(compare.Variants(by=by, runs=runs, notes=()), FINALS))
+    return normalised(compare._opening_sentence(compare.Variants(by=by, runs=runs, notes=()), FINALS))
 
 
 def sinks(*, tokens=64):
@@ -214,14 +214,14 @@ def sinks(*, tokens=64):
         threshold=0.3, min_rate=0.05, step=1, tokens=tokens, before=None, rate=0.5, mass=0.6, layer=2, uniform=0.1,
         last=640, others=(),
     )  # fmt: skip
-    return normalised(compare._sinks("OTHER", [born]))
+    return normalised(compare._sink_sentences("OTHER", [born]))
 
 
 def disparity(*, measured=("dominance_ratio", "effective_rank")):
     rows = [{"measure": name, "variant": variant, "mean": 9.0} for name in measured for variant in ("BASE", "OTHER")]
     runs = {name: {0: None} for name in ("BASE", "OTHER") if measured}
     table = pd.DataFrame(rows, columns=["measure", "variant", "mean"])
-    return normalised(" ".join(compare._disparity(compare.Variants(by=("lr",), runs=runs, notes=()), table)))
+    return normalised(" ".join(compare._disparity_sentences(compare.Variants(by=("lr",), runs=runs, notes=()), table)))
 
 
 def notes(*, seeds=1, watched=True, texts="aa", attention="gate_headwise"):

@@ -46,7 +46,7 @@ def readings(rank, how):
     found = []
     with SinkMonitor(model, every=1) as monitor:
         if how == "broken" and rank == 1:
-            monitor._take_state = None  # an error of the monitor's own, in one of the processes
+            monitor._add_stream = None  # an error of the monitor's own, in one of the processes
         for _ in range(2):
             model(input_ids=share, labels=share).loss.backward()
             optimizer.step()

@@ -26,10 +26,10 @@ from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.training import checkpoint_files
 from sink_lens.training import loop as loop_module
-from sink_lens.training.batches import corpus_of, tokenizer_hash
+from sink_lens.training.batches import load_corpus, tokenizer_hash
 from sink_lens.training.loop import Loop, Order, learning_rate
 from sink_lens.training.model import model_of
-from sink_lens.training.train import arguments, check_device, check_processes, train
+from sink_lens.training.train import check_processes, choose_device, train, trainer_arguments
 
 HERE = Path(__file__).parent
 _SCRIPT = spec_from_file_location("tiny_run", HERE / "tiny_run.py")
@@ -194,7 +194,7 @@ def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
 
 def test_what_the_trainer_is_told_is_the_configuration(tmp_path):
     config = config_of(batch=8, accumulation=2, dtype="bf16", compile=True, betas=(0.8, 0.9), clip=0.5, seed=3)
-    args = arguments(config, tmp_path, device="cpu")
+    args = trainer_arguments(config, tmp_path, device="cpu")
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
     assert (args.max_steps, args.learning_rate, args.weight_decay, args.max_grad_norm) == (12, 1e-2, 0.1, 0.5)
     assert (args.adam_beta1, args.adam_beta2, args.seed) == (0.8, 0.9, 3)
@@ -204,21 +204,21 @@ def test_what_the_trainer_is_told_is_the_configuration(tmp_path):
 def test_sharding_is_configured_and_refused_where_it_would_be_skipped(tmp_path, monkeypatch):
     config = config_of(device=None, fsdp=True)
     with pytest.raises(InputError, match="fsdp is asked for on cpu, where it would be skipped in silence; need GPUs"):
-        check_device(config)
-    args = arguments(config, tmp_path, device="cpu")
+        choose_device(config)
+    args = trainer_arguments(config, tmp_path, device="cpu")
     assert args.fsdp_plugin_args["fsdp_version"] == 2
     assert args.fsdp_plugin_args["transformer_cls_names_to_wrap"] == "HeadNormDecoderLayer"
     assert args.fsdp_plugin_args["state_dict_type"] == "FULL_STATE_DICT"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(InputError, match="fsdp is asked for in one process; need a launcher: torchrun"):
-        check_device(config)
+        choose_device(config)
     monkeypatch.setenv("RANK", "0")
-    assert check_device(config) == "cuda"
+    assert choose_device(config) == "cuda"
 
 
 def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refused():
     with pytest.raises(InputError, match="device is cuda and there is none; need one of cpu"):
-        check_device(config_of(device="cuda"))
+        choose_device(config_of(device="cuda"))
     with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards per step each"):
         check_processes(config_of(accumulation=2), 3)
 
@@ -326,7 +326,7 @@ def killed(tmp_path_factory):
 def test_a_killed_training_goes_on_bit_for_bit(whole, killed, place):
     out = killed[place]
     assert read_run(out).status == "running"
-    assert max(checkpoint_files.checkpoints(out / "checkpoints")) == 5
+    assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 5
     assert bool(list((out / "checkpoints").glob(".part-*"))) == (place == "saving")
     again = trained(out)
     assert again.log["step"].tolist() == whole.log["step"].tolist()
@@ -347,7 +347,7 @@ def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tm
         trained(out)
     assert signal.getsignal(signal.SIGINT) is before
     assert read_run(out).status == "interrupted"
-    assert max(checkpoint_files.checkpoints(out / "checkpoints")) == 7
+    assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 7
     monkeypatch.setattr(Loop, "training_step", forward)
     trained(out)
     same_run(whole.folder, out)
@@ -434,7 +434,7 @@ def test_state_of_something_else_falls_back_to_the_checkpoint_before(whole, stop
     newest = out / "checkpoints/latest-10"
     FOREIGN[content](newest)
     step, facts = 10, checkpoint_files.read_checkpoint(out / "checkpoints/checkpoint-8").facts
-    checkpoint_files.seal(newest, step=step, facts=facts)  # every hash is right, the content is not
+    checkpoint_files.seal_checkpoint(newest, step=step, facts=facts)  # every hash is right, the content is not
     with pytest.warns(UserWarning, match=r"latest-10 cannot be resumed from .*of step 8, is taken"):
         trained(out)
     assert not (newest / "ran").exists()
@@ -446,7 +446,7 @@ def test_state_of_something_else_in_the_only_checkpoint_is_one_line(whole, tmp_p
     only = out / "checkpoints/checkpoint-12"
     facts = checkpoint_files.read_checkpoint(only).facts
     (only / "optimizer.pt").write_bytes(b"garbage")
-    checkpoint_files.seal(only, step=12, facts=facts)
+    checkpoint_files.seal_checkpoint(only, step=12, facts=facts)
     with pytest.raises(
         CheckpointError, match=r"checkpoint-12 cannot be resumed from .*; need the weights and the.*--overwrite"
     ):
@@ -459,7 +459,7 @@ def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(stopped, tmp_pa
     folder = out / "checkpoints"
     os.truncate(folder / "latest-10/optimizer.pt", 3)
     shutil.copytree(folder / "latest-10", folder / "latest-11")
-    checkpoint_files.tidy(folder, finished=False)
+    checkpoint_files.remove_superseded(folder, finished=False)
     assert checkpoint_files.read_checkpoint(folder / "checkpoint-8").resumable
 
 
@@ -506,7 +506,7 @@ def test_a_loss_that_is_no_number_stops_with_its_step_and_nothing_later_is_saved
     with pytest.raises(RunError, match=r"the loss is not finite at step 7; .*The last good checkpoint is .*latest-5\."):
         trained(out)
     assert read_run(out).status == "failed"
-    assert max(checkpoint_files.checkpoints(out / "checkpoints")) == 5
+    assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 5
     assert all(torch.isfinite(tensor).all() for tensor in weights(out / "checkpoints/latest-5").values())
     assert pd.read_parquet(out / "log.parquet")["step"].max() == 6
 
@@ -541,7 +541,7 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_whole(whole, tmp_pa
     ):
         trained(out)
     assert not list((out / "checkpoints").glob(".part-*"))
-    assert checkpoint_files.newest(out / "checkpoints").step == 5
+    assert checkpoint_files.newest_checkpoint(out / "checkpoints").step == 5
     monkeypatch.setattr(torch, "save", save)
     trained(out)
     same_run(whole.folder, out)
@@ -586,7 +586,7 @@ def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, mon
     config = config_of(data=str(text), vocab_size=280, steps=2, warmup=0, eval_every=2)
     made = train(config, out=tmp_path / "run", progress=False)
     provenance = read_run(made.folder).provenance
-    corpus = corpus_of(config, progress=False)
+    corpus = load_corpus(config, progress=False)
     assert provenance["data_sha256"] == corpus.sha256
     assert provenance["tokenizer_sha256"] == tokenizer_hash(corpus.tokenizer)
     assert corpus.train[0]["input_ids"][0] == corpus.tokenizer.bos_token_id

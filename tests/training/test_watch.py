@@ -19,7 +19,14 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoint_folders
 from sink_lens.training.checkpoint_folders import checkpoints_in
-from sink_lens.training.watch import births, evaluation_tokens, measure_checkpoint, run_tokenizer, tokens_by_step, watch
+from sink_lens.training.watch import (
+    evaluation_tokens,
+    find_birth,
+    measure_checkpoint,
+    run_tokenizer,
+    tokens_by_step,
+    watch,
+)
 
 from .runs import CONFIG, EACH, PROVENANCE, log, watched, write_run
 
@@ -149,9 +156,9 @@ def test_what_cannot_be_measured_or_gone_on_with_is_refused():
     with pytest.raises(InputError, match="shortest sequence has 9 tokens; need 10"):
         chain_measures(lens, batch(length=9))
     with pytest.raises(InputError, match=r"not measured at threshold 0\.2; need one of 0\.1, 0\.3"):
-        births(watched([0.1]), threshold=0.2)
+        find_birth(watched([0.1]), threshold=0.2)
     with pytest.raises(InputError, match="no checkpoint was measured"):
-        births(watched([0.1]).iloc[:0])
+        find_birth(watched([0.1]).iloc[:0])
 
 
 # --- a run
@@ -232,7 +239,7 @@ def test_a_damaged_checkpoint_is_named_and_the_rest_goes_on(run):
     assert sorted(set(frame["step"])) == [0, 10, 20]
     (error,) = frame["error"].dropna().tolist()
     assert "weights cannot be read" in error
-    assert births(frame).step == 20
+    assert find_birth(frame).step == 20
     weights.write_bytes(whole)
     assert watch(run, tokens=batch(), progress=False)["error"].isna().all()
 
@@ -315,7 +322,7 @@ def test_a_folder_of_checkpoints_is_watched_in_the_order_of_their_steps(tmp_path
     frame = watch(folder, out=tmp_path / "out", tokens=batch(), progress=False)
     assert frame["step"].drop_duplicates().tolist() == [100, 200, 300]
     assert frame["tokens"].isna().all()
-    born = births(frame)
+    born = find_birth(frame)
     assert (born.step, born.unit, born.tokens) == (300, "steps", 300)
     assert "born between 200 and 300 steps (step 300)" in born.sentence
     own = chain_measures(load(str(folder / "checkpoint-300")), batch())
@@ -371,17 +378,18 @@ def test_checkpoints_without_a_step_or_with_the_same_are_refused(tmp_path):
     ],
 )
 def test_a_birth_is_where_the_rate_stays(masses, step, before):
-    born = births(watched(masses))
+    born = find_birth(watched(masses))
     assert (born.step, born.before) == (step, before)
     assert born.tokens == (None if step is None else step * EACH)
 
 
 def test_a_sink_that_never_comes_or_was_always_there_is_said_plainly():
-    said = births(watched([0.0, 0.02, 0.08])).sentence
+    said = find_birth(watched([0.0, 0.02, 0.08])).sentence
     assert said == (
         "no sink at threshold 0.3; at the last checkpoint (1.28k tokens) 4.0% of layers and heads above 0.3 "
         "(8.0% at 0.1); layer 1 has most: mean mass 0.08, uniform attention 0.25"
     )
     assert (
-        "at the first checkpoint already (0 tokens), so its birth is not known" in births(watched([0.4, 0.4])).sentence
+        "at the first checkpoint already (0 tokens), so its birth is not known"
+        in find_birth(watched([0.4, 0.4])).sentence
     )

@@ -65,14 +65,14 @@ def _main(out, place):
 
         Loop.training_step = step
     if place == "saving":
-        seal = checkpoint_files.seal
+        seal = checkpoint_files.seal_checkpoint
 
         def half(folder, *, step, facts):
             if step == 8:
                 _kill()
             seal(folder, step=step, facts=facts)
 
-        checkpoint_files.seal = half
+        checkpoint_files.seal_checkpoint = half
     trained(Path(out))
     leave_processes()
 

@@ -24,7 +24,7 @@ from analyses.our_own.published_facts.quantities import QUANTITIES, Value, measu
 from sink_lens.chain.config import ReadConfig
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.errors import InputError, SinkLensError
-from sink_lens.models.inputs import model_of, tokens_of
+from sink_lens.models.inputs import load_model, make_tokens
 from sink_lens.models.lens import LensModel
 from sink_lens.report.style import BLUE, ORANGE, QUIET, canvas, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
@@ -81,7 +81,7 @@ class _Batches:
     def __init__(self, lens: LensModel, config: FactsConfig, tokens: TokenBatch | None) -> None:
         """Keep what is measured for each text, type and length."""
         self.lens, self.config, self.fixed = lens, config, tokens is not None
-        self.batch = tokens_of(lens, config=config, bos=config.bos) if tokens is None else tokens
+        self.batch = make_tokens(lens, config=config, bos=config.bos) if tokens is None else tokens
         self._seen: dict[tuple[str, str, int], Observed] = {}
 
     def seen(self, condition: Mapping[str, Any]) -> Observed:
@@ -107,7 +107,7 @@ class _Batches:
             if not self.fixed and place != (config.bos, config.tokens, config.length):
                 try:
                     other = replace(config, tokens=kind, length=length, **_of_kind(config, kind))
-                    batch = tokens_of(self.lens, config=other, bos=place[0])
+                    batch = make_tokens(self.lens, config=other, bos=place[0])
                 except InputError as error:
                     raise UnmeasuredError(str(error)) from error
             self._seen[place] = Observed(self.lens, batch, seed=config.seed, batch_size=config.batch_size)
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = asked.pop("csv")
     try:
         config = FactsConfig(**(asked | {"facts": tuple(asked["facts"])}))
-        lens = model_of(config)
+        lens = load_model(config)
         table = verdicts(lens, config)
     except SinkLensError as error:
         print(f"error: {error}", file=sys.stderr)

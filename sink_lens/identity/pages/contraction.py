@@ -46,7 +46,7 @@ def layer_figure(layers: pd.DataFrame) -> Figure:
         rows = layers.loc[layers["measure"] == measure]
         for variant, style in line_styles(variants).items():
             own = rows.loc[rows["variant"] == variant]
-            own = own.assign(depth=depth(own))
+            own = own.assign(depth=place_depths(own))
             spread = own.groupby("depth")["excess"].agg(["mean", "min", "max"]).reset_index()
             x = spread["depth"].to_numpy(float)
             axes.fill_between(
@@ -79,7 +79,7 @@ def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(variant=names).loc[kept]
 
 
-def depth(rows: pd.DataFrame) -> np.ndarray:
+def place_depths(rows: pd.DataFrame) -> np.ndarray:
     """Depth of each row's place, for a figure: layer + 0.5 after attention, layer + 1 after the MLP, 0 at the start."""
     after = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
     return rows["layer"].to_numpy(float) + np.array([after[str(place)] for place in rows["stage"].tolist()])
@@ -138,7 +138,7 @@ def agreement_figure(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
 
 
 def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
-    """Say what two models share: variant, seed or both, as "two variants, one seed"."""
+    """Text that says which of variant and seed two models share, such as "two variants, one seed"."""
     variants = "one variant" if a["variant"] == b["variant"] else "two variants"
     if seeds_differ(a, b):
         return f"{variants}, two seeds"
@@ -148,7 +148,7 @@ def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
 
 
 def seeds_differ(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
-    """Check whether two models are known to have different seeds."""
+    """Check whether two models have different seeds; False if one's seed is unknown."""
     return bool(pd.notna(a["seed"]) and pd.notna(b["seed"]) and a["seed"] != b["seed"])
 
 

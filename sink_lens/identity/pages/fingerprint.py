@@ -199,8 +199,8 @@ def _pair_figure(run: Run) -> tuple[str, Figure]:
     return see, draw(pairs, nulls, names=list(names.values()))
 
 
-def _against_nulls(run: Run) -> pd.DataFrame:
-    """Every pair's effect with its nulls, one row per null."""
+def _pairs_by_null(run: Run) -> pd.DataFrame:
+    """Table of every pair's tau_bar beside mean and deviation of each null, one row per null."""
     pairs = run.need("pairs", columns=_PAIRS)[["a", "b", "tau_bar", "verdict"]]
     return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
 
@@ -245,7 +245,7 @@ def _null_table(run: Run) -> tuple[str, PageTable]:
 FINGERPRINT = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="fingerprint", title="One seed?", make=_pair_figure, data=_against_nulls),),
+    figures=(Drawn(key="fingerprint", title="One seed?", make=_pair_figure, data=_pairs_by_null),),
     tables=(
         Listed(key="fingerprint-pairs", title="Pair by pair", make=_pair_table),
         Listed(key="fingerprint-nulls", title="Under every null", make=_null_table),

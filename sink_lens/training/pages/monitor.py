@@ -74,7 +74,7 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
     for axes in figure.axes:
         whole_numbers(axes, y=False)
         if len(readings):
-            axes.set_xlim(*_limits(readings["step"].to_numpy(float)))
+            axes.set_xlim(*_step_limits(readings["step"].to_numpy(float)))
         for rule, step in () if alarms is None else zip(alarms["rule"], alarms["step"], strict=True):
             name, colour = _RULES.get(str(rule), (str(rule), QUIET))
             known = {line.get_label() for line in axes.get_lines()}
@@ -90,37 +90,37 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
     return without_formulas(figure)
 
 
-def _limits(steps: np.ndarray) -> tuple[float, float]:
+def _step_limits(steps: np.ndarray) -> tuple[float, float]:
     """(left, right) end of the axis of steps, with a margin."""
     margin = 0.02 * max(steps.max() - steps.min(), 1)
     return steps.min() - margin, steps.max() + margin
 
 
-def _alarms(run: Run) -> pd.DataFrame | None:
+def _alarm_table(run: Run) -> pd.DataFrame | None:
     """The table ``alarms``; None if the run has none."""
     return run.optional("alarms", columns=["step", "rule", "sentence"])
 
 
 def _title(run: Run) -> str:
     """Title that says whether and when a sink is born."""
-    alarms = _alarms(run)
+    alarms = _alarm_table(run)
     born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
     if born:
         return f"Training watched: a sink is born by step {min(born):,}"
-    rate = _last(run).get("rate_first")
+    rate = _last_reading(run).get("rate_first")
     return "Training watched: no sink is born" + ("" if rate is None else f" ({rate:.1%} of heads at the end)")
 
 
 def _sentences(run: Run) -> list[str]:
     """Sentences with the alarms, and with rate and mass of the sink at the last reading."""
-    alarms = _alarms(run)
+    alarms = _alarm_table(run)
     told = [] if alarms is None else [visible(one, limit=300) for one in alarms["sentence"].tolist()]
     sentences = [f"{capital(one)}." for one in told[:_MOST_SENTENCES]]
     if len(told) > _MOST_SENTENCES:
         sentences.append(f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below.")
     if alarms is not None and not told:
         sentences.append("No alarm.")
-    value = _last(run)
+    value = _last_reading(run)
     if {"rate_first", "mass_first"} <= value.keys():
         steps = set(run.need("monitor", columns=_COLUMNS)["step"].tolist())
         shortened = run.tables.shortened.get("monitor")
@@ -133,8 +133,8 @@ def _sentences(run: Run) -> list[str]:
     return sentences
 
 
-def _last(run: Run) -> dict[str, float]:
-    """Key of the whole model -> its value at the last reading; empty without readings."""
+def _last_reading(run: Run) -> dict[str, float]:
+    """The whole model's values at the last reading, by key; empty if there are no readings."""
     readings = run.optional("monitor", columns=_COLUMNS)
     if readings is None or not len(readings):
         return {}
@@ -148,14 +148,14 @@ def _threshold(run: Run) -> float:
     return float(found) if isinstance(found, int | float) else 0.3
 
 
-def _course(run: Run) -> tuple[str, Figure]:
+def _course_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the monitor's measures by step."""
     readings = run.need("monitor", columns=_COLUMNS)
     see = (
         "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "
         "alarm. Check whether the sink comes with the norm and the outlier, or before them."
     )
-    return see, course(readings, alarms=_alarms(run), threshold=_threshold(run))
+    return see, course(readings, alarms=_alarm_table(run), threshold=_threshold(run))
 
 
 def _has_alarms(run: Run) -> bool:
@@ -175,7 +175,7 @@ def _reading_table(run: Run) -> tuple[str, PageTable]:
 MONITOR = Page(
     title=_title,
     headline=_sentences,
-    figures=(Drawn(key="course", title="What the monitor read", make=_course, data=whole("monitor")),),
+    figures=(Drawn(key="course", title="What the monitor read", make=_course_figure, data=whole("monitor")),),
     tables=(
         Listed(
             key="alarm-table",

@@ -34,7 +34,7 @@ from sink_lens.report.style import (
 )
 from sink_lens.schema import SINK_THRESHOLD
 from sink_lens.text import interval, listed, number, percent, plural, short, signed, visible, words
-from sink_lens.training.sink_birth import Birth, births
+from sink_lens.training.sink_birth import Birth, find_birth
 from sink_lens.training.variants import FEWEST_SEEDS
 
 
@@ -63,21 +63,21 @@ def course(
         return panel(figure, place=(4, 2, place), xlabel=unit if place > 6 else "", ylabel=ylabel)
 
     loss = add("loss, nats")
-    _losses(loss, watched, log, scale)
+    _draw_losses(loss, watched, log, scale)
     rate = add("share of heads with a sink")
-    rows = _whole(watched, "sink_rate")
+    rows = _whole_model_rows(watched, "sink_rate")
     for index, level in enumerate(sorted(set(rows["threshold"].to_numpy(float).tolist()))):
         of_level = rows.loc[rows["threshold"] == level]
         chosen = bool(np.isclose(level, threshold))
         width = 2.4 if chosen else 1.2
         colour = COLOURS[index % len(COLOURS)]
         mark = MARKS[index % len(MARKS)]
-        _line(rate, of_level, scale, color=colour, marker=mark, linewidth=width, label=f"above {level:g}")
+        _draw_line(rate, of_level, scale, color=colour, marker=mark, linewidth=width, label=f"above {level:g}")
     rate.set_ylim(-0.02, max(0.1, 1.05 * float(np.nanmax(rows["value"].to_numpy(float), initial=0.0))))
     legend(rate, columns=4)
     mass = add("attention to position 0")
-    images = [_by_layer(mass, watched, "sink_mass", scale)]
-    uniform = _whole(watched, "uniform_mass")
+    images = [_draw_by_layer(mass, watched, "sink_mass", scale)]
+    uniform = _whole_model_rows(watched, "uniform_mass")
     if len(uniform):
         mass.axhline(
             uniform["value"].to_numpy(float)[0], color=QUIET, linestyle=":", linewidth=1.4, label="uniform attention"
@@ -91,15 +91,15 @@ def course(
         ("dominance_ratio", "dominance ratio", None),
     ):
         axes = add(ylabel)
-        images.append(_by_layer(axes, watched, measure, scale))
+        images.append(_draw_by_layer(axes, watched, measure, scale))
         logarithmic(axes, axis="y")
         if level is not None:
             axes.axhline(level, color=QUIET, linewidth=0.8)
         by_layer.append(axes)
     ranks, counts = add("effective rank, layer mean"), add("how many")
-    _two(ranks, watched, scale, _RANKS)
+    _draw_measures(ranks, watched, scale, _RANKS)
     ranks.set_ylim(bottom=0)
-    _two(counts, watched, scale, _COUNTS)
+    _draw_measures(counts, watched, scale, _COUNTS)
     counts.set_ylim(bottom=-0.1, top=max(1.5, counts.get_ylim()[1]))
     whole_numbers(counts)
     for axes in figure.axes:
@@ -137,9 +137,9 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
         colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
         of_variant = bands.loc[(bands["variant"] == variant) & (bands["curve"] == curve)]
         label = f"{by} {variant}".lstrip()
-        _band(top, of_variant.loc[of_variant["quantity"] == "loss"], scale, label=label, colour=colour, mark=mark)
+        _draw_band(top, of_variant.loc[of_variant["quantity"] == "loss"], scale, label=label, colour=colour, mark=mark)
         if index:
-            _band(
+            _draw_band(
                 gap,
                 of_variant.loc[of_variant["quantity"] == "difference"],
                 scale,
@@ -147,11 +147,13 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
                 colour=colour,
                 mark=mark,
             )
-            _by_seed(gap, tables["curves"], variant, curve, scale, colour=colour)
+            _draw_seeds(gap, tables["curves"], variant, curve, scale, colour=colour)
     base_end = finals.loc[(finals["variant"] == variants[0]) & (finals["curve"] == curve), "loss"].mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
     gap.axhline(0, color=COLOURS[0], linewidth=1.4)
-    _ends(panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, variants, curve)
+    _draw_final_differences(
+        panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, variants, curve
+    )
     low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
     scales = [(top, scale), (gap, scale)]
     if "course" in tables:
@@ -159,11 +161,13 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
         own = _Tokens(rows["tokens"].to_numpy(float))
         for index, variant in enumerate(variants):
             colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-            _band(low, rows.loc[rows["variant"] == variant], own, label=variant, marks=True, colour=colour, mark=mark)
+            _draw_band(
+                low, rows.loc[rows["variant"] == variant], own, label=variant, marks=True, colour=colour, mark=mark
+            )
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
         scales.append((low, own))
     else:
-        _nothing(low, "not watched")
+        _draw_reason(low, "not watched")
     for axes, one in scales:
         one.on(axes)
     legend(top, columns=min(len(variants), 6), over=figure)
@@ -179,7 +183,7 @@ def losses(log: pd.DataFrame) -> Figure:
     figure = canvas(width=7.4, height=3.2)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
     scale = _Tokens(log["tokens"].to_numpy(float))
-    _losses(axes, None, log, scale)
+    _draw_losses(axes, None, log, scale)
     scale.on(axes)
     return without_formulas(figure)
 
@@ -195,14 +199,14 @@ def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str
     figure = canvas(width=7.4, height=3.4)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
     scale = _Tokens(np.concatenate([log["tokens"].to_numpy(float) for log in logs]))
-    held_out = all(_known(log, "eval_loss").any() for log in logs)
+    held_out = all(_has_number(log, "eval_loss").any() for log in logs)
     ends = []
     for log, name, colour, mark in zip(logs, names, COLOURS, MARKS, strict=False):
-        tokens, there = scale.places(log["tokens"].to_numpy(float)), _known(log, "loss")
+        tokens, there = scale.places(log["tokens"].to_numpy(float)), _has_number(log, "loss")
         loss = log["loss"].to_numpy(float)
         axes.plot(tokens[there], loss[there], color=colour, linewidth=0.8, label=None if held_out else visible(name))
         if held_out:
-            loss, there = log["eval_loss"].to_numpy(float), _known(log, "eval_loss")
+            loss, there = log["eval_loss"].to_numpy(float), _has_number(log, "eval_loss")
             axes.plot(tokens[there], loss[there], color=colour, marker=mark, markersize=4, label=visible(name))
         end = f"{loss[there][-1]:.3f} nats" if there.any() else "an unknown value"
         ends.append(f"{end} in {visible(name)}")
@@ -217,7 +221,7 @@ def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str
     return f"The {which} ends at {listed(ends)}", see, without_formulas(figure)
 
 
-def _known(log: pd.DataFrame, column: str) -> np.ndarray:
+def _has_number(log: pd.DataFrame, column: str) -> np.ndarray:
     """Mask of the rows with a finite number in a column; all False without the column."""
     return np.isfinite(log[column].to_numpy(float)) if column in log.columns else np.zeros(len(log), dtype=bool)
 
@@ -245,7 +249,7 @@ class _Tokens:
         return np.where(tokens > 0, tokens, self._zero)
 
     def on(self, axes: Axes) -> None:
-        """Give the x axis of a panel this scale, with its ticks."""
+        """Apply this scale and its ticks to the x axis of a panel."""
         margin = (self._high / self._low) ** 0.03 if self._high > self._low else 2.0
         axes.set_xlim(self._low / margin, self._high * margin)
         logarithmic(axes, axis="x")
@@ -258,21 +262,21 @@ class _Tokens:
         axes.set_xticks([], minor=True)
 
 
-def _whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
+def _whole_model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
     """Rows of a measure of the whole model, in order of tokens."""
     rows = frame.loc[frame["measure"] == measure]
     rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
     return rows.sort_values("tokens")
 
 
-def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
+def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
     """Draw a measure by tokens."""
     rows = rows.sort_values("tokens")
     style = {"markersize": 3.5, "linewidth": 1.5} | style
     axes.plot(scale.places(rows["tokens"].to_numpy(float)), rows["value"], **style)
 
 
-def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
+def _draw_losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
     """Draw training and evaluation loss, and the loss on the watched sequences."""
     if log is not None and "loss" in log.columns:
         tokens, loss = log["tokens"].to_numpy(float), log["loss"].to_numpy(float)
@@ -283,11 +287,19 @@ def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, 
         there = np.isfinite(loss)
         axes.plot(scale.places(tokens[there]), loss[there], color=BLUE, marker="o", markersize=3, label="evaluation")
     if watched is not None:
-        _line(axes, _whole(watched, "loss"), scale, color=INK, marker="x", linestyle=":", label="watched sequences")
+        _draw_line(
+            axes,
+            _whole_model_rows(watched, "loss"),
+            scale,
+            color=INK,
+            marker="x",
+            linestyle=":",
+            label="watched sequences",
+        )
     legend(axes, columns=3)
 
 
-def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> ScalarMappable | None:
+def _draw_by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> ScalarMappable | None:
     """Draw a measure with a line per layer; returns the colours of the layers, None without rows."""
     rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
     return lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"].to_numpy(float)))
@@ -297,15 +309,17 @@ _RANKS = (("effective_rank", "with token 0", BLUE, "o"), ("effective_rank_withou
 _COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "super neurons", PURPLE, "D"))
 
 
-def _two(axes: Axes, watched: pd.DataFrame, scale: _Tokens, measures: Sequence[tuple[str, str, str, str]]) -> None:
+def _draw_measures(
+    axes: Axes, watched: pd.DataFrame, scale: _Tokens, measures: Sequence[tuple[str, str, str, str]]
+) -> None:
     """Draw measures of the whole model, each with its name, label, colour and mark."""
     for measure, label, colour, mark in measures:
-        if len(rows := _whole(watched, measure)):
-            _line(axes, rows, scale, color=colour, marker=mark, label=label)
+        if len(rows := _whole_model_rows(watched, measure)):
+            _draw_line(axes, rows, scale, color=colour, marker=mark, label=label)
     legend(axes, columns=2)
 
 
-def _band(
+def _draw_band(
     axes: Axes, rows: pd.DataFrame, scale: _Tokens, *, label: str, colour: str, mark: str, marks: bool = False
 ) -> None:
     """Draw a mean with its interval; a curve of few points has a mark at each."""
@@ -320,7 +334,7 @@ def _band(
     axes.plot(x, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.6, label=label)
 
 
-def _by_seed(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: _Tokens, *, colour: str) -> None:
+def _draw_seeds(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: _Tokens, *, colour: str) -> None:
     """Draw a variant's difference to the baseline by tokens, a thin line per seed."""
     rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
     for seed in sorted(set(rows["seed"].tolist())):
@@ -334,7 +348,9 @@ def _by_seed(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: 
         )
 
 
-def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str], curve: str) -> None:
+def _draw_final_differences(
+    axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str], curve: str
+) -> None:
     """Draw the final differences of each variant: a dot per seed, a line for the mean and its interval."""
     finals, differences = tables["finals"], tables["differences"]
     for place, variant in enumerate(variants[1:]):
@@ -352,7 +368,7 @@ def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str
     axes.grid(visible=False, axis="x")
 
 
-def _nothing(axes: Axes, why: str) -> None:
+def _draw_reason(axes: Axes, why: str) -> None:
     """Write into an empty panel why it is empty."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=QUIET, fontsize=FONT)
     axes.set_xticks([])
@@ -363,28 +379,28 @@ _LOG = ["step", "tokens", "loss"]
 _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"]
 
 
-def _title(run: Run) -> str:
+def _training_title(run: Run) -> str:
     """Title of a training: attention, value norm, last losses and sink rate."""
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
     title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
-    return f"{title}: {_end(run)}" if _end(run) else title
+    return f"{title}: {_last_values(run)}" if _last_values(run) else title
 
 
 def _watch_title(run: Run) -> str:
     """Title of watched checkpoints: their source, last loss and sink rate."""
-    return f"{visible(_source(run))}: {_end(run) or 'checkpoints watched'}"
+    return f"{visible(_source_name(run))}: {_last_values(run) or 'checkpoints watched'}"
 
 
-def _end(run: Run) -> str:
-    """The last losses and the last sink rate, as far as the run has them."""
+def _last_values(run: Run) -> str:
+    """Text with the last losses and the last sink rate, as far as the run has them."""
     log, watch = run.optional("log", columns=_LOG), run.optional("watch", columns=_WATCH)
     parts = []
     for column, name in (("eval_loss", "held-out loss"), ("loss", "loss")):
         values = log[column].to_numpy(float) if log is not None and column in log.columns else np.array([])
         if np.isfinite(values).any() and not parts:
             parts.append(f"{name} {values[np.isfinite(values)][-1]:.3f} nats")
-    if watch is not None and (born := _birth(watch)) is not None:
+    if watch is not None and (born := _find_birth(watch)) is not None:
         sink = "no sink at position 0" if born.tokens is None else "a sink at position 0"
         parts.append(f"{sink} at the end ({percent(born.rate)} of heads)")
     return ", ".join(parts)
@@ -403,20 +419,20 @@ def _sentences(run: Run) -> list[str]:
         at = f"{log['step'].max():,.0f} steps, {short(log['tokens'].to_numpy(float).max())} tokens"
         sentences.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
     watch = run.optional("watch", columns=_WATCH)
-    return sentences if watch is None else [*sentences, _sink(watch)]
+    return sentences if watch is None else [*sentences, _sink_sentence(watch)]
 
 
-def _birth(watch: pd.DataFrame) -> Birth | None:
+def _find_birth(watch: pd.DataFrame) -> Birth | None:
     """The birth of the sink at the usual threshold; None where that was not measured."""
     try:
-        return births(watch)
+        return find_birth(watch)
     except InputError:
         return None
 
 
-def _sink(watch: pd.DataFrame) -> str:
-    """Since when position 0 is a sink, as ``sink-lens watch`` tells it, at the usual threshold."""
-    born = _birth(watch)
+def _sink_sentence(watch: pd.DataFrame) -> str:
+    """Sentence that says since when position 0 is a sink, at the usual threshold."""
+    born = _find_birth(watch)
     if born is None:
         return f"The share of heads with a sink score above {SINK_THRESHOLD:g} was not measured."
     end = f"at the last checkpoint {born.rate:.1%} of layers and heads have a sink score above {born.threshold:g}"
@@ -427,7 +443,7 @@ def _sink(watch: pd.DataFrame) -> str:
     return f"Position 0 became a sink between {short(born.before)} and {short(born.tokens)} {born.unit}: {end}."
 
 
-def _course(run: Run) -> tuple[str, Figure]:
+def _course_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the measures of the run's checkpoints by tokens."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
@@ -438,11 +454,11 @@ def _course(run: Run) -> tuple[str, Figure]:
         "Each panel is a measure of the chain at the checkpoints, by tokens (logarithmic); a line is a layer where the "
         "scale says so. Check whether the sink comes with the norm and the outlier dimension, or before them."
     )
-    born = _birth(watch)
+    born = _find_birth(watch)
     return see, course(watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens)
 
 
-def _loss(run: Run) -> tuple[str, Figure]:
+def _loss_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the loss by tokens."""
     log = run.need("log", columns=_LOG)
     held_out = "eval_loss" in log.columns and bool(np.isfinite(log["eval_loss"].to_numpy(float)).any())
@@ -451,12 +467,12 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 
 def _watched_rows(run: Run) -> pd.DataFrame:
-    """Measurements of the whole model at each checkpoint."""
-    return _of_model(run.tables["watch"])
+    """The whole model's rows of the run's table ``watch``, as ``_whole_model_measures`` gives them."""
+    return _whole_model_measures(run.tables["watch"])
 
 
-def _of_model(watch: pd.DataFrame) -> pd.DataFrame:
-    """Measurements of the whole model at each checkpoint."""
+def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
+    """The whole model's rows of a table of ``watch``: step, tokens, measure, threshold, value, unit."""
     watch, _ = _with_steps(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
@@ -476,7 +492,7 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
         threshold: of the sink score.
         heads: the columns with their heads; all if None.
     """
-    rows = _of_model(watch)
+    rows = _whole_model_measures(watch)
     level = rows["threshold"].to_numpy(float)
     rows = rows[np.isnan(level) | np.isclose(level, threshold)]
     wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
@@ -498,11 +514,11 @@ def _log_table(run: Run) -> tuple[str, PageTable]:
 
 
 TRAIN = Page(
-    title=_title,
+    title=_training_title,
     headline=_sentences,
     figures=(
-        Drawn(key="loss", title="Loss", make=_loss, data=whole("log")),
-        Drawn(key="course", title="How the sink grows", make=_course, data=_watched_rows),
+        Drawn(key="loss", title="Loss", make=_loss_figure, data=whole("log")),
+        Drawn(key="course", title="How the sink grows", make=_course_figure, data=_watched_rows),
     ),
     tables=(
         Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),
@@ -515,18 +531,18 @@ TRAIN = Page(
 WATCH = Page(
     title=_watch_title,
     headline=_sentences,
-    figures=(Drawn(key="course", title="How the sink grows", make=_course, data=_watched_rows),),
+    figures=(Drawn(key="course", title="How the sink grows", make=_course_figure, data=_watched_rows),),
     tables=(Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),),
 )
 
 
-def _source(run: Run) -> str:
+def _source_name(run: Run) -> str:
     """Name of the watched folder, or the number of models."""
     watched = run.config.get("checkpoints")
     return plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
 
 
-def _variants(run: Run) -> list[str]:
+def _variant_names(run: Run) -> list[str]:
     """Names of the compared variants, the baseline first."""
     variants = list(run.config.get("runs") or {})
     base = run.config.get("baseline")
@@ -536,7 +552,7 @@ def _variants(run: Run) -> list[str]:
 def _compare_title(run: Run) -> str:
     """Title of a comparison: the variants, and the difference of their final loss."""
     names = ["learning rate" if name == "lr" else words(str(name)) for name in run.config.get("by") or ["variants"]]
-    title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variants(run))))}"
+    title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variant_names(run))))}"
     table = run.optional("differences", columns=["variant", "curve", "mean", "low", "high"])
     if table is None or not len(table):
         return title
@@ -553,7 +569,7 @@ def _compare_title(run: Run) -> str:
 
 
 def _findings(run: Run) -> list[str]:
-    """The findings as written in the folder."""
+    """The comparison's sentences, as written in its run folder."""
     path = run.folder / "findings.txt"
     if not path.is_file():
         return ["findings.txt is not in this folder."]
@@ -561,7 +577,7 @@ def _findings(run: Run) -> list[str]:
     return [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
 
 
-def _comparison(run: Run) -> tuple[str, Figure]:
+def _comparison_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the variants side by side."""
     tables = {
         "curves": run.need("curves", columns=["variant", "seed", "curve", "tokens", "difference"]),
@@ -576,7 +592,7 @@ def _comparison(run: Run) -> tuple[str, Figure]:
         "Means over seeds with 95% intervals. Top right: each variant minus the baseline of the same seed; where the "
         "interval leaves out zero, the difference can be told from chance. Bottom right: attention to position 0."
     )
-    variants = _variants(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
+    variants = _variant_names(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
     by = "/".join(words(str(name)) for name in run.config.get("by") or [])
     return see, comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
 
@@ -636,7 +652,7 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
 COMPARE = Page(
     title=_compare_title,
     headline=_findings,
-    figures=(Drawn(key="comparison", title="The variants", make=_comparison, data=whole("bands")),),
+    figures=(Drawn(key="comparison", title="The variants", make=_comparison_figure, data=whole("bands")),),
     tables=(
         Listed(key="final-table", title="Final losses", make=_final_table),
         Listed(key="measure-table", title="The chain at the end", make=_measure_table, when=_was_watched),
