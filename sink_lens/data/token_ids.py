@@ -67,7 +67,7 @@ def ids_after(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def prompt_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Text of a prompt's token ids, without BOS; None if that text would be tokenised to other ids.
+    """Text of a prompt's token ids without BOS, or of the last 32, 8 or 2; None if each text has other ids.
 
     A sequence that was cut out of a text may begin within a word, so that its text has other tokens there.
     """

@@ -175,7 +175,7 @@ def _merged_layer(layer: Any) -> nn.Module:
 
 
 def _clear_adapter_marks(plain: Any) -> None:
-    """Remove peft's marks from the merged copy, and untie embeddings whose weights no longer agree."""
+    """Remove peft's marks from the merged copy, and untie embeddings that no longer share one weight."""
     if hasattr(plain, "peft_config"):
         del plain.peft_config
     forget_adapter(plain)

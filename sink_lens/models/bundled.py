@@ -165,10 +165,8 @@ def _note_marks(folder: Path, source: Mapping[str, Any]) -> None:
     """Rewrite the size and times of a GGUF file in its conversion's manifest, when its content is found unchanged."""
     if source.items() <= (_read_manifest(folder) or {}).get("source", {}).items():
         return
-    with (
-        contextlib.suppress(OSError),
-        lock_folder(folder),
-    ):  # a cache that is only read: the file is read again next time
+    # a cache that is only read: the file is read again next time
+    with contextlib.suppress(OSError), lock_folder(folder):
         manifest = _read_manifest(folder)
         if manifest is not None:
             content = {**manifest, "source": {**source, "sha256": folder.name}}

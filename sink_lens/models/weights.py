@@ -235,7 +235,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
 def keys_of(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
-    """Keys of an input of the attention at a position, as the site ``k`` has them: with bias, norm and rotation."""
+    """Keys of an input of the attention at a position, exactly as the site ``k`` holds them, bias and norm included."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
         found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k

@@ -64,10 +64,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def newest_checkpoint(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
-    """The newest intact checkpoint before a step (of all, by default) to resume from; None if there is none.
-
-    ``before``: only checkpoints of earlier steps. None if there is none.
-    """
+    """The newest intact checkpoint to resume from, before a step if given; None if none. Damaged ones are warned of."""
     for step, path in list_checkpoints(folder).items():
         if step >= before:
             continue

@@ -283,7 +283,7 @@ def _open_run(
         if args.should_save:
             try:
                 writer = stack.enter_context(_open_writer(config, corpus, args, folder=folder, overwrite=overwrite))
-                outcome = [None, _prepare_folder(config, corpus, writer, overwrite=overwrite)]
+                outcome = [None, _prepare_run(config, corpus, writer, overwrite=overwrite)]
             except SinkLensError as error:
                 outcome = [error, None]
         if args.world_size > 1:
@@ -320,9 +320,7 @@ def _open_writer(
     )
 
 
-def _prepare_folder(
-    config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool
-) -> Checkpoint | None:
+def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
     """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None."""
     folder = writer.folder / "checkpoints"
     if overwrite:

@@ -65,7 +65,7 @@ def course(
     loss = add("loss, nats")
     _draw_losses(loss, watched, log, scale)
     rate = add("share of heads with a sink")
-    rows = _whole_model_rows(watched, "sink_rate")
+    rows = _model_rows(watched, "sink_rate")
     for index, level in enumerate(sorted(set(rows["threshold"].to_numpy(float).tolist()))):
         of_level = rows.loc[rows["threshold"] == level]
         chosen = bool(np.isclose(level, threshold))
@@ -77,7 +77,7 @@ def course(
     legend(rate, columns=4)
     mass = add("attention to position 0")
     images = [_draw_by_layer(mass, watched, "sink_mass", scale)]
-    uniform = _whole_model_rows(watched, "uniform_mass")
+    uniform = _model_rows(watched, "uniform_mass")
     if len(uniform):
         mass.axhline(
             uniform["value"].to_numpy(float)[0], color=QUIET, linestyle=":", linewidth=1.4, label="uniform attention"
@@ -151,9 +151,7 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
     base_end = finals.loc[(finals["variant"] == variants[0]) & (finals["curve"] == curve), "loss"].mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
     gap.axhline(0, color=COLOURS[0], linewidth=1.4)
-    _draw_final_differences(
-        panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, variants, curve
-    )
+    _draw_ends(panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, variants, curve)
     low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
     scales = [(top, scale), (gap, scale)]
     if "course" in tables:
@@ -262,7 +260,7 @@ class _Tokens:
         axes.set_xticks([], minor=True)
 
 
-def _whole_model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
+def _model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
     """Rows of a measure of the whole model, in order of tokens."""
     rows = frame.loc[frame["measure"] == measure]
     rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
@@ -288,13 +286,7 @@ def _draw_losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | N
         axes.plot(scale.places(tokens[there]), loss[there], color=BLUE, marker="o", markersize=3, label="evaluation")
     if watched is not None:
         _draw_line(
-            axes,
-            _whole_model_rows(watched, "loss"),
-            scale,
-            color=INK,
-            marker="x",
-            linestyle=":",
-            label="watched sequences",
+            axes, _model_rows(watched, "loss"), scale, color=INK, marker="x", linestyle=":", label="watched sequences"
         )
     legend(axes, columns=3)
 
@@ -314,7 +306,7 @@ def _draw_measures(
 ) -> None:
     """Draw measures of the whole model, each with its name, label, colour and mark."""
     for measure, label, colour, mark in measures:
-        if len(rows := _whole_model_rows(watched, measure)):
+        if len(rows := _model_rows(watched, measure)):
             _draw_line(axes, rows, scale, color=colour, marker=mark, label=label)
     legend(axes, columns=2)
 
@@ -348,9 +340,7 @@ def _draw_seeds(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scal
         )
 
 
-def _draw_final_differences(
-    axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str], curve: str
-) -> None:
+def _draw_ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str], curve: str) -> None:
     """Draw the final differences of each variant: a dot per seed, a line for the mean and its interval."""
     finals, differences = tables["finals"], tables["differences"]
     for place, variant in enumerate(variants[1:]):
