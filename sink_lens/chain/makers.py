@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from ..edits.constructors import At, Edit, edit, freeze
-from ..edits.effects import share_removed
+from ..edits.effects import fraction_lost
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..measures.reductions import widen
@@ -487,7 +487,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
         """One set as a row."""
         compared = baseline_of_few if control_of else baseline
         before, after = (_target_size(setting, one, target) for one in (compared, run))
-        share: Interval = share_removed(before, after, generator=rng)
+        share: Interval = fraction_lost(before, after, generator=rng)
         return {
             "set": name,
             "control_of": control_of,

@@ -29,7 +29,7 @@ from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
 from ..engine.engine import outcomes
 from ..engine.needs import Needs
-from ..engine.trust import make_ground
+from ..engine.trust import make_checked_run
 from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
@@ -426,7 +426,7 @@ def _baseline_run(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
     cell = cell_of(isolate([target]))
-    return make_ground(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
+    return make_checked_run(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
 
 
 def shorten(setting: Setting, *, most: int) -> Setting:

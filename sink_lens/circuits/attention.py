@@ -24,7 +24,7 @@ from einops import einsum
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from ..engine.gradients import zero_added
+from ..engine.gradients import add_zero
 from ..models.running import exclusive_use
 from .circuit import Circuit
 from .rules import keep_tensor
@@ -59,7 +59,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
     hooks: list[tuple[str, Callable[..., Any]]] = []
     for layer in sorted({layer for layer, _ in heads}):
         for site in ("q", "k"):
-            hooks.append((hook_name_of(runs.lens, site, layer), partial(zero_added, into=zeros, key=(site, layer))))
+            hooks.append((hook_name_of(runs.lens, site, layer), partial(add_zero, into=zeros, key=(site, layer))))
         for site in ("resid_pre", "scores", "pattern"):
             hooks.append((hook_name_of(runs.lens, site, layer), partial(keep_tensor, into=seen, key=(site, layer))))
     rows: list[dict[str, object]] = []

@@ -26,8 +26,8 @@ from ..data.described import BosCondition
 from ..data.token_ids import answer_id
 from ..data.tokens import Prompts, TokenBatch, batch_of
 from ..edits.constructors import Edit
-from ..edits.hooks import Applied, edits_in
-from ..edits.metrics import positions_at
+from ..edits.hooks import Applied, edits_for_model
+from ..edits.metrics import positions_from_start
 from ..engine.forward import run_applied
 from ..engine.needs import Needs
 from ..engine.trust import TOLERANCE
@@ -116,12 +116,12 @@ def direct_logit_attribution(
     lens = as_lens(lens)
     batch = batch_of(prompts, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
-    given = edits_in(lens, edits, n_positions=batch.n_positions)
+    given = edits_for_model(lens, edits, n_positions=batch.n_positions)
     if any(one.site == "final" for one in given):
         raise InputError("an edit of 'final' was given, which no part of the model writes; need edits before the norm")
     for site in _READ[by]:
         site_of(site, family=lens.family)
-    at = positions_at(batch.lengths.cpu(), position)
+    at = positions_from_start(batch.lengths.cpu(), position)
     signed = [(+1, _answer_ids(lens, batch, answer, at=at))]
     signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]
     edited = {layer for one in given if one.site in _EDITED[by] for layer in one.over(lens.n_layers)}

@@ -36,7 +36,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ..engine.gradients import zero_added
+from ..engine.gradients import add_zero
 from ..errors import InputError, ModelError
 from ..models.evaluating import freeze_parameters
 from ..models.running import exclusive_use
@@ -248,7 +248,7 @@ class Gradients:
         zeros: dict[tuple[str, int], Tensor] = {}
         kept: dict[tuple[str, int], Tensor] = {}
         key = ("resid_pre", 0)
-        at: list[Any] = [*hooks, (hook_name_of(lens, *key), partial(zero_added, into=zeros, key=key))]
+        at: list[Any] = [*hooks, (hook_name_of(lens, *key), partial(add_zero, into=zeros, key=key))]
         at += rule_hooks(lens, runs.weights) if self.rules else []
         at += [
             (hook_name_of(lens, site, layer), partial(keep_late, into=kept, key=(site, layer), begin=self.begin))
@@ -257,7 +257,7 @@ class Gradients:
         at += [
             (
                 hook_name_of(lens, site, layer if site != "final" else 0),
-                partial(zero_added, into=zeros, key=(site, layer)),
+                partial(add_zero, into=zeros, key=(site, layer)),
             )
             for place in graph.places
             for layer in [place[1]]

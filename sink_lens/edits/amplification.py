@@ -40,7 +40,7 @@ class CentringMeans:
     seed: int
 
     def of(self, centre: Centre) -> Mapping[int, Tensor]:
-        """The means of one kind of centre.
+        """Layer -> mean of the values or of the aggregated values, as ``centre`` names it.
 
         Raises:
             InputError: this kind of centre has no means.
@@ -50,13 +50,13 @@ class CentringMeans:
         return self.values if centre == "values" else self.aggregated
 
     def tensors(self) -> dict[str, Tensor]:
-        """The means as named tensors, one per layer, for a safetensors file in the run folder."""
+        """Name -> mean of one layer, for a safetensors file in the run folder."""
         named = {f"values.{layer}": tensor for layer, tensor in self.values.items()}
         return named | {f"aggregated.{layer}": tensor for layer, tensor in self.aggregated.items()}
 
 
 def centres_of(lens: LensModel) -> tuple[Centre, ...]:
-    """The centres that values are moved away from; aggregated values behind a gate have no mean of values."""
+    """The centres that amplification has in this model; a model with gated aggregated values has no mean of values."""
     return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated == "z_raw")
 
 

@@ -71,7 +71,7 @@ class Edit:
 
     @property
     def part(self) -> Part:
-        """The part of the site that is changed."""
+        """The part of the site that the edit changes: its layers, positions, heads, units and keys."""
         return Part(
             site=self.site,
             layers=self.layers,
@@ -82,11 +82,11 @@ class Edit:
         )
 
     def over(self, n_layers: int) -> tuple[int, ...]:
-        """The layers that the edit changes."""
+        """The layers that the edit changes, of a model with ``n_layers``."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     def counted(self, n_layers: int) -> "Edit":
-        """The edit with layers counted from the first one; a negative number counts from the last.
+        """The edit with every layer counted from the first one: -1 becomes ``n_layers`` - 1.
 
         Raises:
             InputError: two of them are one layer.
@@ -133,7 +133,7 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
 
 
 def _check_change(change: Change, *, label: str) -> None:
-    """Refuse a function that cannot be called with values and their context."""
+    """Refuse an edit's function that cannot be called with two arguments, values and their context."""
     try:
         inspect.signature(change).bind(None, None)
     except TypeError as error:
@@ -151,7 +151,7 @@ def zero(site: str, **where: Unpack[Where]) -> Edit:
 
 
 def set_value(site: str, value: float, **where: Unpack[Where]) -> Edit:
-    """Set values to a number."""
+    """Set all values of the chosen part to one number."""
     where.setdefault("label", f"{site} = {value:g}")
     return edit(site, lambda x, at: torch.full_like(x, value), **where)
 
@@ -185,13 +185,13 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
 
 
 def scale(site: str, factor: float, **where: Unpack[Where]) -> Edit:
-    """Multiply values by a factor."""
+    """Multiply the values of the chosen part by a factor."""
     where.setdefault("label", f"{site} x {factor:g}")
     return edit(site, lambda x, at: x * factor, **where)
 
 
 def clamp(site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]) -> Edit:
-    """Limit values to a range.
+    """Limit the values of the chosen part to at least ``low`` and at most ``high``; None is no limit.
 
     Raises:
         InputError: no bound is given, or the lower bound is above the upper bound.

@@ -14,7 +14,7 @@ from ..stats import Interval, paired_differences
 def effect_table(
     values: np.ndarray, before: np.ndarray, *, controls: Sequence[np.ndarray], generator: np.random.Generator
 ) -> pd.DataFrame:
-    """One row per cell: baseline, value, effect and its interval, controls, and the effect above them.
+    """One row per cell: mean baseline and value, effect with its interval, controls, effect above the controls, n.
 
     Args:
         values: the metric under each cell, shape (cells, sequences); nan where it is undefined, such as in a sequence
@@ -50,13 +50,13 @@ def effect_table(
 
 
 def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
-    """Add estimates and the ends of their intervals as three columns."""
+    """Add three columns to the frame, in place: the intervals' estimates, lower ends and upper ends."""
     for name, part in zip(names, ("estimate", "low", "high"), strict=True):
         frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
 
 
 def _row_means(rows: np.ndarray) -> np.ndarray:
-    """Mean of each row over what is defined; nan if nothing is."""
+    """Mean of each row over its values that are not nan; nan if all are."""
     defined = ~np.isnan(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)

@@ -50,7 +50,7 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
 
 
 def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
-    """Table of attention by layer, at the target and sink positions, before and after; means over sequences.
+    """One row per layer: mean attention to the target and to the sink position, in the baseline and under the edit.
 
     Raises:
         InputError: a position was not read. The errors of ``effect`` also apply.
@@ -77,7 +77,7 @@ def made_share(
     layers: Sequence[int],
     generator: np.random.Generator,
 ) -> Interval:
-    """Attention that the target position gained, over the sink position's in the baseline; a ratio of means."""
+    """How much attention the target position gained, over the sink position's in the baseline; a ratio of means."""
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
     return _ratio_of_means(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
 
@@ -85,16 +85,16 @@ def made_share(
 def removed_share(
     baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
-    """Attention that the sink position lost, over its attention in the baseline; a ratio of means."""
-    return share_removed(
+    """How much attention the sink position lost, over what it had in the baseline; a ratio of means over sequences."""
+    return fraction_lost(
         baseline.mass_at(sink_position, layers=layers),
         edited.mass_at(sink_position, layers=layers),
         generator=generator,
     )
 
 
-def share_removed(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
-    """Share of a quantity that is removed, (before - after) / before; a ratio of means over sequences."""
+def fraction_lost(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
+    """(before - after) / before as a ratio of means over sequences, with its interval."""
     return _ratio_of_means(before - after, before, generator=generator)
 
 
@@ -118,11 +118,12 @@ def change_of(
 
 
 def _ratio_of_means(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
+    """Mean of ``above`` over mean of ``below``, paired by sequence, with its 95% interval."""
     return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 
 def _check_pair(baseline: Outcome, edited: Outcome) -> None:
-    """Refuse two runs that did not read the same."""
+    """Refuse two runs that differ in the positions or layers that they read, or in their number of sequences."""
     there = (baseline.positions, baseline.layers, baseline.mass.shape[1])
     here = (edited.positions, edited.layers, edited.mass.shape[1])
     if there != here:

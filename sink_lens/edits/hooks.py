@@ -63,7 +63,7 @@ def fwd_hooks(
     if lens.why_measured_only is not None:
         raise ModelError(lens.why_measured_only)
     check_unchanged(lens)
-    given = edits_in(lens, edits, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
+    given = edits_for_model(lens, edits, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
     applied = Applied(lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences)
     valid = None if tokens is None else tokens.valid
     return applied.fwd_hooks(sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers))
@@ -123,7 +123,7 @@ class Applied:
     def fwd_hooks(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
     ) -> list[tuple[str, HookFunction]]:
-        """The bridge hooks for one pass over some of the sequences, in the order of their application.
+        """(hook name, function) for one pass over some of the sequences, in the order in which the edits are made.
 
         Without ``valid`` every token is real, and the pass is over as many sequences and positions as it shows.
         """
@@ -151,12 +151,14 @@ class Applied:
                 if one.reads is not None:
                     reads = partial(held.__setitem__, "read")
                     found.append(Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads))
-                act = partial(self._apply, number=number, layer=layer, sequences=sequences, valid=valid, held=held)
+                act = partial(
+                    self._edit_tensor, number=number, layer=layer, sequences=sequences, valid=valid, held=held
+                )
                 found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
         return sorted(found, key=operator.attrgetter("order"))
 
-    def check_shown(self, layers: range) -> None:
-        """Refuse an edit that was never shown its site, though the run went through all these layers."""
+    def refuse_unshown_edits(self, layers: range) -> None:
+        """Refuse an edit whose site never appeared, though the run went through these layers."""
         for number, one in enumerate(self.edits):
             own = [layer for layer in layers_of(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:
@@ -166,11 +168,11 @@ class Applied:
                 )
 
     def warn(self) -> None:
-        """Warn about every edit that changed nothing."""
+        """Warn about every edit that changed nothing, and say whether the run ended before its layers."""
         late = [one for number, one in enumerate(self.edits) if number not in self.reached]
         warn_of_unchanged(self.edits, self.changed, late=late, stacklevel=4)
 
-    def _apply(
+    def _edit_tensor(
         self,
         tensor: Tensor,
         *,
@@ -180,7 +182,7 @@ class Applied:
         valid: Tensor | None,
         held: Mapping[str, Tensor],
     ) -> Tensor | None:
-        """Edit the chosen part of a tensor; None if nothing of it is chosen."""
+        """A site's tensor after edit ``number``; None if no chosen value changes."""
         one, n_sequences = self.edits[number], self.n_sequences
         if valid is None:
             valid = torch.ones(len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool)
@@ -205,13 +207,13 @@ class Applied:
             valid=valid,
             read=held.get("read"),
         )
-        version = _count_changes(old)
+        version = _version_of(old)
         where = "all positions" if one.positions is None else f"positions {', '.join(map(str, one.positions))}"
         with note_user_function(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
             new = one.change(old, at)
-        if _count_changes(old) != version:
+        if _version_of(old) != version:
             raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
-        new, differs = _check_values(new, old=old, one=one, layer=layer)
+        new, differs = _checked_values(new, old=old, one=one, layer=layer)
         if not differs:
             return None
         self.changed.add(number)
@@ -223,7 +225,7 @@ class Applied:
 
 
 def layers_of(one: Edit, lens: LensModel) -> list[int]:
-    """The layers of an edit that have its sites."""
+    """The layers that an edit changes in this model, without those that lack its site or the site that it reads."""
     having = set(lens.having(one.site))
     if one.reads is not None:
         having &= set(lens.having(one.reads))
@@ -233,7 +235,7 @@ def layers_of(one: Edit, lens: LensModel) -> list[int]:
 def warn_of_unchanged(
     edits: Sequence[Edit], changed: Collection[int], *, late: Collection[Edit] = (), stacklevel: int = 3
 ) -> None:
-    """Warn about every edit that changed nothing."""
+    """Warn about every edit whose index is not among ``changed``; ``late`` are those whose layers were not reached."""
     for number, one in enumerate(edits):
         if number not in changed:
             ended = "the run ended before the layers that it edits"
@@ -241,8 +243,8 @@ def warn_of_unchanged(
             warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=stacklevel)
 
 
-def edits_in(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:
-    """Edits as they are in this model: layers from its end are counted from its beginning.
+def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:
+    """The edits with layers counted from the first one; refuses sites, layers and indices that the model lacks.
 
     Raises:
         SiteError: the family lacks a site, or edits of a site have no effect on this model's bridge.
@@ -278,13 +280,13 @@ def edits_in(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int)
     return tuple(given)
 
 
-def _count_changes(tensor: Tensor) -> int:
-    """Count the changes in place of the tensor; inference tensors have no such count."""
+def _version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; 0 for inference tensors, which do not count this."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _check_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tensor, bool]:
-    """Check an edit's new values, convert them to the type and device of the old ones, and say whether any differs."""
+def _checked_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tensor, bool]:
+    """An edit's new values in the old ones' type and on their device, and whether any differs; refuses a bad result."""
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
         raise EditError(

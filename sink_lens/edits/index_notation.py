@@ -49,7 +49,7 @@ def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Ind
 
 
 def _entry_indices(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:
-    """The indices of one entry, in order."""
+    """The sorted indices that one entry of an axis names: a number, a range such as ``0-3,7``, or a list of numbers."""
     if isinstance(given, bool):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
     if isinstance(given, int):

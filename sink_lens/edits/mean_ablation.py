@@ -34,7 +34,7 @@ class Averaged:
 
     @property
     def words(self) -> str:
-        """Say what is left out, in words."""
+        """How many tokens the mean is over, and how many sinks are left out, in words."""
         real = f"{int(self.mask.sum()) + self.n_sinks:,} tokens"
         if self.mean != "mean_ordinary":
             return f"{self.mean}: all of {real}"
@@ -61,7 +61,7 @@ def tokens_to_average(
     *,
     sinks: Bool[Tensor, "batch position"] | None = None,
 ) -> Averaged:
-    """Find the tokens that a mean is taken over; one pass of the model for ``mean_ordinary``, else none.
+    """Find the tokens that a mean is over. ``mean_ordinary`` needs one pass of the model to find the sinks.
 
     Args:
         lens: the model.
@@ -124,7 +124,7 @@ def mean_aligned(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Whe
 
 
 def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where) -> Edit:
-    """An edit that sets a part of a site to a mean of this run."""
+    """An edit that sets the part of a site that ``where`` chooses to the named mean over this run's tokens."""
     lens = as_lens(lens)
     batch = batch_of(tokens)
     if site in SITES and not SITES[site].by_token:

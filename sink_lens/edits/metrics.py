@@ -72,7 +72,7 @@ class Metric:
     """The tokens that texts of answers are behind these sequences."""
 
     def over(self, n_layers: int) -> tuple[int, ...]:
-        """The layers that the metric reads."""
+        """The layers that the metric reads, of a model with ``n_layers``."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     @property
@@ -137,7 +137,7 @@ def logit_difference(
     plus, minus = (one if isinstance(one, int) else [[*map(int, _as_list(each))] for each in one] for one in both)
 
     def function(run: Outcome) -> Tensor:
-        found = run.logits_at(positions_at(run.valid.sum(1), position)).float()
+        found = run.logits_at(positions_from_start(run.valid.sum(1), position)).float()
         return _mean_logit(found, plus, run) - _mean_logit(found, minus, run)
 
     return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
@@ -149,7 +149,7 @@ def _as_list(given: Any) -> list[Any]:
 
 
 def _difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
-    """Make a logit difference of answers given as texts, which become tokens once sequences are known."""
+    """A logit difference of answers given as texts; they become tokens when the sequences are known."""
 
     def unread(run: Outcome) -> Tensor:
         """An outcome has no tokens."""
@@ -172,7 +172,7 @@ def _difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: i
 def _difference_behind_prompts(
     both: Sequence[Answers], prompts: Sequence[str | list[int]], tokenizer: Any, *, position: int
 ) -> Metric:
-    """The difference of the logits of the tokens that texts are behind prompts."""
+    """A logit difference of texts, each read as the token that it is behind its prompt."""
     n = max([len(prompts), *(len(one) for one in both if not isinstance(one, str | int))])
     known: dict[tuple[Any, ...], int] = {}
     answers = []
@@ -199,7 +199,7 @@ def _difference_behind_prompts(
 
 
 def on_tokens(metric: Any, *batches: TokenBatch) -> Any:
-    """The metric for the sequences of a run; the same for every batch of it, such as clean and corrupted ones.
+    """The metric with its texts read as tokens of these sequences; refuses batches in which the tokens differ.
 
     Raises:
         InputError: a text is no token there, or another behind the one batch than behind the other.
@@ -251,7 +251,7 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
             )
         divergence = (wanted.exp() * (wanted - found)).sum(-1)
         if position is not None:
-            at = positions_at(run.valid.sum(1), position)
+            at = positions_from_start(run.valid.sum(1), position)
             return divergence[torch.arange(len(at)), at]
         return torch.where(run.valid, divergence, 0.0).sum(1) / run.valid.sum(1)
 
@@ -270,7 +270,7 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
         raise InputError(f"there is no norm of a position at {site!r}; need one of {fit}")
 
     def function(run: Outcome) -> Tensor:
-        _check_real(run, sink_position)
+        _refuse_padding(run, sink_position)
         return run.tensors[site, layer][:, sink_position].flatten(1).float().norm(dim=-1)
 
     return Metric(
@@ -287,7 +287,7 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
     """Dominance ratio of the residual stream at a position after a layer: largest over mean magnitude."""
 
     def function(run: Outcome) -> Tensor:
-        _check_real(run, sink_position)
+        _refuse_padding(run, sink_position)
         return dominance_ratio(run.state_at(sink_position)[run.layers.index(layer)])
 
     return Metric(
@@ -299,7 +299,7 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
 
 
 def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
-    """Check a metric; a plain function becomes one.
+    """Check a metric and return it; a plain function becomes one, read from what its first parameter asks for.
 
     A function whose parameter is called ``logits``, or annotated as a tensor, gets the logits as in TransformerLens,
     ``batch position vocab``; any other gets an ``Outcome`` with position 0 of all layers, the loss and the logits.
@@ -354,7 +354,7 @@ def _with_hint(function: Callable[..., Any], name: str) -> Callable[[Outcome], A
 
 
 def takes_logits(function: Callable[..., Any]) -> bool:
-    """Check whether the first open parameter of a function is called after logits, or annotated as a tensor."""
+    """Check whether a function's first parameter is named after logits or annotated as a tensor."""
     try:
         first = next(iter(signature(function).parameters.values()), None)
     except ValueError:  # a built-in function without a signature
@@ -363,7 +363,7 @@ def takes_logits(function: Callable[..., Any]) -> bool:
 
 
 def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
-    """Compute the metric of a run: one number per sequence, or a single number for all sequences.
+    """The metric's values of a run: one number per sequence, or a single number for all sequences.
 
     Raises:
         InputError: the metric returned something else, or read padding.
@@ -420,7 +420,7 @@ def _reads_padding(metric: Metric, run: Outcome, *, found: Tensor) -> bool:
     return not torch.equal(again.nan_to_num(), found.detach().nan_to_num())
 
 
-def _check_real(run: Outcome, position: int) -> None:
+def _refuse_padding(run: Outcome, position: int) -> None:
     """Refuse a position that is padding in some sequence."""
     if not bool(run.valid[:, position].all()):
         raise InputError(f"position {position} is padding in some sequences; need a position that all of them have")
@@ -431,8 +431,8 @@ def _log_probabilities(logits: Tensor) -> Tensor:
     return logits - logits.logsumexp(-1, keepdim=True)
 
 
-def positions_at(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
-    """The position in sequences of these lengths; a negative one counts back from their last token.
+def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
+    """A position in each of the sequences, counted from the first token; a negative one counts from their last.
 
     Raises:
         InputError: a sequence does not have it.
@@ -449,7 +449,7 @@ def positions_at(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, "
 def _mean_logit(
     logits: Float[Tensor, "batch vocab"], given: int | Sequence[Sequence[int]], run: Outcome
 ) -> Float[Tensor, " batch"]:
-    """The logit of each sequence's answer; the mean of those of several."""
+    """The logit of each sequence's answer: one id for all, or ids for each; the mean if a sequence has several."""
     n, d_vocab = logits.shape
     answers = [[given]] * n if isinstance(given, int) else list(given)[run.sequences]
     ids = [one for own in answers for one in own]

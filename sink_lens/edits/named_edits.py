@@ -42,6 +42,7 @@ class Option:
 
 
 def _is_number(value: Any, kinds: Any) -> bool:
+    """Check for a number of these kinds; True and False are none."""
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
@@ -98,19 +99,19 @@ class EditSpec:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Everything that determines the edit."""
+        """Name -> value of all that determines the edit: kind, site, indices, options, hash of a vector's file."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
         return found | ({"vector_hash": file_hash(self.options["vector"])} if "vector" in self._named_options else {})
 
     @property
     def _named_options(self) -> dict[str, Any]:
-        """The options, but for those that a cell without them does not name."""
+        """Name -> value of the options, without the newer ones that are not set: older runs do not have them."""
         return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The fields' values; two edits of the same values are the same computation."""
+        """The values of ``fields``; two edits with the same ones are the same computation."""
         return tuple(self.fields.values())
 
     @property
@@ -134,7 +135,7 @@ class EditSpec:
         return {**self.part.where, "label": self.label}
 
     def edit(self, references: "References") -> "Edit":
-        """Make the edit."""
+        """Make the edit; ``references`` measures the values that it puts in."""
         return KINDS[self.kind].make(self, references)
 
 
@@ -158,7 +159,7 @@ class Kind:
 
 
 def kind_of(name: str, *, site: str) -> Kind:
-    """Look up a kind of edit by its name, for a site that it can edit.
+    """Look up a kind of edit by its name; refuses one that cannot edit the site.
 
     Raises:
         InputError: there is no such kind, or the site lacks what it needs.
@@ -176,8 +177,8 @@ def kind_of(name: str, *, site: str) -> Kind:
     return kind
 
 
-def _constructor(name: str, *options: str) -> Make:
-    """Make edits by a function of ``constructors`` that takes these options behind the site."""
+def _maker_by_constructor(name: str, *options: str) -> Make:
+    """A maker of edits: it calls a function of ``constructors`` with the site and the values of these options."""
 
     def make(spec: EditSpec, refs: "References") -> "Edit":
         from . import constructors
@@ -196,7 +197,7 @@ def _make_add(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _read_vector(path: str) -> "Tensor":
-    """Read the tensor of a .safetensors file.
+    """Read the only tensor of a .safetensors file.
 
     Raises:
         InputError: it is not there, is none, or holds more than one tensor.
@@ -214,7 +215,7 @@ def _read_vector(path: str) -> "Tensor":
 
 
 def file_hash(path: str) -> str:
-    """Hash of a vector's file, so that a run does not go on with another vector under the same name.
+    """SHA-256 of a vector's file, so that a run does not go on with another vector under the same name.
 
     Raises:
         InputError: there is no such file.
@@ -223,17 +224,17 @@ def file_hash(path: str) -> str:
     if not file.is_file():
         raise InputError(f"there is no file {path}; need a .safetensors file with the vector to add")
     known = file.stat()
-    return _hash_of(file, known.st_mtime_ns, known.st_size)
+    return _content_hash(file, known.st_mtime_ns, known.st_size)
 
 
 @lru_cache
-def _hash_of(file: Path, changed: int, size: int) -> str:
-    """Hash of a file as it is now, read once."""
+def _content_hash(file: Path, changed: int, size: int) -> str:
+    """SHA-256 of a file's content; kept until its time of change or its size is another."""
     return sha256(file.read_bytes()).hexdigest()
 
 
 def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that sets the part to one of the means of the baseline run."""
+    """Make the edit that sets the part to the mean that the edit's kind names."""
     from .constructors import freeze
 
     mean: Any = spec.kind
@@ -284,21 +285,21 @@ def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
-    """The layers that the edit's specification names, else all layers with the site."""
+    """The layers that the specification names, else all layers with the site; 0 for a site without layers."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return refs.lens.having(spec.part.site) if spec.part.layers is None else spec.part.layers
 
 
 KINDS: Mapping[str, Kind] = {
-    "zero": Kind(meaning="set to 0", make=_constructor("zero")),
+    "zero": Kind(meaning="set to 0", make=_maker_by_constructor("zero")),
     **{name: Kind(meaning=f"set to {meaning}", make=_make_mean, by_token=True) for name, meaning in MEANS.items()},
     "resample": Kind(
         meaning="another sequence's values at the same positions", make=_make_resample, takes=("seed",), by_token=True
     ),
-    "scale": Kind(meaning="times a factor", make=_constructor("scale", "factor"), takes=("factor",)),
+    "scale": Kind(meaning="times a factor", make=_maker_by_constructor("scale", "factor"), takes=("factor",)),
     "add": Kind(meaning="plus a factor times the vector of a file", make=_make_add, takes=("factor", "vector")),
-    "set": Kind(meaning="set to a number", make=_constructor("set_value", "factor"), takes=("factor",)),
+    "set": Kind(meaning="set to a number", make=_maker_by_constructor("set_value", "factor"), takes=("factor",)),
     "isolate": Kind(
         meaning="the mask shows the token only itself", make=_make_isolation, site="scores", first_position=1
     ),

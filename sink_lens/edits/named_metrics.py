@@ -40,7 +40,7 @@ class MetricSpec:
             )
 
     def metric(self, lens: "LensModel", predictions: "Predictions | None" = None) -> "Metric":
-        """The metric on a model; ``kl`` compares with the predictions, the logits of a baseline run.
+        """Make the metric for a model; ``predictions`` gives the baseline logits, with which ``kl`` compares.
 
         Raises:
             InputError: there is no such metric, or an option is unknown, missing, or cannot be used.
@@ -57,21 +57,21 @@ class MetricSpec:
             given["tokenizer"] = lens.tokenizer
         return getattr(metrics, self.name)(**given)
 
-    def last(self, model: Sized) -> int | None:
-        """The last layer that the metric reads; None where it reads what comes after the layers.
+    def last_layer(self, model: Sized) -> int | None:
+        """The last layer that the metric reads; None if it reads what comes after all layers.
 
         Raises:
             InputError: there is no such metric, or an option is unknown, missing, or no layer of the model.
         """
         known = self._known_options()
         if "layer" in known:
-            return _layer(model, "layer", self.options["layer"])
+            return _read_layer(model, "layer", self.options["layer"])
         if "layers" not in known:
             return None
-        return max(_layers(model, "layers", self.options.get("layers")) or range(model.n_layers))
+        return max(_read_layers(model, "layers", self.options.get("layers")) or range(model.n_layers))
 
     def _known_options(self) -> tuple[str, ...]:
-        """The options of the metric; refuses a metric that is none, and options that do not fit it."""
+        """The names of the options that the metric takes; refuses an unknown metric and options that do not fit."""
         if self.name not in METRICS:
             raise InputError(f"there is no metric {self.name!r}; need one of {', '.join(METRICS)}")
         known, needed = METRICS[self.name]
@@ -84,50 +84,50 @@ class MetricSpec:
         return known
 
 
-def _layers(model: Sized, name: str, given: Any) -> list[int] | None:
-    """The layers that an option names, counted from the first one; None is all."""
+def _read_layers(model: Sized, name: str, given: Any) -> list[int] | None:
+    """The layers that an option of a metric gives, counted from the first one; None is all."""
     values = axis_values("all" if given is None else given, name=f"{name} of a metric", size=model.n_layers)
     found = [layer for value in values if value is not None for layer in value]
     return found or None
 
 
-def _layer(model: Sized, name: str, given: Any) -> int:
-    """The layer that an option names, counted from the first one."""
-    found = _layers(model, f"{name}s", given)
+def _read_layer(model: Sized, name: str, given: Any) -> int:
+    """The one layer that an option of a metric gives, counted from the first one."""
+    found = _read_layers(model, f"{name}s", given)
     if found is None or len(found) != 1:
         raise InputError(f"the {name} of a metric is {given!r}; need one number")
     return found[0]
 
 
-def _whole_number(model: Sized, name: str, given: Any) -> int:
-    """Check a whole number."""
+def _read_whole_number(model: Sized, name: str, given: Any) -> int:
+    """Return an option's value if it is a whole number; refuse any other."""
     if isinstance(given, bool) or not isinstance(given, int):
         raise InputError(f"{name} of a metric is {given!r}; need a whole number")
     return given
 
 
-def _answer(model: Sized, name: str, given: Any) -> int | str:
-    """Check the id or the text of an answer."""
+def _read_answer(model: Sized, name: str, given: Any) -> int | str:
+    """Return an option's value if it is a token id or a text; refuse any other."""
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise InputError(f"{name} of a metric is {given!r}; need an id, or the text of one token")
     return given
 
 
-def _text(model: Sized, name: str, given: Any) -> str:
-    """Check a text."""
+def _read_text(model: Sized, name: str, given: Any) -> str:
+    """Return an option's value if it is a text; refuse any other."""
     if not isinstance(given, str):
         raise InputError(f"{name} of a metric is {given!r}; need a text")
     return given
 
 
 _READ: Mapping[str, Callable[[Any, str, Any], Any]] = {
-    "sink_position": _whole_number,
-    "position": _whole_number,
-    "layers": _layers,
-    "layer": _layer,
-    "site": _text,
-    "correct": _answer,
-    "incorrect": _answer,
+    "sink_position": _read_whole_number,
+    "position": _read_whole_number,
+    "layers": _read_layers,
+    "layer": _read_layer,
+    "site": _read_text,
+    "correct": _read_answer,
+    "incorrect": _read_answer,
 }
 """Option of a metric -> how it is read, on a model."""
 METRICS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -151,7 +151,7 @@ FIELDS: Mapping[str, frozenset[str]] = {
 
 
 def check_metric_fields(config: Any, name: str) -> None:
-    """Refuse ``FIELDS`` that were set and that the metric of this name does not read."""
+    """Refuse metric options that a configuration sets and that its metric ``name`` does not read."""
     for one, options in FIELDS.items():
         readers = [other for other, (known, _) in METRICS.items() if options & set(known)]
         if name not in readers:

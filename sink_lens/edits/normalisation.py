@@ -60,9 +60,15 @@ def variance_calibration(
 
     def change(z: Tensor, at: At) -> Tensor:
         by_head = (
-            given if given.dim() == 0 else _numbers_at(given[:, None], at=at, heads=heads, what="factor").to(z.device)
+            given
+            if given.dim() == 0
+            else _numbers_of_heads(given[:, None], at=at, heads=heads, what="factor").to(z.device)
         )
-        mu = 0.0 if centre is None else _numbers_at(centre[at.layer], at=at, heads=heads, what="centre").to(z.device)
+        mu = (
+            0.0
+            if centre is None
+            else _numbers_of_heads(centre[at.layer], at=at, heads=heads, what="centre").to(z.device)
+        )
         moved = mu + by_head * (widen(z) - mu)
         return torch.where(by_head == 1, z, moved.to(z.dtype))
 
@@ -108,7 +114,7 @@ def head_rms_norm(
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         if not isinstance(target, Mapping):
             return normed * target
-        return normed * _numbers_at(target[at.layer], at=at, heads=heads, what="target").to(z.device)
+        return normed * _numbers_of_heads(target[at.layer], at=at, heads=heads, what="target").to(z.device)
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
     return _edit_of_z(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
@@ -153,12 +159,12 @@ def natural_rms(
 
 
 def _edit_of_z(change: Any, **where: Any) -> Edit:
-    """Make an edit of z whose function is told the queries' positions."""
+    """Make an edit of the aggregated values z whose function can also read q, from which it takes the sizes."""
     return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
 
 
 def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
-    """The layers to edit: those asked for, else all that have values; refuses a layer without values."""
+    """The given layers, or all that ``by_layer`` has a tensor for if None; refuses a layer without one."""
     if any(layer < 0 for layer in by_layer):
         raise InputError(f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on")
     if layers is None:
@@ -168,8 +174,8 @@ def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None
     return layers
 
 
-def _numbers_at(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
-    """Select the numbers of the chosen heads, with the axes head and d_head."""
+def _numbers_of_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
+    """The numbers of the chosen heads, with the axes head and d_head, one of which may have size 1."""
     assert at.read is not None  # reads="q"
     n_heads, d_head = at.read.shape[2:]
     shape = tuple(given.shape)

@@ -46,17 +46,17 @@ class Outcome:
         return display.result_html(said, means | loss)
 
     def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
-        """Mean attention to a position over heads and layers (None means all layers that were read), by sequence."""
+        """Attention to a position by sequence, mean over heads and layers; None means all layers that were read."""
         # Make it contiguous: the order of summation must not depend on how many other positions were read.
         rows = [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
         return self.mass[rows][..., self.positions.index(position)].contiguous().nanmean(dim=(0, 2))
 
     def state_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
-        """The residual stream at a position."""
+        """The residual stream at a position, in every layer that was read."""
         return self.state[:, :, self.positions.index(position)]
 
     def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
-        """The logits of each sequence at its own position.
+        """The logits of each sequence at one position, which may be another in each.
 
         Raises:
             InputError: the logits were not requested.
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def splice(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
-    """Complete a run that began at a later layer: take the earlier layers from the run that it continues."""
+    """The outcome of a run that began at a later layer, with the earlier layers of ``early``'s sequences ``rows``."""
     own = {layer: index for index, layer in enumerate(found.layers)}
 
     def by_layer(name: str) -> Tensor:
@@ -94,7 +94,7 @@ def splice(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
 
 
 def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
-    """One outcome of the batches of prompts of a run, in their order."""
+    """One outcome over all sequences, from those of a run's batches of prompts in their order."""
     if len(parts) == 1:
         return replace(parts[0], sequences=slice(None))
     first = parts[0]

@@ -42,7 +42,7 @@ class Where(TypedDict, total=False):
 
 
 def indices_of(name: str, given: Any) -> tuple[int, ...] | None:
-    """The indices that an edit's keyword argument chooses; None is all.
+    """The indices that an edit's keyword argument ``name`` gives, as a tuple; None means all.
 
     Raises:
         InputError: it is not a set of whole numbers.
@@ -74,7 +74,7 @@ class Part:
 
     @classmethod
     def at(cls, site: str, where: Where) -> "Part":
-        """The part that an edit's keyword arguments choose.
+        """The part of a site that an edit's keyword arguments choose; an axis that is not given is whole.
 
         Raises:
             InputError: one of them is not a set of numbers.
@@ -88,7 +88,7 @@ class Part:
 
     @property
     def index(self) -> tuple[Indices, ...]:
-        """The indices on each axis of the site after the sequences."""
+        """The chosen indices on each axis of the site but the sequences; None is the whole axis."""
         return tuple(self.indices_on(axis) for axis in SITES[self.site].parts)
 
     @property
@@ -104,12 +104,12 @@ class Part:
 
     @property
     def words(self) -> str:
-        """Return what is chosen, in words; empty if everything is."""
+        """What is chosen on each axis, in words; empty if everything is."""
         chosen = {axis: indices for axis in AXES if (indices := self.indices_on(axis)) is not None}
         return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items())
 
     def of(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
-        """This part of one layer's values; an axis of size 1 stays, since its value is repeated.
+        """This part of one layer's values, the sequences first; an axis of size 1 stays: it stands for all indices.
 
         Raises:
             InputError: an index does not exist.
@@ -160,7 +160,7 @@ def index_text(indices: Indices) -> int | str:
 
 @lru_cache
 def random_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: int = 0) -> tuple[tuple[int, ...], ...]:
-    """Draw distinct random sets of n indices from ``lowest`` to size - 1; the same for every part of a group.
+    """Draw up to ``most`` distinct sets of n indices from ``lowest`` to size - 1; the same for every part of a group.
 
     Fewer than ``most`` if there are not so many.
     """
@@ -177,7 +177,7 @@ def random_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: 
 
 
 def checked_index(what: str, index: int, size: int, *, of: str = "") -> int:
-    """Check an index against a size, and return it.
+    """Return an index if it is 0 to size - 1; refuse any other. ``what`` and ``of`` name it in the error.
 
     Raises:
         InputError: the index does not exist.
@@ -189,7 +189,7 @@ def checked_index(what: str, index: int, size: int, *, of: str = "") -> int:
 
 
 def _index_tensor(indices: Sequence[int], *, device: "torch.device") -> "Tensor":
-    """Make an index tensor; consecutive numbers are made on the device, to which a list would be copied."""
+    """Indices as a tensor on the device; consecutive ones are made there, others are copied."""
     import torch
 
     from ..models.memory import copy_to_device

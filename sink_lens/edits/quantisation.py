@@ -50,7 +50,7 @@ class Format:
 
 
 def format_of(name: str) -> Format:
-    """Look up a format by its name.
+    """Look up a low-precision format by its name.
 
     Raises:
         InputError: there is no such format.
@@ -83,16 +83,16 @@ def round_to(
     if form.scope == "group":
         width = values.shape[-1]
         blocks = nn.functional.pad(values, (0, -width % form.size)).unflatten(-1, (-1, form.size))
-        done = _with_scale(blocks, form, largest=blocks.abs().amax(-1, keepdim=True)).flatten(-2)[..., :width]
+        done = _round_by_scale(blocks, form, largest=blocks.abs().amax(-1, keepdim=True)).flatten(-2)[..., :width]
     else:
         axes = -1 if form.scope == "token" else (-2, -1)
-        done = _with_scale(values, form, largest=values.abs().amax(axes, keepdim=True))
+        done = _round_by_scale(values, form, largest=values.abs().amax(axes, keepdim=True))
     done = done.to(x.dtype)
     return done if keep is None else torch.where(keep, x, done)
 
 
-def _with_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
-    """Round values whose largest magnitudes, by scale, are given."""
+def _round_by_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
+    """Round values to a format by scales that fit the given largest magnitudes, one for each group of values."""
     if form.element in _INTEGERS:
         top = _INTEGERS[form.element]
         scale = _exact_quotient(largest, top)
@@ -186,7 +186,7 @@ def quantisation(
 def _kept_values(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """Mark the values that keep their precision, padding among them; None if none do."""
+    """True at values that keep their precision: those of kept tokens, kept channels and padding; None if none do."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):
@@ -206,7 +206,7 @@ def _kept_values(
 
 
 def linear_paths(lens: LensModel, site: str) -> tuple[str, ...]:
-    """Paths, from the layer, of the linear layers that read a site; empty where the family has none."""
+    """Module paths within a layer of the linear layers that read a site; empty where the family has none."""
     family = lens.family
     named = {
         "attn_in": (

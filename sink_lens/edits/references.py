@@ -35,7 +35,7 @@ class References:
         """The means of values and aggregated values on random tokens."""
 
     def _values(self, site: str, layer: int) -> Tensor:
-        """The values of a site at a layer."""
+        """The baseline run's values of a site at a layer, without a run if they are known."""
         if (site, layer) in self._known:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]

@@ -75,7 +75,7 @@ def answers(
 
 
 def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
-    """The tokens of an answer behind the prompt's tokens."""
+    """The token ids of an answer as it goes on from the prompt's tokens; refuses an answer that is no token."""
     if (
         isinstance(answer, str)
         and lens.tokenizer is not None
@@ -91,7 +91,7 @@ def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[i
 
 
 def _answer_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[Mapping[str, object]]:
-    """The rows of one position: the likeliest tokens, and the right one."""
+    """The table's rows for one position: the ``top`` likeliest tokens, then the right one if it is not among them."""
     shares = logits.double().softmax(-1)
     shown = logits.topk(min(top, len(logits))).indices.tolist()
     if right is not None and right not in shown:

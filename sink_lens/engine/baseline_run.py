@@ -35,7 +35,7 @@ class BaselineRun:
         most: int | None = None,
         lanes: Lanes | None = None,
     ) -> None:
-        """Prepare it.
+        """Prepare the run; nothing is computed before it is read.
 
         Args:
             lens: the model.
@@ -54,38 +54,38 @@ class BaselineRun:
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
         self.edits, self.every = tuple(edits), every
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
-        self.batch = lru_cache(maxsize=most)(self._batch)
+        self.batch = lru_cache(maxsize=most)(self._run_batch)
         self._lanes = lanes
         self._keeping: dict[tuple[str, ...], BaselineRun] = {}
 
     @cached_property
     def lanes(self) -> Lanes:
-        """Forwards side by side, each on a copy of the modules."""
+        """The threads that run forwards side by side, each on its own copy of the model's modules."""
         return Lanes(self.lens, count=self.plan.lanes) if self._lanes is None else self._lanes
 
     @property
     def prompt_batches(self) -> list[slice]:
-        """The batches of prompts, as indices among all sequences."""
+        """The batches of prompts, each a slice of indices among all sequences."""
         n, step = self.tokens.n_sequences, self.plan.prompts * self.every
         every = None if self.every == 1 else self.every
         return [slice(start, min(start + step, n), every) for start in range(0, n, step)]
 
     @property
     def n_sequences(self) -> int:
-        """Number of sequences that are run."""
+        """Number of sequences that the run reads: all of them, or one of every so many."""
         return len(range(0, self.tokens.n_sequences, self.every))
 
     def read(self, needs: Needs) -> Outcome:
-        """Read from the run, over all sequences, as much as some cells need."""
+        """The run's outcome over all its sequences, cut to what ``needs`` asks for."""
         return join_outcomes([self.batch(prompts.start).narrowed(needs).outcome for prompts in self.prompt_batches])
 
     @cached_property
     def outcome(self) -> Outcome:
-        """Outcome of the run, without the tensors of sites."""
+        """The run's outcome over all its sequences, without the tensors of sites."""
         return self.read(replace(self.needs, sites=()))
 
     def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "BaselineRun":
-        """A run under other edits, readings or sequences that shares this one's lanes."""
+        """A new run under other edits that shares this one's model and lanes; None keeps its needs, its sequences."""
         return BaselineRun(
             self.lens,
             self.tokens,
@@ -97,7 +97,7 @@ class BaselineRun:
         )
 
     def keeping(self, sites: Sequence[str]) -> "BaselineRun":
-        """Copy of this run that also holds the tensors of ``sites``; this run itself if it has them."""
+        """A run that also holds the tensors of ``sites``: this one if it has them, else a copy that is kept."""
         more = tuple(site for site in sites if site not in self.needs.sites)
         if more and more not in self._keeping:
             needs = replace(self.needs, sites=(*self.needs.sites, *more))
@@ -105,16 +105,16 @@ class BaselineRun:
         return self._keeping[more] if more else self
 
     def fewer(self, most: int) -> "BaselineRun":
-        """The same run on at most ``most`` of the sequences, spread over all; this run itself if it has no more."""
+        """The same run on at most ``most`` of the sequences, evenly spaced; this one if it has no more of them."""
         every = -(-self.n_sequences // most)
         return self if every == 1 else self.under(self.edits, every=self.every * every)
 
-    def _batch(self, start: int) -> BaselineBatch:
-        """Run the batch of prompts that begins at sequence ``start``, without the cells' edits."""
+    def _run_batch(self, start: int) -> BaselineBatch:
+        """Run the batch of prompts that begins at sequence ``start``, under the run's own edits but no cell's."""
         prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)
         part = self.tokens[prompts]
         if self.plan.path == "bridge":
-            outcome, _ = self.passes.slow(part, self.edits, prompts=prompts)
+            outcome, _ = self.passes.bridge_pass(part, self.edits, prompts=prompts)
             return BaselineBatch(
                 part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={}
             )

@@ -30,7 +30,7 @@ class Cell:
     """Tokens that a sequence must have for the edits to be made in it; shorter ones have no effect of the cell."""
 
     def counted(self, n_layers: int) -> "Cell":
-        """The cell with layers counted from the first one; a negative number counts from the last."""
+        """The cell with every layer counted from the first one: -1 becomes ``n_layers`` - 1."""
         if all(layer >= 0 for _, layers in self.touches for layer in layers or ()):
             return self
         counted = tuple((site, None if own is None else count_from_start(own, n_layers)) for site, own in self.touches)
@@ -38,7 +38,7 @@ class Cell:
 
 
 def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
-    """Make a cell from edits that are made together.
+    """Make the cell of edits that are made together; it begins at the first position that one of them touches.
 
     Raises:
         InputError: no edits.
@@ -52,7 +52,7 @@ def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
 
 
 def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
-    """The (site, layer) pairs that the edits touch, and the first position that they touch.
+    """(site, layers) of each edit and of what it reads, and the first position that an edit touches.
 
     An edit that reads another site may read any position of it, so that the run needs all of them.
     """
@@ -61,8 +61,8 @@ def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
     return touches, min(firsts, default=0)
 
 
-def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """The edits, restricted to layers from ``first`` on."""
+def edits_from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
+    """The edits without their layers before ``first``; an edit that is left with no layer is dropped."""
     kept = []
     for one in edits:
         if not SITES[one.site].per_layer:
@@ -72,6 +72,6 @@ def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit
     return kept
 
 
-def ends_before(one: Edit, position: int) -> bool:
-    """Check whether an edit touches no position from this one on."""
+def edit_ends_before(one: Edit, position: int) -> bool:
+    """Check whether all positions that an edit touches are before ``position``."""
     return one.positions is not None and max(one.positions) < position

@@ -63,7 +63,7 @@ _C_FUNCTIONS = (
 
 
 def hash_code(thing: Any) -> str:
-    """SHA-256 (hex) of a function or object that decides a run's numbers; ``UNKNOWN`` and the reason if it has none."""
+    """SHA-256 (hex) of what a function or object would compute; ``UNKNOWN`` and the reason if it cannot be told."""
     reader = _Reader()
     try:
         return reader.digest(thing).hex()
@@ -89,7 +89,7 @@ class _Reader:
         """What has a hash, so that nothing else gets its address."""
 
     def digest(self, value: Any) -> bytes:
-        """Hash a value.
+        """The SHA-256 of any value, made of the hashes of all that it holds; of the same object it is computed once.
 
         Raises:
             _UnknownError: it holds something that cannot be known.
@@ -109,7 +109,7 @@ class _Reader:
         return found
 
     def parts(self, value: Any) -> Iterator[Any]:
-        """Yield the parts of a value that decide its hash: texts, numbers and hashes."""
+        """Yield the texts, numbers and hashes that decide the hash of a value of any type but plain ones."""
         if isinstance(value, types.FunctionType):
             yield from self.function(value)
         elif isinstance(value, types.MethodType):
@@ -171,10 +171,10 @@ class _Reader:
         if compiled is not None or (wrapped is not None and owner.partition(".")[0] in _CHECKERS):
             yield self.digest(compiled or wrapped)
             return
-        with _named(self.names, function.__name__):
+        with _within_name(self.names, function.__name__):
             yield from map(self.digest, (function.__defaults__, function.__kwdefaults__))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                with _named(self.names, name):
+                with _within_name(self.names, name):
                     yield from (name, self.cell(cell))
             if _is_installed(owner):
                 yield from (owner, _module_version(owner), function.__code__.co_qualname, function.__code__.co_code)
@@ -201,10 +201,10 @@ class _Reader:
             elif at or doc is None or constant != doc:
                 yield self.digest(constant)
         for chain in _global_reads(code):
-            with _named(self.names, chain[0]):
+            with _within_name(self.names, chain[0]):
                 yield from (chain[0], self.read(chain, names))
         for module, taken in _own_imports(code, str(names.get("__package__") or "")):
-            with _named(self.names, module):
+            with _within_name(self.names, module):
                 yield self.imported(module, taken)
 
     def read(self, chain: list[str], names: Mapping[str, Any]) -> bytes:
@@ -230,7 +230,7 @@ class _Reader:
         name, *rest = rest
         if not hasattr(value, name):
             return _hash("undefined")
-        with _named(self.names, name):
+        with _within_name(self.names, name):
             return self.module(getattr(value, name), rest)
 
     def imported(self, name: str, taken: tuple[str, ...] | None) -> bytes:
@@ -256,7 +256,7 @@ class _Reader:
         if _is_installed(value.__module__):
             yield from (value.__module__, value.__qualname__, _module_version(value.__module__))
             return
-        with _named(self.names, value.__name__):
+        with _within_name(self.names, value.__name__):
             yield from map(self.digest, (type(value), value.__bases__))
             body = {name: entry for name, entry in vars(value).items() if name not in _OF_CLASSES}
             slots = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -287,7 +287,7 @@ class _Reader:
         parts: list[Any] = [*made, None, None, None]
         function, arguments, state, items, pairs = parts[:5]
         states: tuple[Any, ...] = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-        with _named(self.names, type(value).__name__):
+        with _within_name(self.names, type(value).__name__):
             yield from map(self.digest, (type(value), function, arguments))
             for one in states:
                 if isinstance(one, dict) and all(isinstance(name, str) for name in one):
@@ -300,7 +300,7 @@ class _Reader:
     def pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
         """Hash keys and values: yields two hashes for each pair, the key's and the value's."""
         for name, entry in items:
-            with _named(self.names, name if isinstance(name, str) else None):
+            with _within_name(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))
 
     def unknown(self, what: str) -> _UnknownError:
@@ -310,8 +310,8 @@ class _Reader:
 
 
 @contextlib.contextmanager
-def _named(names: list[str], name: str | None) -> Iterator[None]:
-    """Remember a name while what it stands for is read; it stays where that cannot be known."""
+def _within_name(names: list[str], name: str | None) -> Iterator[None]:
+    """Within the block, a name is among those that led here; it stays there if the block raises. None adds nothing."""
     if name is not None:
         names.append(name)
     yield
@@ -320,7 +320,7 @@ def _named(names: list[str], name: str | None) -> Iterator[None]:
 
 
 def _hash(*parts: Any) -> bytes:
-    """Hash texts, numbers and bytes, each with its length."""
+    """SHA-256 of texts, numbers and bytes in their order, each with its length."""
     found = hashlib.sha256()
     for part in parts:
         content = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
@@ -330,7 +330,7 @@ def _hash(*parts: Any) -> bytes:
 
 
 def _tensor_parts(tensor: Tensor) -> Iterator[Any]:
-    """The type, shape and values of a tensor."""
+    """Yield the texts and bytes that decide a tensor's hash: type, shape and values."""
     try:
         values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -366,7 +366,7 @@ def _own_imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tupl
 
 @functools.cache
 def _python_folders() -> tuple[Path, ...]:
-    """The folders of Python's own modules."""
+    """The folders of Python's standard library."""
     found = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     return tuple(Path(one).resolve() for one in found if one)
 
@@ -387,7 +387,7 @@ def _is_installed(name: str) -> bool:
 
 @functools.cache
 def _module_version(name: str) -> str:
-    """The version of an installed module, or of Python."""
+    """The version of the package of an installed module; Python's own for its modules, empty if it has none."""
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top == "builtins":
         return platform.python_version()

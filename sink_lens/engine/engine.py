@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
-from ..edits.hooks import edits_in
+from ..edits.hooks import edits_for_model
 from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome, join_outcomes
 from ..edits.references import References
@@ -35,11 +35,11 @@ from ..models.lens import LensModel
 from ..models.running import block_of_passes
 from ..models.sites import SITES
 from .baseline_run import BaselineRun
-from .cells import Cell, Touches, cell_of, cone, ends_before, from_layer
+from .cells import Cell, Touches, cell_of, cone, edit_ends_before, edits_from_layer
 from .needs import Needs
-from .packs import Pack, Packs, Runs, Take, side_by_side
+from .packs import Pack, Packs, Runs, Take, run_side_by_side
 from .passes import BaselineBatch, Passes
-from .plan import CELLS_A_BLOCK, Plan, packs_of
+from .plan import CELLS_A_BLOCK, Plan, pack_sizes
 from .threads import Lanes
 
 VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
@@ -75,7 +75,7 @@ class Engine:
         needs: Needs | None = None,
         baseline_run: BaselineRun | None = None,
     ) -> None:
-        """Prepare them.
+        """Prepare the blocks; nothing is run yet.
 
         Args:
             lens: the model.
@@ -107,7 +107,7 @@ class Engine:
         self._one_at_a_time = Lock()
 
     def baseline(self) -> pd.DataFrame:
-        """The baseline run: sequence, metric, value."""
+        """The metrics of the run that the cells continue: one row per sequence and metric, with the value."""
         rows: list[dict[str, Any]] = []
         for prompts in self._baseline_run.prompt_batches:
             baseline = self._baseline_batch(prompts.start)
@@ -116,15 +116,15 @@ class Engine:
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
 
     def run(self, block: Block, *, advance: Callable[[int], object] = lambda cells: None) -> pd.DataFrame:
-        """A block's numbers, with the columns ``VALUES``; a cell that fails has one row, with its error.
+        """The metrics of a block's cells, with the columns ``VALUES``; a cell that fails has one row, with its error.
 
         Args:
             block: one of ``blocks``.
             advance: called with the number of cells that were finished.
         """
-        take = partial(self._rows_of, prompts=block.prompts)
+        take = partial(self._metric_rows_of_cell, prompts=block.prompts)
         with block_of_passes(self.lens):
-            found = self._shared(block).map(take, failed=lambda *one: [_failed_row(*one)], advance=advance)
+            found = self._packs_to_run(block).map(take, failed=lambda *one: [_failed_row(*one)], advance=advance)
         place = {cell: number for number, cell in enumerate(block.cells)}
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
@@ -132,7 +132,7 @@ class Engine:
     def map(
         self, block: Block, take: Take[_Found], *, advance: Callable[[int], object] = lambda cells: None
     ) -> list[_Found]:
-        """Apply a function to each run of a block; the results are in no particular order.
+        """Apply ``take`` to the outcome of each cell of a block; return what it gives, in no particular order.
 
         Args:
             block: one of ``blocks``.
@@ -143,7 +143,7 @@ class Engine:
             Exception: whatever an edit or the function raises.
         """
         with block_of_passes(self.lens):
-            return self._shared(block).map(take, failed=None, advance=advance)
+            return self._packs_to_run(block).map(take, failed=None, advance=advance)
 
     def outcomes(self, *, advance: Callable[[int], object] = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
         """Outcome of every cell over all sequences, in order, and the indices of its edits that changed anything.
@@ -170,37 +170,37 @@ class Engine:
 
         with block_of_passes(self.lens):
             for block in alone:
-                self._shared(block).map(partial(keep, block), failed=None, advance=advance)
+                self._packs_to_run(block).map(partial(keep, block), failed=None, advance=advance)
             if beside:
                 for prompts in self._baseline_run.prompt_batches:
                     self._baseline_batch(prompts.start)
-                several = [(self._shared(block), partial(keep, block)) for block in beside]
-                side_by_side(self._baseline_run.lanes, several, advance=advance)
+                several = [(self._packs_to_run(block), partial(keep, block)) for block in beside]
+                run_side_by_side(self._baseline_run.lanes, several, advance=advance)
         whole = (join_outcomes([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
         return list(zip(whole, changed, strict=True))
 
     def baseline_outcome(self, prompts: slice) -> Outcome:
-        """Outcome of the baseline run of a batch of prompts."""
+        """Outcome, on one batch of prompts, of the run that the cells continue."""
         return self._baseline_batch(prompts.start).outcome
 
     def deviation(self, number: int) -> float:
-        """The largest difference between a cell's numbers here and those of one pass of the bridge for it alone."""
+        """The largest difference between cell ``number``'s metrics here and in one pass of the bridge for it alone."""
         block = next(block for block in self.blocks if number in block.cells)
         pack = next(pack for pack in self._packs(block) if number in pack)
         with block_of_passes(self.lens):
-            found = self._shared(block).one(pack)
+            found = self._packs_to_run(block).run_one(pack)
         outcome, _ = found[pack.index(number)]
         edits = (*self._baseline_run.edits, *self.cells[number].make(self._references))
-        slow, _ = self._passes.slow(self.tokens[block.prompts], edits, prompts=block.prompts)
+        slow, _ = self._passes.bridge_pass(self.tokens[block.prompts], edits, prompts=block.prompts)
         return max(
             [0.0, *(_largest_difference(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)]
         )
 
     def baseline_deviation(self) -> float:
-        """The largest difference for the baseline run of the first prompts."""
+        """The largest difference of the baseline's metrics here from a pass of the bridge, on the first prompts."""
         prompts = self._baseline_run.prompt_batches[0]
         baseline = self._baseline_batch(prompts.start).outcome
-        slow, _ = self._passes.slow(self.tokens[prompts], self._baseline_run.edits, prompts=prompts)
+        slow, _ = self._passes.bridge_pass(self.tokens[prompts], self._baseline_run.edits, prompts=prompts)
         return max(_largest_difference(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
 
     def largest_logit(self) -> float:
@@ -211,11 +211,11 @@ class Engine:
         return float(logits.abs().nan_to_num(0.0, posinf=0.0).amax())
 
     def _blocks(self) -> tuple[Block, ...]:
-        """Cells that begin at one layer, cut into blocks that fit."""
+        """Make the blocks: cells that begin at the same layer, as many as fit, for each batch of prompts."""
         n = self.tokens.n_positions
         most = max(CELLS_A_BLOCK, self.plan.pack) * n
         groups: dict[int, list[int]] = {}
-        first_of = lru_cache(self._first)
+        first_of = lru_cache(self._first_layer)
         for number, cell in enumerate(self.cells):
             groups.setdefault(first_of(cell.touches), []).append(number)
         found: list[Block] = []
@@ -223,8 +223,8 @@ class Engine:
             for first, numbers in sorted(groups.items()):
                 cells: list[int] = []
                 held = 0
-                for number in sorted(numbers, key=self._earliest):
-                    length = n - self._earliest(number)
+                for number in sorted(numbers, key=self._first_needed_position):
+                    length = n - self._first_needed_position(number)
                     if cells and held + length > most:
                         found.append(Block(number=len(found), prompts=prompts, first=first, cells=tuple(cells)))
                         cells, held = [], 0
@@ -233,23 +233,25 @@ class Engine:
                 found.append(Block(number=len(found), prompts=prompts, first=first, cells=tuple(cells)))
         return tuple(found)
 
-    def _earliest(self, number: int) -> int:
-        """The first position that a cell with this number needs."""
-        return self._whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "blocks" else 0
+    def _first_needed_position(self, number: int) -> int:
+        """The first position that cell ``number`` computes; 0 if the plan starts every cell at the beginning."""
+        return (
+            self._begin_of_whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "blocks" else 0
+        )
 
-    def _whole_edits(self, begin: int) -> int:
-        """First position to compute: ``begin``, or earlier if an edit of the run that is continued begins earlier."""
-        reaching = [cone([one])[1] for one in self._baseline_run.edits if not ends_before(one, begin)]
-        return begin if min(reaching, default=begin) >= begin else self._whole_edits(min(reaching))
+    def _begin_of_whole_edits(self, begin: int) -> int:
+        """``begin``, or an earlier position if an edit of the run that is continued would be cut in two by it."""
+        reaching = [cone([one])[1] for one in self._baseline_run.edits if not edit_ends_before(one, begin)]
+        return begin if min(reaching, default=begin) >= begin else self._begin_of_whole_edits(min(reaching))
 
     def _packs(self, block: Block) -> list[Pack]:
-        """Group a block's cells into packs, each for one forward."""
-        begins = [self._earliest(number) for number in block.cells]
-        sizes = packs_of(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
+        """The numbers of a block's cells in groups, each of which shares a forward."""
+        begins = [self._first_needed_position(number) for number in block.cells]
+        sizes = pack_sizes(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
         return [block.cells[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    def _first(self, touches: Touches) -> int:
-        """The layer at which a cell that touches these sites begins; above the last one if nothing read can change."""
+    def _first_layer(self, touches: Touches) -> int:
+        """The first layer that edits at these sites touch; ``n_layers`` + 1 if nothing that is read can change."""
         n = self.lens.n_layers
         if not self.needs.reaches(touches, n_layers=n):
             return n + 1
@@ -260,49 +262,51 @@ class Engine:
         """Check if the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
         return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
-    def _lanes(self, block: Block) -> Lanes:
-        """Return the lanes, after computing once what all of them need of the baseline run."""
-        self._passes.known(self._baseline_batch(block.prompts.start), block.first)
+    def _prepared_lanes(self, block: Block) -> Lanes:
+        """The lanes for a block, after what all of them need of the baseline run has been computed once."""
+        self._passes.known_layer(self._baseline_batch(block.prompts.start), block.first)
         return self._baseline_run.lanes
 
-    def _shared(self, block: Block) -> Packs:
-        """The packs of a block, each for one forward that its cells share."""
+    def _packs_to_run(self, block: Block) -> Packs:
+        """The packs of a block with the function that runs one, and the lanes if its cells run side by side."""
         return Packs(
             packs=self._packs(block),
-            run=partial(self._run, block=block),
+            run=partial(self._run_pack, block=block),
             lens=self.lens,
-            lanes=partial(self._lanes, block) if self._has_lanes(block) else None,
-            size=lambda pack: sum(self.tokens.n_positions - begin for begin in map(self._earliest, pack)),
+            lanes=partial(self._prepared_lanes, block) if self._has_lanes(block) else None,
+            size=lambda pack: sum(self.tokens.n_positions - begin for begin in map(self._first_needed_position, pack)),
         )
 
-    def _run(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
-        """Run cells that share a forward; one whose edits change nothing has the numbers of the baseline run."""
+    def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
+        """Run cells in one forward; return the outcome of each, and whether each of its edits changed anything."""
         passes = replace(self._passes, lens=lens)
         with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
             made = [self.cells[number].make(self._references) for number in pack]
             baseline = self._baseline_batch(block.prompts.start)
-        edits = [edits_in(self.lens, some, n_positions=self.tokens.n_positions) for some in made]
+        edits = [edits_for_model(self.lens, some, n_positions=self.tokens.n_positions) for some in made]
         if block.first > self.lens.n_layers:
             return [(baseline.outcome, [False] * len(some)) for some in edits]
         before = self._baseline_run.edits
         if self.plan.path == "bridge":
-            runs = iter(passes.slow(baseline.part, [*before, *some], prompts=block.prompts) for some in edits)
+            runs = iter(passes.bridge_pass(baseline.part, [*before, *some], prompts=block.prompts) for some in edits)
         else:
-            begins = [*map(self._earliest, pack)]
-            before = from_layer(before, first=block.first, n_layers=self.lens.n_layers)
+            begins = [*map(self._first_needed_position, pack)]
+            before = edits_from_layer(before, first=block.first, n_layers=self.lens.n_layers)
             every = [
-                [*(one for one in before if not ends_before(one, begin)), *some]
+                [*(one for one in before if not edit_ends_before(one, begin)), *some]
                 for some, begin in zip(edits, begins, strict=True)
             ]
-            runs = zip(*passes.pack(every, baseline=baseline, first=block.first, begins=begins), strict=True)
+            runs = zip(*passes.run_pack(every, baseline=baseline, first=block.first, begins=begins), strict=True)
         found = []
         for some, (outcome, changed) in zip(edits, runs, strict=True):
             own = changed[len(changed) - len(some) :]
             found.append((outcome if any(own) else baseline.outcome, own))
         return found
 
-    def _rows_of(self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice) -> list[dict[str, Any]]:
-        """A cell's metrics by sequence as rows."""
+    def _metric_rows_of_cell(
+        self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice
+    ) -> list[dict[str, Any]]:
+        """The rows of a cell in the table of values: one per metric and sequence of these prompts."""
         more = {"cell": number, "changed": any(changed), "error": None}
         return [
             row | more
@@ -345,7 +349,7 @@ def outcomes(
 
 
 def _largest_difference(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference; infinite where only one of them is defined."""
+    """The largest magnitude of ``found - wanted``; infinite where only one of them is nan."""
     found, wanted = found.double(), wanted.double()
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")
@@ -353,12 +357,13 @@ def _largest_difference(found: Tensor, wanted: Tensor) -> float:
 
 
 def _metric_rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
-    """One row per sequence; a metric with one number for the whole batch has a row at the batch's first sequence."""
+    """Yield a row of sequence, metric and value per sequence; a value for all sequences stands at the first one."""
     numbers = range(prompts.start, prompts.stop, prompts.step or 1)
     for sequence, value in zip(numbers, values.tolist(), strict=False):
         yield {"sequence": sequence, "metric": metric, "value": value}
 
 
 def _failed_row(number: int, error: Exception) -> dict[str, Any]:
+    """The row of a cell that could not be run: the text of its error, and no sequence or value."""
     text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
     return {"cell": number, "sequence": -1, "metric": "", "value": float("nan"), "changed": False, "error": text}

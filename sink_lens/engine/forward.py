@@ -18,7 +18,7 @@ from ..activations.forward import check_tokens
 from ..activations.record import check_layers, check_positions, never_fired_error
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.constructors import Edit, EditError
-from ..edits.hooks import Applied, edits_in
+from ..edits.hooks import Applied, edits_for_model
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
@@ -85,7 +85,7 @@ def run_with(
     lens = as_lens(lens)
     batch = batch_of(tokens)
     check_tokens(lens, batch)
-    given = edits_in(lens, edits, n_positions=batch.n_positions)
+    given = edits_for_model(lens, edits, n_positions=batch.n_positions)
     read = _layers_to_read(lens, layers)
     if not positions:
         raise InputError("no positions were given; need at least one to read")
@@ -128,9 +128,9 @@ def run_applied(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Outcome:
-    """``run_with`` for edits that are checked already; ``prompts`` are the batch's indices among all sequences."""
+    """The outcome of a run under edits that are checked; ``prompts`` are the batch's indices among all sequences."""
     first = 0 if start is None else start.layer
-    last = lens.n_layers if needs.whole else needs.last
+    last = lens.n_layers if needs.whole else needs.layers_end
     stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     collector = RunCollector(lens=lens, keys=needs.keys, by_token=True)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
@@ -143,7 +143,7 @@ def run_applied(
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), lambda x, hook, take=take: take(x))
-                for site, layer, take in collector.places(
+                for site, layer, take in collector.readers(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
                 )
             ]
@@ -157,7 +157,7 @@ def run_applied(
             collector.finish(out, part=part, loss=needs.loss, logits=needs.logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
-    applied.check_shown(range(first, last))
+    applied.refuse_unshown_edits(range(first, last))
     return collector.outcome(needs.layers, valid=batch.valid.cpu(), edits=applied.edits)
 
 
@@ -204,10 +204,10 @@ class RunCollector:
         self.bad: list[Tensor] = []
         """Whether, in each pass, a value at its end was nan."""
 
-    def places(
+    def readers(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
     ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
-        """The functions to call with the tensors of sites: (site, layer, function)."""
+        """What a pass reads: (site, layer, function to call with the site's tensor)."""
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
             if layer in self.lens.attention_layers:
@@ -220,11 +220,11 @@ class RunCollector:
             having = self.lens.having(site)
             for layer in [layer for layer in read if layer in having] if SITES[site].per_layer else (0,):
                 self.asked.add((site, layer))
-                places.append((site, layer, partial(self._keep, place=(site, layer))))
+                places.append((site, layer, partial(self._store_tensor, place=(site, layer))))
         return places
 
     def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Read the attention to each key; in sigmoid attention, as a share of the row's sum."""
+        """Store the attention of every query to each key; in sigmoid attention, as a share of the row's sum."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
         columns = [pattern[..., key] for key in self.keys]
@@ -240,10 +240,10 @@ class RunCollector:
         self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
 
     def take_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Read the stream at each key; nan where a sequence has ended."""
+        """Store the residual stream at each key; nan where a sequence has ended before the key."""
         late = [key for key in self.keys if key >= self.begin]
-        ended = ~_at_positions(valid, late).to(x.device)
-        own = _at_positions(x, [key - self.begin for key in late])
+        ended = ~_select_positions(valid, late).to(x.device)
+        own = _select_positions(x, [key - self.begin for key in late])
         state = own.float().masked_fill(ended[..., None], torch.nan)
         if len(late) < len(self.keys):
             assert self.early is not None
@@ -254,8 +254,8 @@ class RunCollector:
             )
         self.state.setdefault(layer, []).append(state)
 
-    def _keep(self, x: Tensor, *, place: tuple[str, int]) -> None:
-        """Store a tensor on the CPU, with the baseline's part in front."""
+    def _store_tensor(self, x: Tensor, *, place: tuple[str, int]) -> None:
+        """Store a site's tensor on the CPU, with the baseline's values of the positions before ``begin``."""
         found = x.detach().to("cpu", copy=True)
         if self.begin:
             assert self.early is not None
@@ -291,7 +291,11 @@ class RunCollector:
         self.bad.append((out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any())
         early = self.early if self.begin else None
         if loss:
-            losses = next_token_losses(out, part.tokens[:, self.begin :]) if unembedded else self._losses(out, part)
+            losses = (
+                next_token_losses(out, part.tokens[:, self.begin :])
+                if unembedded
+                else self._losses_of_states(out, part)
+            )
             if not unembedded:  # infinite states
                 self.bad.append(losses.detach().isnan().any())
             if early is not None:
@@ -313,8 +317,8 @@ class RunCollector:
                     scored = (*(own[at] for at in before), *scored)
         return scored
 
-    def _losses(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
-        """Loss of every real token from the states that the unembedding reads; 0 at padding."""
+    def _losses_of_states(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
+        """Next-token loss of every target, from the states that the unembedding reads; 0 at padding."""
         own = slice(self.begin + 1, None)
         predicted, targets = (
             part.valid[:, own].flatten().nonzero()[:, 0],
@@ -334,7 +338,7 @@ class RunCollector:
         edits: Sequence[Edit],
         scored: tuple[int, ...] | None = None,
     ) -> Outcome:
-        """Join the results of all passes.
+        """Join what was stored in all passes into one outcome; refuses values that are not finite.
 
         Raises:
             EditError: the values at the end of a pass are not finite.
@@ -372,13 +376,13 @@ class RunCollector:
 
 
 def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
-    """Copy the tensors that several runs have read to the CPU, all together."""
+    """Move the tensors that these collectors have stored to the CPU, in place and all together."""
     lists = [parts for one in collectors for parts in (*one.mass.values(), *one.state.values())]
     copy_lists_to_cpu([*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))])
 
 
-def _at_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
-    """Some positions of a tensor; a list as an index would be copied to the GPU each time."""
+def _select_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
+    """The values of a tensor at some positions; as slices, since a list as an index is copied to the GPU each time."""
     return torch.stack([x[:, position] for position in positions], dim=1) if positions else x[:, :0]
 
 
@@ -389,18 +393,18 @@ def not_finite_error(edits: Sequence[Edit]) -> EditError:
 
 
 def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Mean next-token loss of each sequence in nats, over its real tokens; nan for a sequence of one token."""
+    """Mean next-token loss of each sequence in nats, over its tokens but padding; nan for a sequence of one token."""
     return mean_loss(next_token_losses(logits, part.tokens), part)
 
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """The mean over the real tokens of each sequence; nan for a sequence of one token."""
+    """Mean of the losses of each sequence's targets, without padding; nan for a sequence of one token."""
     predicted = copy_to_device(part.valid[:, 1:], losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)
 
 
 def _layers_to_read(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
-    """The layers to read, sorted; refuses those that do not exist."""
+    """The layers asked for, sorted and counted from the first; all if None. Refuses those that do not exist."""
     chosen = (
         tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(count_from_start(asked, lens.n_layers))))
     )
@@ -413,7 +417,7 @@ def _layers_to_read(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, 
 def _check_start(
     start: Start, *, lens: LensModel, batch: TokenBatch, edits: Sequence[Edit], read: Sequence[int]
 ) -> None:
-    """Refuse a start that does not fit the run."""
+    """Refuse a start whose layer or stream does not fit the model and batch, or after which too little is computed."""
     if not 0 <= start.layer < lens.n_layers:
         raise InputError(f"the run would begin at layer {start.layer}; need 0 to {lens.n_layers - 1}")
     behind = range(start.layer, lens.n_layers) if lens.family.shared_keys else ()

@@ -25,7 +25,7 @@ from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.constructors import Edit, EditError
-from ..edits.hooks import Applied, Step, edits_in
+from ..edits.hooks import Applied, Step, edits_for_model
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -117,26 +117,26 @@ def generate(
     if temperature > 0 and generator is None:
         raise InputError("a temperature above 0 draws tokens; pass generator=torch.Generator().manual_seed(...)")
     check_tokens(lens, start)
-    given = edits_in(lens, edits, n_positions=total)
+    given = edits_for_model(lens, edits, n_positions=total)
     state = None if generator is None else generator.get_state()
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature}
-    found = _continue(lens, start.tokens, given, generator=generator, **options)
+    found = _continuation_ids(lens, start.tokens, given, generator=generator, **options)
     plain = found
     if given:
         same = None if state is None else torch.Generator().set_state(state)
-        plain = _continue(lens, start.tokens, (), generator=same, **options)
+        plain = _continuation_ids(lens, start.tokens, (), generator=same, **options)
     ids = tuple(start.tokens[0].tolist())
     return Generated(
-        prompt=_text(lens, ids, whole=True),
-        text=_text(lens, found),
-        plain=_text(lens, plain),
+        prompt=_text_of_ids(lens, ids, whole=True),
+        text=_text_of_ids(lens, found),
+        plain=_text_of_ids(lens, plain),
         prompt_ids=ids,
         ids=found,
         plain_ids=plain,
     )
 
 
-def _continue(
+def _continuation_ids(
     lens: LensModel,
     tokens: Tensor,
     edits: tuple[Edit, ...],
@@ -145,18 +145,18 @@ def _continue(
     temperature: float,
     generator: torch.Generator | None,
 ) -> tuple[int, ...]:
-    """Token ids of the continuation under the edits."""
+    """The token ids that the model, under the edits, writes after ``tokens``: at most ``max_new_tokens``."""
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
     n_prompt = tokens.shape[1]
     held = _held_bytes(lens, edits, n_positions=n_prompt + max_new_tokens)
-    cache = _Cache(lens, edits) if held <= _MOST_HELD and _allow_cache(edits, n_prompt=n_prompt) else None
+    cache = _Cache(lens, edits) if held <= _MOST_HELD and _can_cache(edits, n_prompt=n_prompt) else None
     new: list[int] = []
     while len(new) < max_new_tokens:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
         logits = None if cache is None else _cached_logits(cache, here, n_new=len(new), record=record)
         if logits is None:
-            cache, logits = None, _last_logits(lens, here, edits, record=record)
+            cache, logits = None, _logits_by_whole_pass(lens, here, edits, record=record)
         if not bool(logits.isfinite().all()):
             raise InputError("the logits are not finite under these edits; need edits that keep them finite")
         if temperature > 0:
@@ -170,8 +170,8 @@ def _continue(
     return tuple(new)
 
 
-def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
-    """Check whether no edit acts later on what was computed before, as far as can be told."""
+def _can_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
+    """Check whether the edits leave keys and values of earlier positions as they are, as far as can be told."""
     return all(
         one.reads is None and (one.positions is None or max(one.positions) < n_prompt) and one.keys is None
         for one in edits
@@ -179,7 +179,7 @@ def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
 
 
 def _held_bytes(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> int:
-    """Bytes of the values of edited sites, before and after each edit."""
+    """Memory that a cache needs for the values of edited sites, before and after each edit, in bytes."""
     sizes = (
         prod(lens.sizes(SITES[one.site].axes, n_positions=n_positions, layer=layer))
         for one in edits
@@ -193,7 +193,7 @@ class _ChangedError(EditError):
 
 
 def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
-    """Logits of the next token; None where an edit needs a whole pass."""
+    """Logits of the next token by the cache, checked with the first new token; None where a whole pass is needed."""
     try:
         logits = cache.logits(tokens, record=record)
     except EditError:
@@ -201,7 +201,7 @@ def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Appli
             raise
         return None
     if n_new == 1:
-        whole = _last_logits(cache.lens, tokens, cache.edits, record=record)
+        whole = _logits_by_whole_pass(cache.lens, tokens, cache.edits, record=record)
         if not torch.allclose(logits, whole, rtol=_AGREE, atol=_AGREE * float(whole.abs().max())):
             return None
     return logits
@@ -219,7 +219,7 @@ class _Cache:
         """The values of all positions that each step of an edit was shown, and what it made of them."""
 
     def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
-        """Logits of the next token.
+        """Logits of the token after ``tokens``, of which only those that are new are computed.
 
         Raises:
             EditError: an edit cannot be called, or does not do to earlier positions what it did.
@@ -232,7 +232,7 @@ class _Cache:
         valid, visits = torch.ones(1, n, dtype=torch.bool), dict[tuple[str, int], Visit]()
         steps = applied.steps(sequences=slice(0, 1), valid=valid, layers=range(self.lens.n_layers))
         for number, step in enumerate(steps):
-            act = partial(self._act, number=number, step=step, begin=begin)
+            act = partial(self._apply_edit, number=number, step=step, begin=begin)
             visits.setdefault((step.site, step.layer), Visit()).edits.append((0, act))
         layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
         ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
@@ -244,14 +244,14 @@ class _Cache:
         record.reached |= applied.reached
         return out[0, -1].float().cpu()
 
-    def _act(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
-        """Make an edit at the last positions; refuse an edit that would now change earlier positions otherwise."""
+    def _apply_edit(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
+        """The tensor edited by one step, None if unchanged; raises if earlier positions would now differ."""
         axis = SITES[step.site].position_axis
         if not begin:
             new = step.act(tensor)
             self.before[number], self.after[number] = tensor.clone(), tensor.clone() if new is None else new
             return new
-        before, after = (_with_key(held[number], step.site) for held in (self.before, self.after))
+        before, after = (_with_one_more_key(held[number], step.site) for held in (self.before, self.after))
         whole = torch.cat([before, tensor], dim=axis)
         new = step.act(whole)
         found = whole if new is None else new
@@ -262,25 +262,25 @@ class _Cache:
         return None if new is None else last
 
 
-def _with_key(held: Tensor, site: str) -> Tensor:
-    """The values of a site once there is one more key, which no earlier query sees."""
+def _with_one_more_key(held: Tensor, site: str) -> Tensor:
+    """The held values of a site for one key more, which no earlier query sees; of sites without keys, as they are."""
     if not SITES[site].observed:
         return held
     return nn.functional.pad(held, (0, 1), value=torch.finfo(held.dtype).min if site == "scores" else 0.0)
 
 
 def _is_same_edit(new: Tensor, held: Tensor) -> bool:
-    """True if an edit made of some positions what it made of them before, within rounding."""
+    """Check whether an edit's new values equal those that it made of the same positions before, within rounding."""
     share = max(_SAME, 2 * torch.finfo(held.dtype).eps)
     scale = held.where(held > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)  # a position's own: sinks are far larger
     near = (new - held).abs() <= share * scale
     return bool((near | (new == held)).all())
 
 
-def _last_logits(
+def _logits_by_whole_pass(
     lens: LensModel, tokens: Tensor, edits: tuple[Edit, ...], *, record: Applied
 ) -> Float[Tensor, " vocab"]:
-    """Logits of the next token, under the edits whose positions exist already."""
+    """Logits of the next token by a pass over all tokens, under the edits whose positions exist already."""
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):
@@ -317,13 +317,14 @@ def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens
 
 
 def _end_ids(lens: LensModel) -> set[int]:
+    """The token ids that end a text, of the generation settings and the tokenizer."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
     own = None if lens.tokenizer is None else lens.tokenizer.eos_token_id
     several = configured if isinstance(configured, list) else [configured]
     return {one for one in [*several, own] if isinstance(one, int)}
 
 
-def _text(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
+def _text_of_ids(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
     """The text of token ids; empty without a tokenizer."""
     if lens.tokenizer is None:
         return ""

@@ -65,11 +65,12 @@ def metric_gradients(
 
 
 def _hook_name(lens: LensModel, site: str, layer: int) -> str:
+    """The name of a site's hook point on the bridge."""
     return bridge_hook(SITES[site], family=lens.family, layer=layer)
 
 
-def zero_added(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> Tensor:
-    """Add a zero tensor whose gradient can be taken, and keep it under its key: a hook of the bridge."""
+def add_zero(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> Tensor:
+    """A hook that returns its tensor plus a zero tensor, which it stores under ``key``: a gradient is taken of it."""
     into[key] = torch.zeros_like(x, requires_grad=True)
     return x + into[key]
 
@@ -77,7 +78,7 @@ def zero_added(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], 
 def hooked_outcome(
     lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any], sequences: slice = slice(None)
 ) -> Outcome:
-    """A run of the bridge with hooks of one's own, read as ``run_with`` does, with gradients where they are enabled.
+    """The outcome of a run of the bridge with one's own hooks; gradients are kept where they are enabled.
 
     Args:
         lens: the model.

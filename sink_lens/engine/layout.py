@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def first(self) -> int:
-        """The first position of any cell."""
+        """The first position that any cell computes."""
         return min(self.begins)
 
     @property
@@ -55,12 +55,12 @@ class Layout:
 
     @cached_property
     def rows(self) -> tuple[slice, ...]:
-        """The rows of each cell."""
+        """For each cell, the slice of rows that are its own."""
         sizes = [self.n_sequences * len(self.positions(begin)) for begin in self.begins]
         return tuple(slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
 
     def positions(self, begin: int) -> range:
-        """The positions that a cell computes."""
+        """The positions that a cell computes if it begins at ``begin``."""
         return range(begin, begin + 1 if self.alone else self.n_positions)
 
     @cached_property
@@ -74,48 +74,48 @@ class Layout:
             positions.append(computed.repeat(self.n_sequences))
         return torch.cat(sequences), torch.cat(positions)
 
-    def index(self, device: torch.device) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], Int[Tensor, " row"]]:
-        """The places on a device, to which they are copied once; last, the positions counted from ``first``."""
+    def places_on(self, device: torch.device) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], Int[Tensor, " row"]]:
+        """Each row's sequence, position, and position counted from ``first``, on a device; copied there once."""
         if device not in self._moved:
             sequences, positions = self.places
             self._moved[device] = sequences.to(device), positions.to(device), (positions - self.first).to(device)
         return self._moved[device]
 
     def cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
-        """One cell's rows, as a view with sequences and positions."""
+        """The rows of one cell, as a view by sequence and position."""
         return tensor[0, self.rows[cell]].unflatten(0, (self.n_sequences, -1))
 
     def queries(
         self, tensor: Float[Tensor, "sequence head row key"], cell: int
     ) -> Float[Tensor, "batch head query key"]:
-        """One cell's scores or pattern, as a view with the queries that it computes."""
+        """The scores or pattern of one cell, as a view with the queries that the cell computes."""
         own = slice(cell * self.n_sequences, (cell + 1) * self.n_sequences)
         return tensor[own, :, self.begins[cell] - self.first :]
 
-    def flat(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
-        """The rows of all cells, each with the values of the same tensor."""
+    def rows_of(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
+        """A tensor by sequence and position as rows: every cell gets the values of its positions."""
         if self.is_whole:
             return tensor.flatten(0, 1).repeat(len(self.begins), *[1] * (tensor.dim() - 2))[None]
         parts = [self.positions(begin) for begin in self.begins]
         return torch.cat([tensor[:, part.start : part.stop].flatten(0, 1) for part in parts])[None]
 
-    def apart(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
-        """Rows by sequence, from the first position of any cell on; what no cell computes is 0."""
+    def by_sequence(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
+        """Rows as sequences of every cell, from ``first`` on; 0 where a cell computes nothing."""
         by_row, length = tensor[0].transpose(0, 1), self.n_positions - self.first
         shape = (len(self.begins) * self.n_sequences, length)
         if shape[0] * shape[1] == len(by_row):
             return by_row.unflatten(0, shape).transpose(1, 2)
         found = by_row.new_zeros(*shape, *by_row.shape[1:])
-        sequences, _, late = self.index(by_row.device)
+        sequences, _, late = self.places_on(by_row.device)
         found[sequences, late] = by_row
         return found.transpose(1, 2)
 
-    def together(self, tensor: Float[Tensor, "sequence head query d_head"]) -> Float[Tensor, "1 row head d_head"]:
-        """The inverse of ``apart``."""
+    def by_row(self, tensor: Float[Tensor, "sequence head query d_head"]) -> Float[Tensor, "1 row head d_head"]:
+        """Sequences of every cell as rows: the inverse of ``by_sequence``."""
         by_position = tensor.transpose(1, 2)
         if by_position.shape[0] * by_position.shape[1] == self.rows[-1].stop:
             return by_position.flatten(0, 1)[None]
-        sequences, _, late = self.index(by_position.device)
+        sequences, _, late = self.places_on(by_position.device)
         return by_position[sequences, late][None]
 
     def completed(
@@ -123,11 +123,11 @@ class Layout:
     ) -> Float[Tensor, "sequence head key d_head"]:
         """Keys or values of whole sequences; those before a cell's first position are the baseline ones."""
         if self.is_whole:
-            return self.apart(tensor)
+            return self.by_sequence(tensor)
         assert baseline is not None
         by_row = tensor[0].transpose(0, 1)
         found = baseline.transpose(1, 2).repeat(len(self.begins), 1, 1, 1)
-        sequences, positions, _ = self.index(by_row.device)
+        sequences, positions, _ = self.places_on(by_row.device)
         found[sequences, positions] = by_row
         return found.transpose(1, 2)
 
@@ -164,8 +164,8 @@ _ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", def
 
 
 @contextlib.contextmanager
-def attending(how: Attending) -> Iterator[None]:
-    """Within the block, Hugging Face's attention in the bridge computes each cell's rows separately."""
+def attend_by_cell(how: Attending) -> Iterator[None]:
+    """Within the block, the bridge's attention computes the rows of each cell separately."""
     AttentionInterface.register(_NAME, _cell_attention)
     config = inner_model(how.lens).config
     token = _ATTENDING.set(how)
@@ -191,14 +191,14 @@ def _cell_attention(
     ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or slopes (``alibi``).
     """
     how = _ATTENDING.get()
-    assert how is not None, "the attention of cells runs inside attending() only"
+    assert how is not None, "the attention of cells runs inside attend_by_cell() only"
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
     baseline, component = how.held.get(layer, (None, None)), attention_of(how.lens, layer)
     s_aux: Tensor | None = given.get("s_aux")
     by_query = s_aux is not None and s_aux.dim() == 3
     if s_aux is not None and by_query:  # a logit of each query goes where the query goes
         query = torch.cat([query, s_aux[..., None]], dim=-1)
-    query = layout.apart(query)
+    query = layout.by_sequence(query)
     if layout.alone:
         assert how.queries is not None
         others = how.queries[layer][:, :, layout.first + 1 :].repeat(len(layout.begins), 1, 1, 1)
@@ -216,4 +216,4 @@ def _cell_attention(
     scores = component.hook_attn_scores(scores + how.mask(layer, like=scores))
     pattern = weights_of(scores, sink=s_aux, sigmoid=given.get("weighting") == "sigmoid")
     pattern = component.hook_pattern(pattern.to(query.dtype))
-    return layout.together(torch.matmul(pattern, value)), pattern
+    return layout.by_row(torch.matmul(pattern, value)), pattern

@@ -58,7 +58,7 @@ def metric_config(metric: Measured) -> dict[str, Any]:
 
 
 def _held_values(function: Callable[..., Any]) -> dict[str, Any]:
-    """The numbers, texts and tensors (as hashes) that a function was made with, such as the tokens of a difference."""
+    """Name -> number, text or hash of a tensor, for each value in the function's closure."""
     found: dict[str, Any] = {}
     inner = unwrap(function)
     names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
@@ -73,7 +73,7 @@ def _held_values(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """True for numbers, texts, None, and lists of them."""
+    """Check for a number, a text, None, or a list of such values."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
     return value is None or isinstance(value, str | int | float)

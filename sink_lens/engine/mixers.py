@@ -28,10 +28,10 @@ _OF_ROWS = ("attention_mask", "position_ids", "seq_idx")
 """Arguments that say something of the rows of a pass, and nothing of whole sequences without padding in front."""
 
 
-def mixing(
+def mix_whole_sequences(
     lens: LensModel, layer: int, *, layout: Layout, held: Held, keep: Kept | None
 ) -> contextlib.AbstractContextManager[None]:
-    """Within the block, a layer's mixer runs over whole sequences.
+    """Within the block, a layer's mixer (its part in place of attention) runs over whole sequences.
 
     Where one position is computed alone, the mixer's output there is that of its own input and the baseline's before.
     What it hands on to later positions is no part of a single layer's pass, which holds them at the baseline.
@@ -52,9 +52,9 @@ def _run_mixer(
     place: tuple[str, int],
     **kwargs: Any,
 ) -> Any:
-    """Run a mixer on whole sequences and return the rows of its output."""
+    """Run a mixer on whole sequences, completed by the baseline's, and return its output at the cells' rows."""
     x: Float[Tensor, "1 row d_model"] = args[0] if args else kwargs.pop("hidden_states")
-    sequences, positions, _ = layout.index(x.device)
+    sequences, positions, _ = layout.places_on(x.device)
     if layout.is_whole:
         whole = x[0].unflatten(0, (-1, layout.n_positions))
     else:

@@ -29,7 +29,7 @@ class Needs:
 
     @classmethod
     def of(cls, metrics: Sequence[Metric], *, lens: LensModel) -> "Needs":
-        """Combine the needs of one or more metrics."""
+        """What all of these metrics read, together."""
         for metric in metrics:
             for site in metric.sites:
                 check_layers_have(lens, metric.layers or (), site=site)
@@ -51,13 +51,13 @@ class Needs:
         )
 
     @property
-    def last(self) -> int:
-        """The layer before which a pass may end."""
+    def layers_end(self) -> int:
+        """The number of layers that must be computed: one more than the last layer that is read."""
         return max(self.layers) + 1
 
     @property
     def attention_only(self) -> bool:
-        """Check whether nothing is read of the last layer but its attention."""
+        """Check whether the attention is all that is read of the last layer."""
         return not (self.whole or self.state or any(not SITES[site].observed for site in self.sites))
 
     @property
@@ -65,12 +65,12 @@ class Needs:
         """Check whether a pass to the end makes logits: a loss alone is taken from the states before them."""
         return self.logits or not self.loss
 
-    def end(self, n_layers: int) -> int:
-        """``last`` of ``partial_pass``."""
-        return n_layers + 1 if self.whole else self.last
+    def pass_end(self, n_layers: int) -> int:
+        """``layers_end``, or ``n_layers`` + 1 if the run goes to the end: ``last`` of a ``Pass``."""
+        return n_layers + 1 if self.whole else self.layers_end
 
     def scored(self, part: TokenBatch) -> tuple[int, ...] | None:
-        """The positions of the sequences at which to unembed; None means all."""
+        """The positions whose logits are read, counted from the first one, over all sequences; None means all."""
         if self.positions is None:
             return None
         lengths = part.lengths.tolist()
@@ -85,9 +85,9 @@ class Needs:
             if not SITES[site].per_layer:
                 continue
             first = min(range(n_layers) if layers is None else layers)
-            if first + 1 < self.last:
+            if first + 1 < self.layers_end:
                 return True
             behind = ORDER[site] > ORDER["pattern"]
-            if first + 1 == self.last and (self.state or self.sites or not behind):
+            if first + 1 == self.layers_end and (self.state or self.sites or not behind):
                 return True
         return False

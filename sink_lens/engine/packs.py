@@ -41,22 +41,22 @@ class Packs:
     size: Callable[[Pack], int]
     """Positions that a pack computes."""
 
-    def one(self, pack: Pack) -> Runs:
-        """Run a single pack, in a lane if there are any."""
+    def run_one(self, pack: Pack) -> Runs:
+        """Run one pack, in a lane if there are any; return each cell's outcome and which edits changed anything."""
         if self.lanes is None:
             return self.run(pack, self.lens)
         (found,) = self.lanes().map(lambda lens, pack, stop: self.run(pack, lens), [pack])
         return found
 
     def map(self, take: Take[_Found], *, failed: Failed[_Found] | None, advance: Advance) -> list[_Found]:
-        """Apply a function to each run; the results are in no particular order.
+        """Run all packs and apply ``take`` to each cell's outcome; return what it gives, in no particular order.
 
         Args:
             take: called with a cell's number, what was read of its run, and whether each of its edits changed anything.
             failed: called with the number of a cell that fails, and its error; None raises it.
             advance: called with the number of cells that were finished.
         """
-        run = partial(in_turn, run=self.run, take=take, failed=failed)
+        run = partial(run_in_turn, run=self.run, take=take, failed=failed)
         if self.lanes is None or len(self.packs) == 1:
             return run(self.packs, self.lens, Event(), advance=advance)
         lanes, lock = self.lanes(), Lock()
@@ -71,7 +71,7 @@ class Packs:
         return list(chain.from_iterable(lanes.map(in_lane, even_shares(self.packs, lanes.count, size=self.size))))
 
 
-def in_turn(
+def run_in_turn(
     packs: Sequence[Pack],
     lens: LensModel,
     stop: Event,
@@ -112,7 +112,7 @@ def in_turn(
 
 
 def even_shares(packs: Sequence[Pack], count: int, *, size: Callable[[Pack], int]) -> list[list[Pack]]:
-    """Packs for each lane, so that all compute about as many positions: each to the lane that has fewest so far."""
+    """Divide packs among at most ``count`` lanes so that all compute about as many positions, by ``size``."""
     shares: list[list[Pack]] = [[] for _ in range(min(count, len(packs)))]
     positions = [0] * len(shares)
     for pack in packs:
@@ -122,10 +122,10 @@ def even_shares(packs: Sequence[Pack], count: int, *, size: Callable[[Pack], int
     return shares
 
 
-def side_by_side(
+def run_side_by_side(
     lanes: Lanes, several: Sequence[tuple[Packs, Take[None]]], *, advance: Advance = lambda cells: None
 ) -> None:
-    """Run the packs of several blocks, each by the lane that is free next.
+    """Run the packs of several blocks, each with its function for outcomes, in the lane that is free next.
 
     Raises:
         Exception: whatever an edit raises.
@@ -143,6 +143,6 @@ def side_by_side(
             if one is None:
                 return
             packs, pack, take = one
-            in_turn([pack], lens, stop, run=packs.run, take=take, failed=None, advance=finished)
+            run_in_turn([pack], lens, stop, run=packs.run, take=take, failed=None, advance=finished)
 
     lanes.map(in_lane, range(lanes.count))

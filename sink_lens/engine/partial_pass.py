@@ -34,8 +34,8 @@ from ..models.family import Family
 from ..models.lens import LensModel
 from ..models.running import inside_pass
 from ..models.sites import SITES, bridge_hook
-from .layout import Attending, Layout, attending
-from .mixers import Held, Kept, mixing
+from .layout import Attending, Layout, attend_by_cell
+from .mixers import Held, Kept, mix_whole_sequences
 
 Take = Callable[[Tensor], None]
 
@@ -48,7 +48,7 @@ class Visit:
     readers: list[tuple[int, Take]] = field(default_factory=list)
 
     def edited(self, raw: Tensor, *, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
-        """The edited tensor, None where nothing was changed; ``view`` shows a cell's part with the site's axes."""
+        """The tensor after all edits, None if nothing changed; ``view`` picks cell i's part, with the site's axes."""
         found = None
         for cell, act in self.edits:
             new = act(view(raw if found is None else found, cell))
@@ -74,13 +74,13 @@ class Known:
     neurons: Float[Tensor, "batch position d_mlp"] | None = None
     """Input of the down-projection; None in a mixture of experts (not skipped) and where a layer has no MLP module."""
 
-    def of(self, layout: Layout) -> "Known":
-        """The same activations, laid out in the rows of some cells."""
+    def in_rows(self, layout: Layout) -> "Known":
+        """The same activations repeated in the rows of a layout's cells."""
         return Known(
             layer=self.layer,
-            stream=layout.flat(self.stream),
+            stream=layout.rows_of(self.stream),
             **{
-                name: None if (tensor := getattr(self, name)) is None else layout.flat(tensor)
+                name: None if (tensor := getattr(self, name)) is None else layout.rows_of(tensor)
                 for name in ("attention", "z", "neurons")
             },
         )
@@ -92,7 +92,7 @@ _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
 def skippable_parts(sites: frozenset[str], *, family: Family) -> frozenset[str]:
-    """The parts of a layer that need not be computed if only these sites are edited."""
+    """Which of pattern, attention and neurons a layer need not compute if only these sites are edited in it."""
     if family.adds_inside:  # what attention and MLP give depends on the stream
         return frozenset()
     if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
@@ -166,16 +166,16 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
             _skip_parts(lens, asked.known, skip=asked.skip, stack=stack)
         for layer in lens.mixer_layers:
             if first <= layer < last:
-                stack.enter_context(mixing(lens, layer, layout=layout, **kept))
+                stack.enter_context(mix_whole_sequences(lens, layer, layout=layout, **kept))
         stack.enter_context(hooked(lens, hooks))
-        stack.enter_context(attending(Attending(lens=lens, layout=layout, queries=asked.queries, **kept)))
+        stack.enter_context(attend_by_cell(Attending(lens=lens, layout=layout, queries=asked.queries, **kept)))
         stack.enter_context(torch.set_grad_enabled(asked.gradients))
         if last <= lens.n_layers:
             ends_early = asked.attention_only and last - 1 in lens.attention_layers
             module = attention_of(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
             stack.enter_context(stop_pass_after(module))
-        positions = layout.index(lens.device)[1][None]
-        inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
+        positions = layout.places_on(lens.device)[1][None]
+        inputs: dict[str, Any] = {"input_ids": layout.rows_of(tokens).to(lens.device), "position_ids": positions}
         if lens.family.shared_keys:
             inputs["shared_kv_states"] = _baseline_keys_and_values(lens, asked)
         if last <= lens.n_layers or not asked.unembed:
@@ -188,12 +188,12 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
 
 
 def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
-    """The keys and values that layers of a pass attend to and that a layer before it makes: the baseline run's."""
+    """Layer type -> keys and values of the baseline run, which layers of the pass share with an earlier layer."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for layer in range(asked.first, min(asked.last, lens.n_layers)):
         source = layer_of_keys(lens.config, layer=layer)
         if source < asked.first or (source == asked.first and asked.skip):
-            rows = (asked.layout.flat(one.transpose(1, 2)).transpose(1, 2) for one in asked.held[source])
+            rows = (asked.layout.rows_of(one.transpose(1, 2)).transpose(1, 2) for one in asked.held[source])
             found[lens.config.layer_types[layer]] = tuple(rows)
     return found
 
@@ -201,7 +201,7 @@ def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[T
 def compute_layer(
     lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, held: Held | None = None
 ) -> Known:
-    """Compute a layer without edits, from an earlier layer's stream or from the tokens; return its activations."""
+    """Compute a layer without edits; ``begin`` is an earlier layer and its stream, None starts from the tokens."""
     family = lens.family
     found: dict[str, Tensor] = {}
 
@@ -218,7 +218,7 @@ def compute_layer(
         taps.append(tap("neurons", "neurons"))
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
-    given = None if stream is None else layout.flat(stream)
+    given = None if stream is None else layout.rows_of(stream)
     partial_pass(
         lens, tokens, Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held or {})
     )
@@ -227,7 +227,7 @@ def compute_layer(
 
 
 def _skip_parts(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
-    """Within the stack, return the known values of the first layer at their hook points, without computing them."""
+    """Within the stack, the first layer's skipped modules return their known values instead of computing them."""
     block = lens.bridge.blocks[known.layer]
     attention = block._modules.get("attn")
     if "attention" in skip:

@@ -40,7 +40,7 @@ class BaselineBatch:
         return self.early.outcome
 
     def narrowed(self, needs: Needs) -> "BaselineBatch":
-        """Copy of the run with only the layers and tensors that some cells read."""
+        """Copy of the batch whose outcome has only the layers, sites and loss that ``needs`` asks for."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
         places = [(site, at) for site in needs.sites for at in (needs.layers if SITES[site].per_layer else (0,))]
         sites = {place: found.tensors[place] for place in places if place in found.tensors}  # some layers lack it
@@ -59,7 +59,7 @@ class Passes:
     """The sequences of all batches of prompts."""
 
     def baseline(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> BaselineBatch:
-        """The baseline run, or one under edits, that cells continue."""
+        """Run a batch of prompts under ``edits``, and keep all that cells need to continue it."""
         keys: Kept = {}
         pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], baseline=None)
         (outcome,) = pack.run(0, keep=keys)
@@ -68,13 +68,13 @@ class Passes:
         early = Early(outcome=outcome, columns=made.columns, losses=made.token_losses)
         return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=streams)
 
-    def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
-        """Run one cell alone on the bridge, over all layers and positions: the reference for every faster way."""
+    def bridge_pass(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
+        """One pass of the bridge over all layers and positions: its outcome, and whether each edit changed anything."""
         applied = Applied(lens=self.lens, edits=tuple(edits), n_sequences=self.n_sequences)
         outcome = run_applied(self.lens, part, applied, self.needs, prompts=prompts, batch_size=part.n_sequences)
         return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
 
-    def pack(
+    def run_pack(
         self, edits: Sequence[Sequence[Edit]], *, baseline: BaselineBatch, first: int, begins: Sequence[int]
     ) -> tuple[list[Outcome], list[list[bool]]]:
         """Run cells that share a forward pass; return the outcome of each, and which of its edits changed anything.
@@ -91,8 +91,8 @@ class Passes:
         outcomes = pack.run(first)
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
-    def known(self, baseline: BaselineBatch, layer: int) -> Known:
-        """The values that the baseline run computes in a layer; kept until another layer is requested."""
+    def known_layer(self, baseline: BaselineBatch, layer: int) -> Known:
+        """The unedited activations of a layer on these prompts; kept until another layer is asked for."""
         known = baseline.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
@@ -132,7 +132,7 @@ class _Pack:
         self.valid = part.valid.to(lens.device)
 
     def run(self, first: int, *, keep: Kept | None = None) -> list[Outcome]:
-        """Run the cells, starting inside the first layer if possible."""
+        """Run all cells from layer ``first`` on, and return their outcomes; ``keep`` takes the keys and values."""
         read = [layer for layer in self.needs.layers if layer >= first]
         known, stream, skip = None, None, frozenset[str]()
         if self.baseline is not None:
@@ -142,20 +142,20 @@ class _Pack:
             if first not in self.lens.mixer_layers:
                 skip = skippable_parts(sites, family=self.lens.family)
             if skip or (first > 0 and first not in self.baseline.streams):
-                known = self.passes.known(self.baseline, first).of(self.layout)
+                known = self.passes.known_layer(self.baseline, first).in_rows(self.layout)
                 stream = known.stream
             elif first > 0:
-                stream = self.layout.flat(self.baseline.streams[first].to(self.lens.device))
-        last = self.needs.end(self.lens.n_layers)
+                stream = self.layout.rows_of(self.baseline.streams[first].to(self.lens.device))
+        last = self.needs.pass_end(self.lens.n_layers)
         visits = self._visits(first)
         for cell, collector in enumerate(self.collectors):
-            for site, layer, take in collector.places(read=read, sites=self.needs.sites, valid=self.valid):
+            for site, layer, take in collector.readers(read=read, sites=self.needs.sites, valid=self.valid):
                 if SITES[site].observed and skip and layer == first and self.baseline is not None:
                     early = self.baseline.outcome  # whose attention no edit of this pack changes
                     collector.mass[layer] = [early.mass[early.layers.index(layer)]]
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((cell, take))
-        scored, kept = self._scored()
+        scored, kept = self._scored_positions()
         asked = Pass(
             layout=self.layout,
             first=first,
@@ -173,8 +173,8 @@ class _Pack:
         out = partial_pass(self.lens, self.part.tokens, asked)
         return self._outcomes(read, out=out, scored=scored)
 
-    def _scored(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
-        """Positions of each cell to unembed, and their rows; None is all."""
+    def _scored_positions(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
+        """The positions to unembed of each cell, and the rows where these are; None and None for all."""
         asked = self.needs.scored(self.part) if self.needs.logits else None
         if asked is None:
             return None, None
@@ -187,9 +187,9 @@ class _Pack:
         return scored, torch.cat(rows)
 
     def _visits(self, first: int) -> dict[tuple[str, int], Visit]:
-        """The edits of every cell, by site and layer."""
+        """(site, layer) -> the edits to make there, each with the number of its cell."""
         visits: dict[tuple[str, int], Visit] = {}
-        layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.last)
+        layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.layers_end)
         for cell, applied in enumerate(self.applied):
             for step in applied.steps(sequences=self.prompts, valid=self.part.valid, layers=layers):
                 if SITES[step.site].per_layer or self.needs.whole:
@@ -197,7 +197,7 @@ class _Pack:
         return visits
 
     def _outcomes(self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
-        """Split the pass into one outcome per cell; layers before the first come from the baseline run."""
+        """The outcome of each cell from the pass's end ``out``; earlier layers are those of the baseline run."""
         n, done, valid = self.part.n_sequences, 0, self.part.valid.cpu()
         ends: list[tuple[int, ...] | None] = [None] * len(self.collectors) if scored is None else [*scored]
         for cell, collector in enumerate(self.collectors):

@@ -48,12 +48,12 @@ class Plan:
     """How far the worst of the compared numbers was from the bridge's; nan before that."""
 
     def as_json(self) -> str:
-        """The plan as a run keeps it."""
+        """The plan as the text of ``plan.json``."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:
-    """Choose the sequences and cells per pass, and the passes at once, that the device has room for and uses well."""
+    """Choose how many sequences and cells share a forward, and how many forwards run at once, by the free memory."""
     room, on_cpu = _tokens_that_fit(lens, tokens, needs), lens.device.type == "cpu"
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
     prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
@@ -64,7 +64,7 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) 
 
 
 def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
-    """The plan of a few cells at a time: the sequences are spread evenly over the forwards that run side by side."""
+    """The plan for cells that come a few at a time: the sequences are spread evenly over forwards side by side."""
     plan = plan_of(lens, tokens, needs, n_cells=_MOST_LANES * tokens.n_sequences)
     budget = plan.prompts * plan.pack * tokens.n_positions
     batches = plan.lanes * max(1, round(tokens.tokens.numel() / (plan.lanes * budget)))
@@ -73,7 +73,7 @@ def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
     return replace(plan, prompts=prompts, pack=pack)
 
 
-def packs_of(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]:
+def pack_sizes(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]:
     """Number of cells in each forward pass, in order.
 
     Args:
@@ -92,7 +92,7 @@ def packs_of(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]
     return [size for size in found if size]
 
 
-def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
+def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
     """Memory of a forward for each token, roughly: streams, projections, the MLP, the pattern, the logits."""
     width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
     width += 4 * lens.n_heads * n_positions
@@ -102,16 +102,16 @@ def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
 
 
 def _tokens_that_fit(lens: LensModel, tokens: TokenBatch, needs: Needs) -> int:
-    """Return how many tokens a forward may have in the free memory."""
+    """Number of tokens for which a forward has room in the free memory."""
     if lens.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(lens.device)
     else:
         free = psutil.virtual_memory().available
-    return int(_MEMORY_FRAC * free) // bytes_a_token(lens, tokens.n_positions, needs)
+    return int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)
 
 
 def read_plan(path: FilePath) -> Plan:
-    """The plan that a run began with.
+    """Read the ``plan.json`` that a run began with.
 
     Raises:
         RunError: the file holds something else.

@@ -36,7 +36,7 @@ class Lanes:
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
     def map(self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
-        """Call ``run`` for each item, one per lane; if one fails, or this thread is interrupted, the others stop.
+        """Call ``run`` for each item, one per lane, and return the results; if one fails, the others stop.
 
         Args:
             run: called with a lane's copy of the model, one of the given, and an event that is set when it should stop.
@@ -53,7 +53,7 @@ class Lanes:
 
 
 def copy_for_thread(lens: LensModel) -> LensModel:
-    """The same model with the modules of its bridge copied, the weights shared; for passes of the bridge alone."""
+    """A copy of the model for another thread: own modules, the same weights; for passes of the bridge alone."""
     bridge, inner = lens.bridge, inner_model(lens)
     tensors = chain(bridge.parameters(), bridge.buffers(), inner.parameters(), inner.buffers())
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}
@@ -63,7 +63,7 @@ def copy_for_thread(lens: LensModel) -> LensModel:
 
 
 def can_copy(lens: LensModel) -> bool:
-    """Check whether its modules can be copied; one that holds a lock, or a tensor with a gradient's history, cannot."""
+    """Check whether ``copy_for_thread`` works: a lock, or a tensor with a gradient's history, prevents it."""
     try:
         copy_for_thread(lens)
     except Exception as error:  # noqa: BLE001  # a module of one's own may raise anything

@@ -73,7 +73,7 @@ def check_plan(
     return last
 
 
-def make_ground(
+def make_checked_run(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
 ) -> BaselineRun:
     """Make the baseline run that a few cells at a time continue; its plan says how far the worst cell is off.
@@ -145,7 +145,7 @@ class _Compared:
 
 
 def _compare(engine: Engine) -> _Compared:
-    """Compare the baseline run, and some cells that begin at different layers and positions."""
+    """Compare the baseline run, and up to two cells that begin at different layers, with the bridge."""
     found = [engine.baseline_deviation()]
     able = [block for block in engine.blocks if block.first <= engine.lens.n_layers and block.prompts.start == 0]
     starts = {block.first: block for block in able}
@@ -166,7 +166,7 @@ def _compare(engine: Engine) -> _Compared:
 
 
 def _allowed_deviation(engine: Engine) -> float:
-    """Allowed deviation, relative to the largest magnitude of the baseline, and at least to 1."""
+    """``TOLERANCE`` times the largest magnitude of the baseline's metrics and logits, or 1; any in half precision."""
     if engine.lens.dtype != torch.float32:
         # Half precision has no order of sums to keep to, so that any number is allowed and reported; a number that is
         # undefined on one way alone is an infinite deviation, and is not.

@@ -32,7 +32,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     if config.put == "source":
         check_differ(clean != corrupted)
     made, backwards = 0.0, 0
-    read = config.spec().last(header)
+    read = config.spec().last_layer(header)
     last = header.n_layers if read is None else read + 1
     for name in config.sites:
         grid = parts_to_patch(header, name, by=config.by, n_positions=n_positions, **config.at)
@@ -75,7 +75,7 @@ def check_before(config: PatchConfig) -> None:
         longest = token_bound([*config.clean, *config.corrupted])
         for site in config.sites:
             indices_of(header, site, by=config.by, n_positions=longest, **config.at)
-        config.spec().last(header)
+        config.spec().last_layer(header)
     if all(site in SITES for site in config.sites):
         check_put(config)
 

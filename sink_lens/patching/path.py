@@ -32,7 +32,7 @@ from ..configuration import with_fields
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
-from ..edits.hooks import edits_in
+from ..edits.hooks import edits_for_model
 from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
 from ..edits.part import Part
 from ..engine.baseline_run import BaselineRun
@@ -162,7 +162,7 @@ def path_patch(
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     every = [*senders, end]
-    edits_in(lens, [_replace_part(part, own[_site_key(part)]) for part in every], n_positions=run.n_positions)
+    edits_for_model(lens, [_replace_part(part, own[_site_key(part)]) for part in every], n_positions=run.n_positions)
     edits = [
         [
             _replace_part(start, other[_site_key(start)]),

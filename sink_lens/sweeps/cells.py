@@ -73,7 +73,7 @@ What = Grid | Sequence[OwnCell]
 
 
 def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
-    """The cells of a grid with their controls, or your own cells, which have none.
+    """All cells of a sweep with their controls: those of a grid, or your own, which have no controls.
 
     Raises:
         InputError: ``Grid.drawn`` refuses the grid; or there are no cells, or two with the same name and place.
@@ -104,7 +104,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
         of_group[group] = [numbers[spec.identity] for spec in controls]
     own = [_control_numbers(spec, of_group, every=every, most=grid.controls) for spec in specs]
     return Cells(
-        every=[_cell(spec) for spec in every],
+        every=[_engine_cell(spec) for spec in every],
         columns=[spec.columns for spec in every],
         n=len(specs),
         drawn=[number for numbers in of_group.values() for number in numbers],
@@ -115,7 +115,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 def _control_numbers(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
-    """Numbers of at most ``most`` random controls of a cell: those of its group that share no index with the cell."""
+    """Numbers of at most ``most`` random controls of a cell: edits of its group that share no index with it."""
     axis = drawn_axis(spec)
     if axis is None or not most:
         return []
@@ -124,8 +124,8 @@ def _control_numbers(
     return [number for number in drawn if not own & set(every[number].part.indices_on(axis) or ())][:most]
 
 
-def _cell(spec: EditSpec) -> Cell:
-    """Make the engine's cell of one edit: the sites it touches, the position it begins at, and how to make it."""
+def _engine_cell(spec: EditSpec) -> Cell:
+    """The engine's cell of one edit: the site and layers that it touches, its first position, and how to make it."""
     return Cell(
         touches=((spec.part.site, spec.part.layers),),
         begin=min(spec.part.positions or (0,)),

@@ -52,7 +52,7 @@ class Job:
     plan: Plan
 
     def engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
-        """Make the engine of the sweep on a model; the cells can be passed if they exist already."""
+        """Make the engine of the sweep on a model; ``cells`` are made from the grid if None."""
         if cells is None:
             cells = cells_of(self.what, lens, self.tokens).every
         return Engine(
@@ -64,7 +64,7 @@ class Job:
         )
 
     def load(self, device: str | None) -> Engine:
-        """Load the model in this process and make the engine of the sweep on it.
+        """Load the model on a device and make the sweep's engine; refuses a model with other weights.
 
         Raises:
             ModelError: the model's name gives other weights than the sweep's.
@@ -101,7 +101,7 @@ def check_engine(
             import ray  # noqa: F401
         except ImportError as error:
             raise InputError("engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'") from error
-        _check_address()
+        _refuse_silent_cluster()
     elif len(devices) > 1 and not (isinstance(what, Grid) and all(isinstance(one, MetricSpec) for one in metrics)):
         raise InputError(
             "cells and metrics that hold functions cannot be sent to other processes; need a Grid and MetricSpec, or "
@@ -109,8 +109,8 @@ def check_engine(
         )
 
 
-def _check_address() -> None:
-    """Refuse a cluster that does not answer, which Ray itself would wait for for minutes."""
+def _refuse_silent_cluster() -> None:
+    """Refuse a cluster at RAY_ADDRESS that does not answer, for which Ray itself would wait minutes."""
     address = os.environ.get("RAY_ADDRESS", "")
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if not colon or not port.isdecimal():
@@ -118,11 +118,11 @@ def _check_address() -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER).close()
     except (OSError, OverflowError) as error:
-        raise _unreachable(address, error) from error
+        raise _unreachable_error(address, error) from error
 
 
-def _unreachable(address: str, error: Exception) -> InputError:
-    """The error for a Ray cluster that does not answer."""
+def _unreachable_error(address: str, error: Exception) -> InputError:
+    """Make the error for a Ray cluster that does not answer."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return InputError(
         f"no Ray cluster answers{f' at RAY_ADDRESS={address}' * bool(address)} ({first[:200]}); need a running one. "
@@ -130,13 +130,13 @@ def _unreachable(address: str, error: Exception) -> InputError:
     )
 
 
-def here(engine: Engine, blocks: Sequence[Block], *, advance: Advance) -> Blocks:
-    """Compute one block after the other in this process."""
+def run_here(engine: Engine, blocks: Sequence[Block], *, advance: Advance) -> Blocks:
+    """Compute one block after the other in this process; yields (block, its table of values)."""
     for block in blocks:
         yield block, engine.run(block, advance=advance)
 
 
-def processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], advance: Advance) -> Blocks:
+def run_in_processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], advance: Advance) -> Blocks:
     """Compute the blocks in several local processes, one per device; retry a block if its process dies.
 
     Raises:
@@ -153,11 +153,11 @@ def processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], adva
             names.put(device)
         threads = max(1, torch.get_num_threads() // len(devices))
         with ProcessPoolExecutor(
-            len(devices), mp_context=context, initializer=_begin, initargs=(job, names, threads)
+            len(devices), mp_context=context, initializer=_begin_worker, initargs=(job, names, threads)
         ) as pool:
             try:
                 running: dict[Future[pd.DataFrame], Block] = {
-                    pool.submit(_run, block): block for block in left.values()
+                    pool.submit(_run_in_worker, block): block for block in left.values()
                 }
                 while running:
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -186,18 +186,18 @@ _WORKER: list["Worker"] = []
 """The worker of a process, made when the process begins."""
 
 
-def _begin(job: Job, devices: Any, threads: int) -> None:
-    """Give a new worker process its job, device and number of threads."""
+def _begin_worker(job: Job, devices: Any, threads: int) -> None:
+    """Start the worker of a new process with the job, a device from the queue, and its number of threads."""
     torch.set_num_threads(threads)
     _WORKER.append(Worker(job, devices.get()))
 
 
-def _run(block: Block) -> pd.DataFrame:
-    """Compute a block in a worker process."""
+def _run_in_worker(block: Block) -> pd.DataFrame:
+    """The table of values of a block, computed by this process's worker."""
     return _WORKER[0].run(block)
 
 
-def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Advance) -> Blocks:
+def run_on_ray(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Advance) -> Blocks:
     """Compute the blocks on a Ray cluster, with one worker per GPU (per two CPUs if there is no GPU).
 
     What is sent there is the job: the model's name, the tokens, the cells and metrics, and the code of functions among
@@ -226,7 +226,7 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
         try:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise _unreachable(os.environ.get("RAY_ADDRESS", ""), error) from error
+            raise _unreachable_error(os.environ.get("RAY_ADDRESS", ""), error) from error
     try:
         resources = ray.cluster_resources()
         fit = int(resources.get("GPU", 0)) if on_gpu else int(resources.get("CPU", 1)) // 2
@@ -236,7 +236,7 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
         options: Any = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
         options |= {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_cpus": 1}
         actor: Any = ray.remote(**options)(Worker)
-        shared = _put(ray, job)
+        shared = _send_job(ray, job)
         begun = [actor.remote(shared, "cuda" if on_gpu else "cpu") for _ in range(count)]
         starting: dict[Any, Any] = {worker.ready.remote(): worker for worker in begun}
         idle: list[Any] = []
@@ -262,8 +262,8 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
             ray.shutdown()
 
 
-def _put(ray: Any, job: Job) -> Any:
-    """Send the job to the cluster."""
+def _send_job(ray: Any, job: Job) -> Any:
+    """Put the job on the Ray cluster and return its reference; refuses what cannot be sent."""
     try:
         return ray.put(job)
     except TypeError as error:
@@ -286,10 +286,10 @@ class Worker:
             self._error = error
 
     def ready(self) -> None:
-        """Returns when the worker has begun."""
+        """Return once the worker exists, which is what Ray is asked to wait for."""
 
     def run(self, block: Block) -> pd.DataFrame:
-        """A block's numbers."""
+        """The table of values of a block; raises what went wrong in loading, if something did."""
         if self._engine is None:
             assert self._error is not None
             raise self._error

@@ -123,7 +123,7 @@ def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
 
 
 def asked_by_file(settings: Mapping[str, Any], where: str) -> SweepConfig:
-    """The configuration that the command is asked for: ``sweep_config`` of a file and of options.
+    """The configuration of the command ``sweep``: a file's settings with the options over them; refuses no file.
 
     Raises:
         InputError: no file was given, or what ``sweep_config`` refuses.
@@ -134,7 +134,7 @@ def asked_by_file(settings: Mapping[str, Any], where: str) -> SweepConfig:
 
 
 def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any) -> SweepConfig:
-    """The configuration that a mapping describes, with the names of the file.
+    """The configuration that a mapping with the names of a file describes; ``changes`` are fields that win.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
@@ -144,13 +144,13 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     options = flatten(SweepConfig, given, where=where)
     known = [*(one.name for one in fields(SweepConfig) if one.name != "grid"), "edits"]
     refuse_unknown_names(options, known, where=where, options={"grid": "edits", "prompt": "prompts"})
-    edits = _tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
+    edits = _checked_tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
     if not edits:
         raise InputError(f"{where} has no edits; need at least one table [[edits]]")
-    blocks = tuple(_edit(one, where=f"[[edits]] of {where}") for one in edits)
+    blocks = tuple(_read_edit(one, where=f"[[edits]] of {where}") for one in edits)
     if "metrics" in options:
-        rows = _tables(options["metrics"], where=f"[[metrics]] of {where}")
-        options["metrics"] = tuple(_spec(row, where=where) for row in rows)
+        rows = _checked_tables(options["metrics"], where=f"[[metrics]] of {where}")
+        options["metrics"] = tuple(_read_metric(row, where=where) for row in rows)
     if options.get("prompts") == []:
         raise InputError(f"prompts of {where} is []; need a list of texts, one at least")
     options |= changes
@@ -158,8 +158,8 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     return with_fields(SweepConfig, None, {**options, "grid": grid}, where=where)
 
 
-def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
-    """Read an edit of the file, and refuse unknown keys."""
+def _read_edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
+    """Read a table of ``edits`` of the file; refuses unknown keys."""
     from .grid import EditGrid
 
     refuse_unknown_names(table, [part.name for part in fields(EditGrid)], where=where)
@@ -169,8 +169,8 @@ def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
     return EditGrid(**table)
 
 
-def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
-    """Read a metric of the file: its name, and all further keys as options."""
+def _read_metric(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
+    """Read a table of ``metrics`` of the file: the metric's name, and all further keys as its options."""
     from ..edits.named_metrics import METRICS, MetricSpec
 
     if not isinstance(row.get("name"), str):
@@ -178,8 +178,8 @@ def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
     return MetricSpec(name=row["name"], options={name: value for name, value in row.items() if name != "name"})
 
 
-def _tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
-    """Return the value if it is a list of tables; refuse anything else."""
+def _checked_tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
+    """Return the value if it is a list of tables; refuse anything else. ``where`` names it in the error."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise InputError(f"{where} is {given!r}; need a list of tables")
     for one in given:

@@ -55,7 +55,7 @@ class EditGrid(OptionLists):
         object.__setattr__(self, "factors", factors)
 
     def specs(self, lens: Sized, *, n_positions: int) -> Iterator[EditSpec]:
-        """Every edit of the axes' product, the last axis fastest.
+        """Yield an edit for each combination of the axes' values, the last axis fastest.
 
         Raises:
             InputError: an unknown kind, an axis that the site lacks, values that do not exist, or options that the
@@ -69,19 +69,20 @@ class EditGrid(OptionLists):
             yield EditSpec(kind=self.kind, part=part, options={name: chosen[name] for name in OPTIONS})
 
     def size(self, lens: Sized, *, n_positions: int) -> int:
-        """Number of edits in the product."""
+        """Number of edits: the product of the numbers of values on the axes."""
         return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
 
     def sizes(self, lens: Sized, *, n_positions: int) -> dict[str, int]:
-        """Number of indices on each axis of the site."""
+        """Axis -> number of its indices at the site."""
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
+        """The site: the given one, else the only one of the kind of edit, else ``neurons``."""
         fixed = KINDS[self.kind].site if self.kind in KINDS else None
         return self.site or fixed or "neurons"
 
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
-        """The values of each axis that the cells go over, and the sizes of the site's axes."""
+        """The values of each axis and option that the edits go over, and axis -> number of its indices at the site."""
         kind, site = kind_of(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
         sizes = dict(zip(site.parts, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
@@ -104,12 +105,14 @@ class EditGrid(OptionLists):
                     raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
                 label = f"{name}s of {self.kind} {site.name}"
                 if name == "layer":
-                    given = list(lens.having(site.name)) if given == "each" else _from_end(given, lens.n_layers)
+                    given = (
+                        list(lens.having(site.name)) if given == "each" else _layers_from_start(given, lens.n_layers)
+                    )
                 axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._options()], sizes
 
     def _options(self) -> list[list[Any]]:
-        """The values of each of ``OPTIONS`` that the cells go over."""
+        """The values of each of ``OPTIONS`` that the edits go over; refuses one that the kind does not take."""
         takes = KINDS[self.kind].takes
         found: list[list[Any]] = []
         for name, option in OPTIONS.items():
@@ -123,10 +126,10 @@ class EditGrid(OptionLists):
         return found
 
 
-def _from_end(given: Any, n_layers: int) -> Any:
-    """Layers, or lists of them, of which a negative number counts from the last one."""
+def _layers_from_start(given: Any, n_layers: int) -> Any:
+    """Layers, or lists of them, with negative numbers, which count from the last layer, made positive."""
     if isinstance(given, list | tuple):
-        return [_from_end(one, n_layers) for one in given]
+        return [_layers_from_start(one, n_layers) for one in given]
     return given + n_layers if type(given) is int and -n_layers <= given < 0 else given
 
 
@@ -166,7 +169,7 @@ class Grid:
         return found | ({"vector_hashes": hashes} if hashes else {})
 
     def n_cells(self, lens: Sized, *, n_positions: int) -> int:
-        """Number of cells in the table."""
+        """Number of cells in the grid; controls are not counted."""
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
     def specs(
@@ -205,11 +208,11 @@ class Grid:
                 axis = drawn_axis(spec)
                 if self.controls and axis is not None and (group := group_of(spec, axis=axis)) not in controls:
                     size = min(sizes[axis], shortest or n_positions) if axis in ("position", "key") else sizes[axis]
-                    controls[group] = self._draws(spec, axis=axis, size=size)
+                    controls[group] = self._random_edits(spec, axis=axis, size=size)
         return list(specs.values()), controls
 
-    def _draws(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
-        """The same edit of random sets of as many indices."""
+    def _random_edits(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
+        """The same edit at random sets of as many indices on an axis of ``size``: the candidates for controls."""
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
@@ -219,12 +222,12 @@ class Grid:
 
 
 def group_of(spec: EditSpec, *, axis: str) -> Group:
-    """The edit but for the indices on one axis, whose number counts: edits of a group share their controls."""
+    """What tells a group of cells: kind, options and part of the edit, but of one axis only the number of indices."""
     indices = spec.part.indices_on(axis) or ()
     left: dict[str, Any] = {f"{axis}s": None}
     return (spec.kind, replace(spec.part, **left), axis, len(indices), *spec.options.values())
 
 
 def drawn_axis(spec: EditSpec) -> str | None:
-    """The axis in which controls are drawn: the narrowest that was chosen."""
+    """The axis on which a cell's controls are drawn: unit, else head, else position; None if none was chosen."""
     return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)

@@ -25,7 +25,7 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
             return None
         lengths = [len(one) for one in ids]
     n_positions = max(lengths)
-    read = [metric.last(header) for metric in config.metrics]
+    read = [metric.last_layer(header) for metric in config.metrics]
     unembeds = None in read
     last = header.n_layers - 1 if unembeds else max(layer for layer in read if layer is not None)
     specs, drawn = config.grid.specs(header, n_positions=n_positions)

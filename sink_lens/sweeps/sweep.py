@@ -41,7 +41,7 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
 from . import words
 from .cells import Cells, What, cells_of
-from .cluster import Job, check_engine, here, processes, ray_cluster
+from .cluster import Job, check_engine, run_here, run_in_processes, run_on_ray
 from .config import SweepConfig
 from .grid import EditGrid, Grid
 from .results import SweepResult, by_cell, mask_short_sequences, tables
@@ -243,11 +243,11 @@ def _run_blocks(
     ) as bar:
         if how.engine == "ray":
             on_gpu = own.lens.device.type == "cuda"
-            computed = ray_cluster(job, todo, workers=how.workers, on_gpu=on_gpu, advance=bar.update)
+            computed = run_on_ray(job, todo, workers=how.workers, on_gpu=on_gpu, advance=bar.update)
         elif len(how.devices) > 1:
-            computed = processes(job, todo, devices=how.devices, advance=bar.update)
+            computed = run_in_processes(job, todo, devices=how.devices, advance=bar.update)
         else:
-            computed = here(own, todo, advance=bar.update)
+            computed = run_here(own, todo, advance=bar.update)
         with contextlib.closing(computed):
             for block, frame in computed:
                 writer.write_table(_part(block), frame)
@@ -298,7 +298,7 @@ def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bo
     longest = token_bound(config.prompts) if config.prompts else config.length
     config.grid.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
     for metric in config.metrics if metrics else ():
-        metric.last(header)
+        metric.last_layer(header)
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from sink_lens.chain.setting import (
 from sink_lens.chain.setting import sequences_to_test as held_out
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
-from sink_lens.engine.cells import from_layer
+from sink_lens.engine.cells import edits_from_layer
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 
@@ -188,7 +188,7 @@ def test_an_edit_that_changes_nothing_warns_unless_it_is_a_control(planted_at):
 
 def test_of_edits_the_later_layers_are_kept():
     edits = [scale("attn_out", 2.0, layers=[0, 2]), scale("attn_out", 2.0, layers=[1]), scale("attn_out", 2.0)]
-    kept = from_layer(edits, first=2, n_layers=4)
+    kept = edits_from_layer(edits, first=2, n_layers=4)
     assert [one.layers for one in kept] == [(2,), (2, 3)]
 
 

@@ -61,7 +61,7 @@ def test_the_last_layer_is_that_up_to_which_a_pass_is_run():
     specs += [MetricSpec(name="sink_mass", options={"layers": "0-1"})]
     for spec in specs:
         needs = Needs.of([spec.metric(llama(), functools.partial(predictions, llama(), EIGHT))], lens=llama())
-        assert spec.last(llama()) == (None if needs.whole else needs.last - 1), spec
+        assert spec.last_layer(llama()) == (None if needs.whole else needs.layers_end - 1), spec
 
 
 def test_the_tokens_of_a_logit_difference_can_be_texts():

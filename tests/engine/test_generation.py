@@ -9,7 +9,7 @@ from sink_lens.edits.constructors import EditError, edit, scale, zero
 from sink_lens.edits.eviction import window
 from sink_lens.engine import generation
 from sink_lens.engine.forward import run_with
-from sink_lens.engine.generation import _last_logits as last_logits
+from sink_lens.engine.generation import _logits_by_whole_pass as last_logits
 from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
@@ -108,7 +108,7 @@ def test_a_pattern_that_comes_to_be_another_is_a_loop_of_edited_runs(monkeypatch
 
 def test_an_edit_that_stays_takes_one_whole_pass(monkeypatch):
     lens, whole = speaking(), []
-    monkeypatch.setattr(generation, "_last_logits", lambda *a, **k: (whole.append(1), last_logits(*a, **k))[1])
+    monkeypatch.setattr(generation, "_logits_by_whole_pass", lambda *a, **k: (whole.append(1), last_logits(*a, **k))[1])
     direction = torch.randn(lens.d_model, generator=torch.Generator().manual_seed(0))
     for one in (
         zero("attn_out", layers=[1], positions=[0, 2]),
@@ -125,7 +125,7 @@ def test_values_that_are_too_many_to_hold_take_whole_passes(monkeypatch):
     monkeypatch.setattr(generation, "_MOST_HELD", 1000)
     monkeypatch.setattr(generation._Cache, "logits", lambda *_, **__: pytest.fail("values are held"))
     one = scale("resid_post", 1.5)
-    monkeypatch.setattr(generation, "_allow_cache", lambda edits, **_: bool(edits))  # the unedited run may
+    monkeypatch.setattr(generation, "_can_cache", lambda edits, **_: bool(edits))  # the unedited run may
     found = generate(lens, "the cat and", one, max_new_tokens=3)
     assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 3)
 

@@ -7,7 +7,7 @@ import pytest
 from sink_lens.edits.metrics import logit_difference, loss, sink_mass
 from sink_lens.engine import plan
 from sink_lens.engine.needs import Needs
-from sink_lens.engine.plan import bytes_a_token, packs_of, plan_of
+from sink_lens.engine.plan import bytes_per_token, pack_sizes, plan_of
 
 READ = (sink_mass(0),)
 
@@ -35,7 +35,7 @@ def test_a_forward_holds_as_much_as_a_cpu_makes_use_of(lens_of, tokens_of, lengt
 
 def test_memory_bounds_a_forward_and_one_sequence_always_runs(lens_of, tokens_of, monkeypatch):
     lens, tokens = lens_of("llama"), tokens_of((12,) * 4)
-    each = bytes_a_token(lens, 12, Needs.of([sink_mass(0)], lens=lens))
+    each = bytes_per_token(lens, 12, Needs.of([sink_mass(0)], lens=lens))
 
     def free(n_tokens):
         memory = SimpleNamespace(available=4 * n_tokens * each)  # a quarter of it is used
@@ -59,7 +59,7 @@ def test_forwards_run_side_by_side_on_the_cores_of_a_cpu(lens_of, tokens_of, mon
 
     # 10 cells a forward
     assert [lanes(2, 1000), lanes(2, 10), lanes(2, 11), lanes(4, 1000), lanes(64, 1000)] == [2, 1, 2, 4, 8]
-    each = bytes_a_token(lens, 12, needs)
+    each = bytes_per_token(lens, 12, needs)
     memory = SimpleNamespace(available=4 * 1100 * each)  # a quarter of it is used: two forwards of 480 tokens
     monkeypatch.setattr(plan.psutil, "virtual_memory", lambda: memory)
     assert lanes(4, 1000) == 2
@@ -68,10 +68,10 @@ def test_forwards_run_side_by_side_on_the_cores_of_a_cpu(lens_of, tokens_of, mon
 def test_the_memory_of_a_token_by_hand(lens_of):
     lens = lens_of("llama")
     # d_model 48, d_mlp 80, 4 heads of 12, 12 positions: 10 x 48 + 4 x 80 + 6 x 48 + 4 x 4 x 12 = 1280 floats
-    assert bytes_a_token(lens, 12, Needs.of([sink_mass(0)], lens=lens)) == 4 * 1280
-    assert bytes_a_token(lens, 12, Needs.of([loss()], lens=lens)) == 4 * 1280  # its logits exist a few at a time
+    assert bytes_per_token(lens, 12, Needs.of([sink_mass(0)], lens=lens)) == 4 * 1280
+    assert bytes_per_token(lens, 12, Needs.of([loss()], lens=lens)) == 4 * 1280  # its logits exist a few at a time
     needs = Needs.of([logit_difference(1, 2), loss()], lens=lens)
-    assert bytes_a_token(lens, 12, needs) == 4 * (1280 + 3 * 300)
+    assert bytes_per_token(lens, 12, needs) == 4 * (1280 + 3 * 300)
 
 
 def test_cells_of_a_mixture_of_experts_share_forwards_too(lens_of, tokens_of):
@@ -89,4 +89,4 @@ def test_cells_of_a_mixture_of_experts_share_forwards_too(lens_of, tokens_of):
     ],
 )
 def test_cells_share_a_forward_as_long_as_their_rows_are_not_more_than_those_of_whole_cells(begins, most, expected):
-    assert packs_of(begins, n_positions=10, most=most) == expected
+    assert pack_sizes(begins, n_positions=10, most=most) == expected
