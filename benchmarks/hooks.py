@@ -44,7 +44,7 @@ def counted() -> Iterator[dict[str, Counter[str]]]:
     """Count registrations: at hook points by the hook's last words, at modules and in the attention by name."""
     found: dict[str, Counter[str]] = {"hook points": Counter(), "modules": Counter(), "attention": Counter()}
     add, after, before = HookPoint.add_hook, nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook
-    observe = attention._observe
+    observe = attention._observed_quantity
 
     def add_hook(point: HookPoint, *args: Any, **options: Any) -> Any:
         found["hook points"][str(point.name).partition("blocks.")[2].partition(".")[2] or str(point.name)] += 1
@@ -67,11 +67,11 @@ def counted() -> Iterator[dict[str, Counter[str]]]:
 
     HookPoint.add_hook = add_hook
     nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook = module_hook(after), module_hook(before)
-    attention._observe = observed
+    attention._observed_quantity = observed
     try:
         yield found
     finally:
-        HookPoint.add_hook, attention._observe = add, observe
+        HookPoint.add_hook, attention._observed_quantity = add, observe
         nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook = after, before
 
 

@@ -97,7 +97,7 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
 
 @contextlib.contextmanager
 def observe_attention(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
-    """Within the block, forward passes of the model use the observed attention function."""
+    """Within the block, the model computes attention by the observed function, which passes tensors to ``watch``."""
     AttentionInterface.register(_NAME, _observed_attention)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     token = _WATCH.set(watch)
@@ -146,24 +146,24 @@ def _observed_attention(
         lse = with_sink
     names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
     for name in names:
-        watch.put(int(module.layer_idx), name, _observe(name, score, lse, total, watch))  # type: ignore[arg-type]
+        watch.put(int(module.layer_idx), name, _observed_quantity(name, score, lse, total, watch))  # type: ignore[arg-type]
     if alibi is not None:
         output = output[..., :-1]
     return output.transpose(1, 2).contiguous(), None
 
 
-def _observe(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
-    """Compute the observed quantity that a name of ``OBSERVED`` stands for."""
+def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
+    """The quantity that a name of ``OBSERVED`` stands for, from a layer's scores and their log-sum-exp."""
     match name:
         case "mass":
-            weights = _weights(score.columns(watch.keys), lse)
+            weights = _attention_weights(score.columns(watch.keys), lse)
             return weights if total is None else weights / total[..., None]
         case "key_scores":
             return score.columns(watch.keys)
         case "rows":
             assert watch.rows is not None
             rows = watch.rows.to(score.query.device)
-            return _weights(score.block(rows), None if lse is None else lse[:, :, rows])
+            return _attention_weights(score.block(rows), None if lse is None else lse[:, :, rows])
         case "rotated_q":
             return score.query * score.scale
         case "rotated_k":
@@ -173,14 +173,14 @@ def _observe(name: str, score: "Scores", lse: Tensor | None, total: Tensor | Non
             scores = score.block(everything)
             if name == "scores":
                 return scores.clamp(min=torch.finfo(score.query.dtype).min)
-            return _weights(scores, lse)
+            return _attention_weights(scores, lse)
     raise KeyError(name)
 
 
-def _weights(
+def _attention_weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    """Compute entries of the pattern from their scores; without a log-sum-exp, as sigmoids."""
+    """Attention weights from scores and the row's log-sum-exp; without one, the sigmoids of the scores."""
     return weights_of(scores, sigmoid=True) if lse is None else (scores - lse[..., None]).exp()
 
 
@@ -196,7 +196,7 @@ class Scores:
     softcap: float | None
 
     def columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
-        """Scores of every query for a few keys; masked scores are -inf."""
+        """Scores of every query for the keys at these positions; masked scores are -inf."""
         index = torch.tensor(keys, device=self.key.device)
         scores = self.product(self.query, self.key[:, :, index])
         if self.mask is not None:
@@ -205,7 +205,7 @@ class Scores:
         return scores.masked_fill_(queries[:, None] < index, -math.inf)
 
     def block(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
-        """Scores of a few queries for every key; masked scores are -inf."""
+        """Scores of the queries at these positions for every key; masked scores are -inf."""
         scores = self.product(self.query[:, :, rows], self.key)
         if self.mask is not None:
             scores.add_(self.mask[:, :, rows].float())
@@ -224,7 +224,7 @@ class Scores:
 def _attention_by_rows(
     score: Scores, value: Tensor, *, sigmoid: bool = False
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Attention output and log-sum-exp (of sigmoids, the sum of each row), computed in blocks of query rows.
+    """Attention output, and log-sum-exp of each row (of sigmoids their sum), in blocks of query rows.
 
     Memory is linear in the length.
     """
@@ -232,7 +232,7 @@ def _attention_by_rows(
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
         block = score.block(rows)
         lse = None if sigmoid else block.logsumexp(dim=-1)
-        weights = _weights(block, lse)
+        weights = _attention_weights(block, lse)
         pattern = weights.unflatten(1, (value.shape[1], -1))
         outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
         sums.append(weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny) if lse is None else lse)
@@ -262,7 +262,7 @@ def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | N
 def _fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Attention output and log-sum-exp from the fused kernel of the device."""
+    """Attention output, and log-sum-exp of each row, from the fused kernel of the device."""
     groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
     widest = max(query.shape[-1], d_value)
     if query.shape[-1] != d_value:  # latent attention: the kernels take one width, and zeros change no product
@@ -285,7 +285,7 @@ def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#ba
 
 @functools.cache
 def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
-    """Check the fused kernel against explicit attention, once per device, type and head width.
+    """Refuse a fused kernel that is off from explicit attention; checked once per device, type and head width.
 
     Both run with and without a mask, on a length that is no multiple of a block size.
     """
@@ -314,7 +314,7 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a boolean mask into one that is added to scores: 0 where it is True, -inf elsewhere."""
+    """A boolean mask as one that is added to scores: 0 where True, -inf elsewhere; others stay as they are."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

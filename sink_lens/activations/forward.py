@@ -49,7 +49,7 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
 
 
 def _warn_of_first_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn of the user's own ids that begin with padding, or with BOS twice."""
+    """Warn if sequences that were given as ids begin with padding, or with BOS twice."""
     pad: Any = tokenizer.pad_token_id
     bos: Any = tokenizer.bos_token_id
     first, second = batch.tokens[:, 0], batch.tokens[:, 1]
@@ -78,7 +78,7 @@ def forward(
     kernel: Kernel | None,
     plain: bool = False,
 ) -> None:
-    """Run the model without its unembedding, up to the last layer of the plan.
+    """Run the model up to the last layer of the plan, without its unembedding, and pass what is read to ``put``.
 
     Args:
         lens: the model; dropout is off during the pass.
@@ -100,9 +100,9 @@ def forward(
         if plain or lens.why_measured_only is not None:
             model, layers = lens.plain, lens.layers
             for layer, name in at_sites:
-                stack.enter_context(_reading_plain_site(lens, layer, name, part=part, put=put))
+                stack.enter_context(_read_plain_site(lens, layer, name, part=part, put=put))
         else:
-            _check_no_hook(lens)
+            _refuse_attention_hooks(lens)
             model, layers = stack.enter_context(delegate_attention(lens, layers=range(last + 1))), lens.bridge.blocks
             stack.enter_context(hooked(lens, [_site_hook(lens, *place, put=put) for place in at_sites]))
         if kernel is not None:
@@ -123,7 +123,7 @@ def forward(
 
 
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
-    """Run the bridge with its own attention once, which makes scores and pattern, and pass its tensors to ``put``."""
+    """Run the bridge once with its own attention, which makes scores and pattern, and pass its tensors to ``put``."""
     hooks: list[Any] = [
         _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
     ]
@@ -132,13 +132,13 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
 
 
 def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
-    """The name of a site's hook point, and a hook that passes the site's tensor to ``put``."""
+    """(name of a site's hook point, hook that passes the site's tensor to ``put``)."""
     hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
     return hook_name, lambda x, hook: put(layer, name, x)
 
 
-def _check_no_hook(lens: LensModel) -> None:
-    """Refuse a hook that would silently do nothing."""
+def _refuse_attention_hooks(lens: LensModel) -> None:
+    """Refuse hooks on the scores or the pattern, which a pass with the observed attention does not make."""
     for layer in lens.attention_layers:
         attention = attention_of(lens, layer)
         for point in (attention.hook_attn_scores, attention.hook_pattern):
@@ -150,7 +150,7 @@ def _check_no_hook(lens: LensModel) -> None:
 
 
 @contextlib.contextmanager
-def _reading_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
+def _read_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
     """Within the block, pass a site's tensor of the plain model to ``put``, from the module that computes it."""
     site, family = SITES[name], lens.row(layer) if SITES[name].per_layer else lens.family
     address = site.address(family)

@@ -46,11 +46,11 @@ class Rounding:
 
     @property
     def useless(self) -> bool:
-        """True where numbers of the token at the position are mostly rounding, or not finite."""
+        """Check whether the logits at the position are mostly rounding, or not finite."""
         return not self.at_position < USELESS
 
     def sentence(self) -> str:
-        """Say what was measured, and what to do about it."""
+        """A sentence that says how far the logits are off, why, and what to do about it."""
         if math.isfinite(self.at_position):
             found = f"are off by {self.at_position:.0%} of their spread ({self.elsewhere:.1%} at other positions)"
         else:
@@ -127,7 +127,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def _spacing(value: float, dtype: torch.dtype) -> float:
-    """Distance from a number to the next larger one of a type; infinite past its largest number."""
+    """Distance from a number to the next larger one of ``dtype``; infinite past its largest number."""
     kind = torch.finfo(dtype)
     if value > kind.max:
         return math.inf
@@ -137,7 +137,7 @@ def _spacing(value: float, dtype: torch.dtype) -> float:
 def _logits_and_magnitudes(
     lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
-    """The logits, and the largest magnitude over layers of each value of the stream; in float32."""
+    """The logits, and for each value of the stream its largest magnitude over layers; in float32 if ``wide``."""
     with running(lens), in_float32(lens.plain) if wide else contextlib.nullcontext(), torch.no_grad():
         out = lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True)
     largest = torch.stack([state.float().abs() for state in out.hidden_states[:-1]]).amax(dim=0)

@@ -73,7 +73,7 @@ def stream(
     lens = as_lens(lens)
     batch = batch_of(tokens)
     check_tokens(lens, batch)
-    plan = _plan(lens, readings)
+    plan = _names_by_layer(lens, readings)
     check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
     needed = {name for names in plan.values() for name in names}
     if "rows" in needed and (rows is None or len(rows) == 0):
@@ -84,10 +84,10 @@ def stream(
     chosen = choose_kernel(lens.family, device=lens.device, asked=kernel) if watching else None
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
     with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
-        for part in batch.batches(sequences_a_forward(batch_size, batch)):
+        for part in batch.batches(sequences_per_forward(batch_size, batch)):
             reading_pass = _ReadingPass(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
             forward(lens, part, plan=plan, put=reading_pass.put, keys=tuple(keys), rows=rows, kernel=chosen)
-            reading_pass.check()
+            reading_pass.refuse_unread()
             copy_lists_to_cpu([parts for by_layer in found.values() for parts in by_layer.values()])
             return_freed_memory()
             bar.update(part.n_sequences)
@@ -166,7 +166,7 @@ def capture(
     watching = which == "plain" and any(SITES[name].observed for name in names)
     kernel = choose_kernel(lens.family, device=lens.device) if watching else None
     with tqdm(total=batch.n_sequences, desc="capturing", unit="seq", disable=not progress, leave=False) as bar:
-        for part in batch.batches(sequences_a_forward(batch_size, batch)):
+        for part in batch.batches(sequences_per_forward(batch_size, batch)):
             if which == "bridge" and (path == "bridge" or any(SITES[name].observed for name in names)):
                 bridge_forward(lens, part, wanted=wanted, put=put)
             else:
@@ -187,7 +187,7 @@ def estimate_bytes(
     layers: Sequence[int],
     positions: Sequence[int] | None = None,
 ) -> int:
-    """The exact size in bytes of the tensors that ``capture`` keeps."""
+    """The exact size in bytes of the tensors that ``capture`` would keep."""
     numbers = 0
     for site in (SITES[name] for name in sites):
         for layer in layers if site.per_layer else (None,):
@@ -214,7 +214,7 @@ class _ReadingPass:
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
         self.waiting = {
-            layer: [one for one in readings if _reads(one, layer) and names.issuperset(one.sites)]
+            layer: [one for one in readings if _reads_layer(one, layer) and names.issuperset(one.sites)]
             for layer, names in plan.items()
         }
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
@@ -223,7 +223,7 @@ class _ReadingPass:
         self.found = found
 
     def put(self, layer: int, name: str, tensor: Tensor) -> None:
-        """Keep a tensor until a reading has all tensors that it asks for, then call the reading."""
+        """Hold a site's tensor of a layer until a reading has all that it asks for, then call the reading."""
         held = self.held[layer]
         held[name] = tensor
         ready = [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]
@@ -240,19 +240,19 @@ class _ReadingPass:
         for reading in ready:
             self.waiting[layer].remove(reading)
             if (result := reading.read(view)) is not None:
-                self._keep(result, reading=reading, layer=layer)
+                self._store_result(result, reading=reading, layer=layer)
         still = {site for reading in self.waiting[layer] for site in reading.sites}
         for done in held.keys() - still:
             del held[done]
 
-    def check(self) -> None:
-        """Refuse a reading that asks for a tensor that the pass never showed."""
+    def refuse_unread(self) -> None:
+        """Refuse readings that still wait for a tensor, since its hook point never fired."""
         for layer, waiting in self.waiting.items():
             for reading in waiting:
                 raise never_fired_error(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)
 
-    def _keep(self, result: Tensor, *, reading: Reading, layer: int) -> None:
-        """Store what a reading computed in a layer: a copy, since a view would keep the whole underlying tensor."""
+    def _store_result(self, result: Tensor, *, reading: Reading, layer: int) -> None:
+        """Store a copy of what a reading gave in a layer; refuses what has not the sequences as its first axis."""
         if not isinstance(result, Tensor) or result.dim() == 0 or len(result) != len(self.tokens):
             gave = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
             raise InputError(
@@ -276,12 +276,13 @@ def _layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
     return sorted(set(range(lens.n_layers)).intersection(*(lens.having(name) for name in names)))
 
 
-def _reads(reading: Reading, layer: int) -> bool:
+def _reads_layer(reading: Reading, layer: int) -> bool:
+    """Check whether a reading is for this layer."""
     return reading.layers is None or layer in reading.layers
 
 
-def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:
-    """Layer -> the names to read in it; the final norm's output is at layer ``n_layers``."""
+def _names_by_layer(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:
+    """Layer -> the sites and observed names to read in it; the final norm's output is at layer ``n_layers``."""
     names = [reading.name for reading in readings]
     if len(set(names)) != len(names):
         raise InputError(f"readings have the same name: {sorted(names)}; need different ones")
@@ -301,7 +302,7 @@ def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[s
             continue
         check_layers(reading.layers or (), lens)
         for layer in _layers_with_sites(reading.sites, lens):
-            if _reads(reading, layer):
+            if _reads_layer(reading, layer):
                 plan.setdefault(layer, set()).update(reading.sites)
     return {layer: frozenset(names) for layer, names in sorted(plan.items())}
 
@@ -321,20 +322,20 @@ def _choose_path(
     return "plain" if asked == "plain" else "bridge"
 
 
-def sequences_a_forward(asked: int | None, batch: TokenBatch) -> int:
-    """Sequences in one forward pass: as many as asked for, or by their length."""
+def sequences_per_forward(asked: int | None, batch: TokenBatch) -> int:
+    """Number of sequences in a forward pass: as asked for, or by their length if None."""
     return max(1, _TOKENS_A_FORWARD // batch.n_positions) if asked is None else asked
 
 
 def check_layers(layers: Iterable[int], lens: LensModel) -> None:
-    """Refuse layers that do not exist."""
+    """Refuse layers that are negative or that the model does not have."""
     for layer in layers:
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
 
 
 def check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
-    """Refuse positions outside the sequences."""
+    """Refuse positions that are negative or outside the sequences."""
     for position in positions:
         if not 0 <= position < batch.n_positions:
             raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")

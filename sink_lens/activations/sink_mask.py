@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..errors import InputError
-from ..measures.attention import fewest_queries, row_shares, tells
+from ..measures.attention import can_tell_sinks, fewest_queries, row_shares
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import (
     GAP,
@@ -31,7 +31,7 @@ from ..measures.sink_tokens import (
     ScoreGap,
     earlier_keys,
     fair_shares,
-    norm_ratios,
+    ratios_to_median_norm,
     sampled_queries,
     score_gap,
     share_score,
@@ -105,7 +105,7 @@ def sink_mask(
 def find_gap(
     scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None, gap: float = GAP
 ) -> ScoreGap | None:
-    """The gap that decides which tokens are sinks by ``attention`` or ``norm``; None if there is none."""
+    """The gap in the scores of rule ``by`` that divides sinks from other tokens; None if there is none."""
     return score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
 
 
@@ -125,7 +125,7 @@ def sink_scores(
 def _scores_by_rule(
     lens: ModelLike, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
-    """The scores of every token by some rules, from one pass."""
+    """Rule -> the score of every token, nan at padding; all from one pass."""
     lens = as_lens(lens)
     check_tokens(lens, batch)
     if rules == ("rate",):
@@ -145,8 +145,8 @@ def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
     """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
 
     The result is nan where too few queries see the key (``attention.fewest_queries``), or a window is too short
-    (``attention.tells``). In a layer with a sliding window only the queries whose window holds the key count. With
-    ``shares`` each weight is divided by the sum of its row first.
+    (``attention.can_tell_sinks``). In a layer with a sliding window only the queries whose window holds the key
+    count. With ``shares`` each weight is divided by the sum of its row first.
     """
 
     def rate(view: LayerView) -> Tensor:
@@ -161,7 +161,7 @@ def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
         weights = row_shares(view["rows"]) if shares else view["rows"]
         score = mean_where(weights, where=from_key, dim=2)
         enough = from_key.sum(2) >= fewest_queries(threshold=threshold, reach=view.reach)
-        enough = enough & tells(view.reach, threshold=threshold)
+        enough = enough & can_tell_sinks(view.reach, threshold=threshold)
         return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
 
     return Reading(name="rate_by_key", sites=("rows",), function=rate)
@@ -238,7 +238,7 @@ class Received:
 
     @classmethod
     def of(cls, lens: LensModel, part: TokenBatch) -> "Received":
-        """Begin with no attention received, for sequences of this length.
+        """Begin with no attention received, for sequences of ``part``'s length.
 
         Raises:
             InputError: the sequences have a single token.
@@ -248,7 +248,7 @@ class Received:
         return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)
 
     def add(self, view: LayerView) -> Float[Tensor, "batch row key"]:
-        """Add a layer, and return its attention in fair shares."""
+        """Add a layer's attention to the sums, and return it in fair shares."""
         rows = row_shares(view["rows"]) if self.sigmoid else view["rows"]
         assert view.rows is not None
         reach = None if view.reach is None or view.reach > rows.shape[3] else view.reach
@@ -263,7 +263,7 @@ class Received:
         return shares
 
     def reading(self) -> Reading:
-        """The reading that adds each layer's attention, and keeps no other tensor."""
+        """A reading for ``stream`` that adds each layer's attention here; it keeps no other tensor."""
 
         def take(view: LayerView) -> None:
             self.add(view)
@@ -291,13 +291,13 @@ class Norms:
     largest: Float[Tensor, "batch position"] | None = None
 
     def add(self, view: LayerView) -> Float[Tensor, "batch position"]:
-        """Add a layer, and return its norm ratios."""
-        ratio = norm_ratios(view["resid_post"].float().norm(dim=-1), valid=view.valid)
+        """Take a layer's norm ratios into the largest, and return them."""
+        ratio = ratios_to_median_norm(view["resid_post"].float().norm(dim=-1), valid=view.valid)
         self.largest = ratio if self.largest is None else torch.maximum(self.largest.to(ratio.device), ratio)
         return ratio
 
     def reading(self) -> Reading:
-        """The reading that adds each layer's norms, and keeps no other tensor."""
+        """A reading for ``stream`` that takes in each layer's norms; it keeps no other tensor."""
 
         def take(view: LayerView) -> None:
             self.add(view)
@@ -311,7 +311,7 @@ class Norms:
 
 
 def gap_text(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule) -> str:
-    """The threshold and its evidence in a sentence, or that there is no gap."""
+    """The threshold of rule ``by`` and the gap it is from in a sentence, or that there is no gap."""
     known = scores[~scores.isnan()]
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
     if found is None:

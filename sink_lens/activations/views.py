@@ -40,6 +40,7 @@ class LayerView:
     """Number of positions that a query of the layer sees, itself included; None without a sliding window."""
 
     def __getitem__(self, name: str) -> Tensor:
+        """The layer's tensor of a site; refuses one that the reading did not ask for."""
         if name not in self.tensors:
             raise InputError(
                 f"the reading asked for {', '.join(self.tensors)}, and reads {name!r}; need every site that is read in "
@@ -61,7 +62,7 @@ class Reading:
     """Layers to read; None means every layer."""
 
     def read(self, view: LayerView) -> Tensor | None:
-        """Compute the reading of a layer; what the function raises has a note that says whose it is.
+        """Call the reading's function on a layer; an error that it raises gets a note that names the reading.
 
         Raises:
             InputError: the function changed a tensor of the run in place, which goes on with it.
@@ -115,13 +116,13 @@ class Reading:
         seen: dict[str, Tensor] = {}
         hooks: list[tuple[str, Callable[..., None]]] = []
         if tokens is None:
-            hooks.append(("embed.hook_in", partial(_keep_tokens, seen=seen)))
+            hooks.append(("embed.hook_in", partial(_note_tokens, seen=seen)))
         else:
             seen |= {"tokens": tokens.tokens, "valid": tokens.valid}
 
         def take(tensor: Tensor, hook: object, *, name: str, layer: int, held: dict[str, Tensor]) -> None:
             """Hold one site's tensor; with the last of them, compute the reading."""
-            held[name] = _observe(name, tensor, lens=lens, keys=keys, rows=rows)
+            held[name] = _quantity_at_hook(name, tensor, lens=lens, keys=keys, rows=rows)
             if len(held) < len(self.sites):
                 return
             view = LayerView(
@@ -145,12 +146,15 @@ class Reading:
         return hooks
 
 
-def _keep_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> None:
+def _note_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> None:
+    """A hook on the tokens that notes them in ``seen``; all count as no padding."""
     seen |= {"tokens": tokens, "valid": torch.ones_like(tokens, dtype=torch.bool)}
 
 
-def _observe(name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None) -> Tensor:
-    """Find what ``attention.OBSERVED`` names, from the scores or the pattern; a site's own tensor as it is."""
+def _quantity_at_hook(
+    name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None
+) -> Tensor:
+    """What a name of ``attention.OBSERVED`` stands for, from the scores or the pattern; a site's tensor as it is."""
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]
@@ -177,7 +181,7 @@ class Streamed:
     """Number of the model's layers."""
 
     def _repr_html_(self) -> str:
-        """The readings in a notebook."""
+        """A table of the readings for a notebook: number of layers and shape in a layer."""
         rows = [
             (name, len(by_layer), str(tuple(next(iter(by_layer.values())).shape)) if by_layer else "")
             for name, by_layer in self.values.items()
@@ -186,7 +190,7 @@ class Streamed:
         return display.result_html(f"Read with the {self.kernel} attention kernel.", frame)
 
     def __getitem__(self, key: tuple[str, int]) -> Tensor:
-        """The tensor of a reading at a layer.
+        """The tensor of a reading at a layer, asked for as ``[name, layer]``.
 
         Raises:
             ModelError: the model is a hybrid, and the reading skipped this layer.
@@ -240,7 +244,7 @@ class Streamed:
         return pd.concat(frames, ignore_index=True)
 
     def _results_of(self, name: str) -> Mapping[int, Tensor]:
-        """Results of a reading, by layer.
+        """Layer -> tensor of a reading; refuses an unknown reading, or one that gave nothing.
 
         Raises:
             InputError: there is no such reading, or its function returned None in every layer.
@@ -272,6 +276,7 @@ class Captured:
         return display.result_html(f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path.", frame)
 
     def __getitem__(self, key: tuple[str, int] | str) -> Tensor:
+        """The tensor of a site at a layer; of a site without layers, by its name alone."""
         place = (key, 0) if isinstance(key, str) else key
         if place not in self.tensors:
             kept = ", ".join(f"{site!r}, {layer}" for site, layer in self.tensors)

@@ -90,8 +90,8 @@ def attention_readings(
 ) -> list[Reading]:
     """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows.
 
-    The score is nan in layers whose window is too short to tell a sink at the threshold (``attention.tells``); so is
-    the null mass of ``sigmoid`` attention, whose rows need not sum to 1.
+    The score is nan in layers whose window is too short to tell a sink at the threshold
+    (``attention.can_tell_sinks``); so is the null mass of ``sigmoid`` attention, whose rows need not sum to 1.
     """
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
@@ -107,7 +107,7 @@ def attention_readings(
     def score(view: LayerView) -> Tensor:
         """The sink score; nan where the window is too short to tell."""
         found = by_key(attention.sink_score)(view)
-        return found if attention.tells(view.reach, threshold=threshold) else torch.full_like(found, math.nan)
+        return found if attention.can_tell_sinks(view.reach, threshold=threshold) else torch.full_like(found, math.nan)
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
         """A reading of rows, averaged over the sampled queries."""
@@ -248,7 +248,9 @@ def output_readings(
     def value_norm_ratio(view: LayerView) -> Tensor:
         v, valid = _at(view, "v", positions)
         norms = outputs.value_norms(v, factor=factor(view.layer))
-        return torch.stack([outputs.norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1)
+        return torch.stack(
+            [outputs.ratio_to_other_positions(norms, valid=valid, key=place) for place in places], dim=-1
+        )
 
     def stable_rank(view: LayerView) -> Tensor:
         z, valid = _at(view, "z", positions)

@@ -41,7 +41,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
         frame.insert(2, "sink_position", position)
         is_sink = frame["sink_score"] > threshold
         pairs = zip(frame["value_norm_ratio"], is_sink, strict=True)
-        frame["label"] = [outputs.label(float(ratio), is_sink=bool(sink)) for ratio, sink in pairs]
+        frame["label"] = [outputs.sink_head_label(float(ratio), is_sink=bool(sink)) for ratio, sink in pairs]
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 

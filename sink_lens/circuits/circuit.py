@@ -25,7 +25,7 @@ from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..errors import InputError, check_home
 from ..models.load import ModelLike, as_lens
-from ..patching.config import check_differ
+from ..patching.config import refuse_equal_tokens
 from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
@@ -431,7 +431,7 @@ def find(
         raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
     runs = runs_of(lens, clean, corrupted, metric=metric, config=config, spans=spans)
     if config.replaced_by == "resample" and runs.corrupted is not None:
-        check_differ(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
+        refuse_equal_tokens(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
     return circuit_of_runs(runs, config=config, templates=templates, progress=progress)
 
 

@@ -51,7 +51,7 @@ def sink_score(
     Reference: Gu et al., arXiv 2410.10781, alpha_k (self included).
     """
     check_position(key, n_positions=column.shape[2])
-    counted = queries_from(valid, start=key, end=_end_of_reach(key, reach))
+    counted = queries_from(valid, start=key, end=_first_query_beyond_reach(key, reach))
     fewest = min_queries if reach is None else min(min_queries, reach)
     score = mean_where(column, where=counted[:, None], dim=-1)
     return score.masked_fill((counted.sum(-1) < fewest)[:, None], math.nan)
@@ -92,7 +92,9 @@ def sink_mass(
     Reference: arXiv 2605.06611 (the induced sink score, before its mean over sequences and heads).
     """
     check_position(key, n_positions=column.shape[2])
-    return mean_where(column, where=queries_from(valid, start=key + 1, end=_end_of_reach(key, reach))[:, None], dim=-1)
+    return mean_where(
+        column, where=queries_from(valid, start=key + 1, end=_first_query_beyond_reach(key, reach))[:, None], dim=-1
+    )
 
 
 def uniform_mass(
@@ -119,12 +121,14 @@ def uniform_mass(
     seen = torch.arange(1, valid.shape[1] + 1, device=valid.device).clamp(min=1, max=reach).double()
     shared = (1.0 if row_sum is None else row_sum) / seen
     return mean_where(
-        shared.expand(valid.shape), where=queries_from(valid, start=key + 1, end=_end_of_reach(key, reach)), dim=-1
+        shared.expand(valid.shape),
+        where=queries_from(valid, start=key + 1, end=_first_query_beyond_reach(key, reach)),
+        dim=-1,
     )
 
 
-def tells(reach: int | None, *, threshold: float) -> bool:
-    """Check whether a window is long enough for a sink score over the threshold to mean something.
+def can_tell_sinks(reach: int | None, *, threshold: float) -> bool:
+    """Check whether a window of ``reach`` positions is long enough for a sink score over the threshold to mean a sink.
 
     The first key of a window is seen by queries that see few others: under uniform attention its score is the mean of
     1, 1/2, ..., 1/reach, which passes 0.3 in windows shorter than 10.
@@ -156,8 +160,8 @@ def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batc
     return rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
-def _end_of_reach(key: int, reach: int | None) -> int | None:
-    """The first query whose window no longer reaches the key."""
+def _first_query_beyond_reach(key: int, reach: int | None) -> int | None:
+    """The first query whose window no longer holds the key; None without a window."""
     return None if reach is None else key + reach
 
 
@@ -233,7 +237,7 @@ def null_mass(rows: Float[Tensor, "batch head row key"], *, tolerance: float = 1
 def mean_rows(
     per_row: Num[Tensor, "batch head row"], *, row_valid: Bool[Tensor, "batch row"]
 ) -> Float[Tensor, "batch head"]:
-    """Mean of a per-row measure over the real rows; undefined (nan) rows are left out.
+    """Mean of a per-row measure over the rows that are no padding (``row_valid``); nan rows are left out.
 
     nan if no row is left.
     """

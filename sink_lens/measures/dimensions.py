@@ -143,7 +143,7 @@ def growth_ratio(
 
 
 def check_dimension(dimension: int, *, d_model: int) -> None:
-    """Refuse a residual dimension that the model does not have."""
+    """Refuse the index of a dimension that a residual stream of width ``d_model`` does not have."""
     if not 0 <= dimension < d_model:
         raise InputError(
             f"dimension {dimension} is outside the residual stream; need 0 to {d_model - 1}. "
@@ -152,5 +152,5 @@ def check_dimension(dimension: int, *, d_model: int) -> None:
 
 
 def _median(magnitude: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
-    """Median magnitude of each token's dimensions."""
+    """Median over the dimensions of each token's magnitudes."""
     return median_where(magnitude, where=torch.ones_like(magnitude, dtype=torch.bool))

@@ -36,12 +36,12 @@ def tau_b(
     found = np.empty(len(rows))
 
     def fill(part: slice) -> None:
-        (order, plain), (order_by, plain_by) = _sort(rows[part]), _sort(by[part])
+        (order, plain), (order_by, plain_by) = _sorting_orders(rows[part]), _sorting_orders(by[part])
         found[part] = _tau_without_ties(np.take_along_axis(_ranks(order_by), order, -1))
         if (tied := ~(plain & plain_by)).any():
             found[part][tied] = _tau_with_ties(rows[part][tied], by[part][tied])
 
-    _do_chunks(fill, rows.shape)
+    _run_in_chunks(fill, rows.shape)
     return torch.from_numpy(found).to(x.device, x.dtype)
 
 
@@ -51,7 +51,7 @@ def tau_b_matrix(
     """Kendall's tau-b of each row of `x` with every row of `y`; each row is sorted only once. See `tau_b`."""
     x, y = widen(x), widen(y)
     rows, others = _to_numpy(x), _to_numpy(y)
-    (order, plain), (order_others, plain_others) = _sort(rows), _sort(others)
+    (order, plain), (order_others, plain_others) = _sorting_orders(rows), _sorting_orders(others)
     ranks, found = _ranks(order), np.empty((len(rows), len(others)))
 
     def fill(part: slice) -> None:
@@ -61,17 +61,17 @@ def tau_b_matrix(
                 some = others[part][tied]
                 found[index, part][tied] = _tau_with_ties(np.broadcast_to(row, some.shape), some)
 
-    _do_chunks(fill, others.shape)
+    _run_in_chunks(fill, others.shape)
     return torch.from_numpy(found).to(x.device, x.dtype)
 
 
 def _to_numpy(x: Tensor) -> np.ndarray:
-    """Convert a tensor to a contiguous float64 array of numpy."""
+    """A tensor as a contiguous NumPy array of the same type."""
     return x.detach().cpu().contiguous().numpy()
 
 
-def _do_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> None:
-    """Do the work of all rows, in chunks side by side: NumPy's sort leaves other threads the interpreter."""
+def _run_in_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> None:
+    """Call ``work`` with slices of rows, several side by side: NumPy's sort leaves other threads the interpreter."""
     n_rows, n_values = shape
     size = max(1, _VALUES_AT_ONCE // n_values)
     chunks = [slice(start, start + size) for start in range(0, n_rows, size)]
@@ -84,21 +84,22 @@ def _do_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> None:
         list(pool.map(work, chunks))
 
 
-def _sort(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sorting permutation of each row, and whether no two of its values are equal and none is nan."""
+def _sorting_orders(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The permutation that sorts each row, and whether all values of the row differ and none is nan."""
     order = rows.argsort(-1)
     ascending = np.take_along_axis(rows, order, -1)
     return order, np.asarray((ascending[:, 1:] > ascending[:, :-1]).all(-1))
 
 
 def _ranks(order: np.ndarray) -> np.ndarray:
+    """The rank of each value, from 0, given the permutations that sort the rows."""
     ranks = np.empty(order.shape, np.int32)
     np.put_along_axis(ranks, order, np.arange(order.shape[1], dtype=np.int32)[None], -1)
     return ranks
 
 
 def _tau_without_ties(permutations: np.ndarray) -> np.ndarray:
-    """Kendall's tau of each row from the ranks of one variable in the order of the other."""
+    """Kendall's tau of each row, which holds one variable's ranks in the order of the other."""
     n_values = permutations.shape[1]
     pairs = n_values * (n_values - 1) // 2
     return _tau_of_counts(pairs - 2 * _count_inversions(permutations), pairs, pairs)
@@ -133,7 +134,7 @@ def _tau_of_counts(difference: np.ndarray, pairs_x: np.ndarray | int, pairs_refe
 
 
 def _tied_pairs(changes: np.ndarray) -> np.ndarray:
-    """Number of tied pairs, sum of t (t - 1) / 2 over runs of t equal neighbours, from where neighbours differ."""
+    """Number of tied pairs in each sorted row, given where its values differ from the value before."""
     place = np.arange(1, changes.shape[1] + 1)
     run_start = np.maximum.accumulate(np.where(changes, place, 0), axis=-1)
     # The k-th element of a run (from 0) is tied with the k elements before it.
@@ -141,7 +142,7 @@ def _tied_pairs(changes: np.ndarray) -> np.ndarray:
 
 
 def _count_inversions(permutations: np.ndarray) -> np.ndarray:
-    """Pairs i < j with the larger entry first, in each row of [dimension, value]."""
+    """Number of pairs i < j with the larger entry first, in each row of ranks."""
     n_rows, n_values = permutations.shape
     size = max(_BLOCK, 1 << (n_values - 1).bit_length())
     entries = np.empty((n_rows, size), np.int32)

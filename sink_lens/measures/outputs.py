@@ -38,13 +38,13 @@ def value_norm_ratio(
 
     Reference: arXiv 2606.08105.
     """
-    return norm_ratio(value_norms(v, factor=triangular_factor(w_o)), valid=valid, key=key)
+    return ratio_to_other_positions(value_norms(v, factor=triangular_factor(w_o)), valid=valid, key=key)
 
 
 def value_norms(
     v: Float[Tensor, "batch position kv_head d_head"], *, factor: Float[Tensor, "head sample d_head"]
 ) -> Float[Tensor, "batch head position"]:
-    """Norm of every value vector after each head's W_O, given its ``triangular_factor``.
+    """Norm of what each head writes of a position's value vector, v W_O, given W_O's ``triangular_factor``.
 
     Raises:
         InputError: the heads do not divide.
@@ -62,10 +62,10 @@ def value_norms(
     return torch.linalg.vector_norm(written, dim=-1).flatten(2).mT
 
 
-def norm_ratio(
+def ratio_to_other_positions(
     norms: Float[Tensor, "batch head position"], *, valid: Bool[Tensor, "batch position"], key: int
 ) -> Float[Tensor, "batch head"]:
-    """Norm at the key over its mean at the other real positions; nan if the key is padding or the only one.
+    """Norm at the key over the mean norm at the other positions; nan if the key is padding or the only one.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -108,7 +108,7 @@ def stable_rank(
     return torch.where(total > 0, (total / largest).clamp(min=1), math.nan).to(widen(w_o).dtype)
 
 
-def label(ratio: float, *, is_sink: bool, threshold: float = 0.2) -> str:
+def sink_head_label(ratio: float, *, is_sink: bool, threshold: float = 0.2) -> str:
     """Label a sink head by its value-norm ratio.
 
     "no-op" up to the threshold, "broadcast" above it, "undecided" for nan; "" for a head without a sink.

@@ -43,7 +43,7 @@ def effective_ranks(
     valid: Bool[Tensor, "*batch position"] | None = None,
     without: Sequence[Collection[int]],
 ) -> Float[Tensor, "*batch sample"]:
-    """Compute ``effective_rank`` without each of some sets of positions, from one Gram matrix."""
+    """``effective_rank`` once for each set of positions that is left out, along a new last axis."""
     n_positions, d_model = x.shape[-2:]
     for position in {position for some in without for position in some}:
         check_position(position, n_positions=n_positions)

@@ -14,7 +14,7 @@ from sink_lens.errors import InputError
 
 
 def widen(x: Num[Tensor, "*value"]) -> Float[Tensor, "*value"]:
-    """Convert half precision and integers to float32; float64 stays."""
+    """A tensor of half precision or integers as float32; float32 and float64 stay."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -45,14 +45,14 @@ def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[
 
 
 def sort_last(x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch value"]:
-    """Sort the last axis, nan last. On a CPU numpy sorts many times faster than torch, to the same values."""
+    """The values sorted along the last axis, nan last. On a CPU numpy does it many times faster than torch."""
     if x.device.type == "cpu" and not x.requires_grad:
         return torch.from_numpy(np.sort(x.numpy(), axis=-1))
     return x.sort(dim=-1).values
 
 
 def check_position(key: int, *, n_positions: int) -> None:
-    """Refuse a position outside the sequence; negative positions are refused too."""
+    """Refuse the position of a key that is negative or not below ``n_positions``."""
     if not 0 <= key < n_positions:
         raise InputError(
             f"key position {key} is outside the sequence; need 0 to {n_positions - 1} (0-based). "
@@ -63,7 +63,7 @@ def check_position(key: int, *, n_positions: int) -> None:
 def queries_from(
     valid: Bool[Tensor, "batch query"], *, start: int, end: int | None = None
 ) -> Bool[Tensor, "batch query"]:
-    """The real queries from `start` on, and before `end` if it is given."""
+    """True at the queries that are no padding, from `start` on and before `end` (None is no end)."""
     index = torch.arange(valid.shape[1], device=valid.device)
     kept = valid & (index >= start)
     return kept if end is None else kept & (index < end)

@@ -53,7 +53,7 @@ class ScoreGap(NamedTuple):
 
 
 def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
-    """Query positions from `first` on: all of a short sequence, evenly spaced ones of a long one, the last included."""
+    """Query positions from `first` on: all of a short sequence, else evenly spaced ones up to the last."""
     if length - first <= SAMPLED_QUERIES:
         return torch.arange(first, length)
     return torch.linspace(first, length - 1, SAMPLED_QUERIES, dtype=torch.float32).round().long()
@@ -62,7 +62,7 @@ def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
 def earlier_keys(
     row_positions: Int[Tensor, " row"], *, n_keys: int, reach: int | None = None
 ) -> Bool[Tensor, "row key"]:
-    """Check whether a key is before the query, and within its sliding window of `reach` positions if it has one."""
+    """True where a key is before the row's query, and within its sliding window of `reach` positions if it has one."""
     distance = row_positions[:, None] - torch.arange(n_keys, device=row_positions.device)
     earlier = distance > 0
     return earlier if reach is None else earlier & (distance < reach)
@@ -125,10 +125,10 @@ def share_score(
     return (counted.sum(1) + prior) / (queries + prior)
 
 
-def norm_ratios(
+def ratios_to_median_norm(
     norms: Float[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"]
 ) -> Float[Tensor, "batch position"]:
-    """Norm of each token over the median norm of its sequence's real tokens; nan at padding."""
+    """Norm of each token over the median norm of its sequence's tokens; nan at padding, which does not count."""
     ratio = widen(norms) / median_where(norms, where=valid)[:, None]
     return ratio.masked_fill(~valid, torch.nan)
 
@@ -156,15 +156,15 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
         raise InputError(f"found gap = {gap}; need a ratio above 1. {GAP} is the default.")
     ordered = scores[~scores.isnan()].double().sort().values
     ordered = ordered[ordered > 0]
-    if len(ordered) < 2 or _gap_at(ordered, gap, least=least) is None:
+    if len(ordered) < 2 or _find_gap(ordered, gap, least=least) is None:
         return None
     known, missed = math.log(gap), max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0
     for _ in range(_BISECTIONS):  # the widest gap, between what is known to be there and what is not
         middle = (known + missed) / 2
-        there = _gap_at(ordered, math.exp(middle), least=least) is not None
+        there = _find_gap(ordered, math.exp(middle), least=least) is not None
         known, missed = (middle, missed) if there else (known, middle)
     wide = (max(gap, math.exp(known / 2)), math.exp(known))  # the median above half the width may be lower
-    places = (_gap_at(ordered, one, least=least) for one in wide)
+    places = (_find_gap(ordered, one, least=least) for one in wide)
     first, above = next(place for place in places if place is not None)
     around = ordered[first : above + 1]
     jump = int((around[1:] / around[:-1]).argmax())  # the widest step from one score to the next
@@ -180,8 +180,8 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
     )
 
 
-def _gap_at(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> tuple[int, int] | None:
-    """The lowest gap of this width among ascending scores: the places of its lower edge and of the score above it."""
+def _find_gap(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> tuple[int, int] | None:
+    """Indices of the score below and above the lowest gap among ascending scores; None if there is none."""
     last = len(ordered) - 1
     after = torch.searchsorted(ordered, ordered, right=True)
     first_above = torch.searchsorted(ordered, ordered * gap)  # the first score that is at least gap times each
@@ -195,7 +195,7 @@ def _gap_at(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> t
 def residual_outliers(
     h: Float[Tensor, "batch position d_model"], *, valid: Bool[Tensor, "batch position"], factor: float = 20.0
 ) -> Bool[Tensor, "batch position d_model"]:
-    """Entries over `factor` times their token's median magnitude; none at padding.
+    """True at entries over `factor` times their token's median magnitude; False at padding.
 
     Reference: arXiv 2601.22966 (residual sinks: dimensions that are large on most tokens; their threshold is theirs,
     this one is ours).

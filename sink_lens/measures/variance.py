@@ -76,13 +76,13 @@ class Moments:
 
     @classmethod
     def empty(cls, *, n_positions: int, n_values: int, device: torch.device | str | None = None) -> "Moments":
-        """Moments before any sequence was added."""
+        """Moments of no sequence yet."""
         zeros = torch.zeros(n_positions, n_values, dtype=torch.float64, device=device)
         count = torch.zeros(n_positions, dtype=torch.int64, device=device)
         return cls(count=count, mean=zeros, m2=zeros.clone())
 
     def update(self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]) -> None:
-        """Add a batch of sequences; padding is left out."""
+        """Add a batch of sequences in place; padding (not `valid`) is left out."""
         flat = widen(x.flatten(2) if x.ndim > 2 else x[..., None])
         added = valid.sum(0)
         whole = bool(valid.all())  # then no mask is needed, which takes most of the time here

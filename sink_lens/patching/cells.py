@@ -25,7 +25,7 @@ def cell_of_patch(
     source: Mapping[tuple[str, int], Tensor],
     edits: tuple[Edit, ...] = (),
 ) -> Cell:
-    """The patch of a part as a cell: it begins at the first of its positions at which the two runs differ."""
+    """The patch of a part as a cell; it begins at the first of the part's positions where the two runs differ."""
     site, begin = part.site, 0
     keys = [site_key(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
@@ -49,7 +49,7 @@ def cell_of_patch(
 
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
-    """Any edit of a part as a cell.
+    """The edit that ``make`` makes of a part as a cell, beside ``edits``; refuses an edit of another site.
 
     Raises:
         InputError: what was made is no edit of this site.

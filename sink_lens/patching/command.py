@@ -34,7 +34,7 @@ _MOST_DIFFERENCES = 20
 def run(
     config: PatchConfig, *, out: str | Path | None, shard: str | None, overwrite: bool, progress: bool
 ) -> PatchResult | AttributionResult:
-    """Run the patches that a configuration asks for, or their approximation, in a run folder."""
+    """Run the command ``patch``: the patches that a configuration asks for, or their approximation, in a run folder."""
     if shard is not None and config.approximate:
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
     check_before(config)
@@ -48,7 +48,7 @@ def run(
 def _approximate(
     lens: LensModel, *, config: PatchConfig, folder: Path, overwrite: bool, progress: bool
 ) -> AttributionResult:
-    """The approximation, with its check against a sample of real patches."""
+    """Approximate the patches, check a sample against real ones, and write both to the run folder."""
     runs, _, pair = prepare_runs(lens, None, None, config=config)
     with open_run(folder, lens, pair, config=config, metric=runs.metric, overwrite=overwrite) as writer:
         result = attribution_patch(lens, pair.clean, pair.corrupted, config=config, metric=runs.metric)
@@ -60,7 +60,7 @@ def _approximate(
 
 
 def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
-    """Terminal output: the conclusion, where the prompts differ, the strongest patches, and what a check says."""
+    """Yield what the command prints: the conclusion, where the prompts differ, the strongest patches, a check."""
     from rich.text import Text
 
     from ..report.html import conclusion
@@ -85,7 +85,7 @@ def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[R
 
 
 def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "PageTable":
-    """The table of the strongest patches."""
+    """The table of the ``top`` strongest patches: where, their values and effects, and the controls."""
     heads = {"value": found.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
     heads |= {"normalised_effect": "of the way", "approximation": "approx."}
     frame = found.strongest(top)
@@ -110,6 +110,6 @@ def _text_table(heads: tuple[str, ...], lines: list[Any]) -> "PageTable":
 
 
 def answer(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:
-    """The fields of ``--json``."""
+    """The fields of ``--json``: metric, differences between the prompts, and strongest patches."""
     tables = {"differences": found.differences, "strongest": found.strongest(view.top)}
     return {"metric": found.metric, **tables}

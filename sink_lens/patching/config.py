@@ -31,8 +31,8 @@ ADDED = ("resid_pre", "attn_out", "mlp_out")
 _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
-def check_differ(differ: bool) -> None:
-    """Refuse two runs on the same tokens, between which there is nothing to put."""
+def refuse_equal_tokens(differ: bool) -> None:
+    """Refuse clean and corrupted prompts of the same tokens (``differ`` is False): every patch would change nothing."""
     if not differ:
         raise InputError(
             "the clean and the corrupted prompts have the same tokens, so that every patch puts in what is there; need "
@@ -128,22 +128,22 @@ class PatchConfig:
         check_least(self, 0, "screen", "controls")
 
     @property
-    def at(self) -> dict[str, Any]:
-        """The chosen indices of each axis, as ``parts.parts_to_patch`` takes them."""
+    def chosen_indices(self) -> dict[str, Any]:
+        """Axis -> its chosen indices, None for all, as ``parts.parts_to_patch`` takes them."""
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
     def spec(self, **how: Any) -> MetricSpec:
-        """The metric by its name and options; the arguments are those of ``spec_of``."""
+        """The metric by its name and options; the arguments are those of ``named_metrics.spec_of``."""
         check_metric_fields(self, self.metric)
         return spec_of(self, self.metric, **how)
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites that are patched."""
+        """The sites that are patched: one, or for ``every`` all that add to the stream."""
         return ADDED if self.site == EVERY else (self.site,)
 
     def check_together(self) -> None:
-        """Refuse fields that are for a gradient where none is taken, and several sites where one is."""
+        """Refuse gradient options where no gradient is taken, and several sites where one is."""
         if self.approximate and self.site == EVERY:
             raise InputError(f"approximate and site {EVERY} were given; an approximation is of one site")
         if not self.approximate:
@@ -161,7 +161,7 @@ class PatchView:
 
 
 def check_prompts(config: PatchConfig) -> None:
-    """Refuse a command without two texts."""
+    """Refuse the command ``patch`` if a clean or a corrupted text is missing."""
     if not config.clean or not config.corrupted:
         raise InputError(
             "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT"

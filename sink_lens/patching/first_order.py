@@ -14,11 +14,11 @@ from .run_pair import RunPair
 
 
 def first_order(runs: RunPair, grid: Sequence[Part], *, steps: int = 1) -> Float[Tensor, "sample batch"]:
-    """Compute (x' - x) . dm/dx for each cell, by sequence; with several steps, the gradient's mean over them.
+    """(x' - x) . dm/dx of each part by sequence: source minus run's values times the metric's gradient.
 
     It is nan in a sequence that is too short to have the cell's position.
     """
-    gradients = _gradients(runs, steps=steps)
+    gradients = _mean_gradients(runs, steps=steps)
     products = {}
     for key, gradient in gradients.items():
         run, source = runs.held[key].float(), runs.given[key].float()
@@ -28,12 +28,12 @@ def first_order(runs: RunPair, grid: Sequence[Part], *, steps: int = 1) -> Float
     for number, part in enumerate(grid):
         for key in {site_key(runs.site, layer) for layer in part.layers or ()}:
             effects[number] += part.of(products[key]).flatten(1).sum(1)
-        effects[number] = runs.defined(part, effects[number])
+        effects[number] = runs.nan_where_short(part, effects[number])
     return effects
 
 
-def _gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tensor]:
-    """Gradient of the metric, summed over sequences, at the site in every layer patched, averaged over steps."""
+def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tensor]:
+    """(site, layer) -> gradient of the metric summed over sequences, mean over ``steps`` between the two runs."""
     run = {"lens": runs.lens, "batch": runs.run, "metric": runs.metric, "at": runs.held}
     if steps == 1:
         return metric_gradients(**run)

@@ -68,7 +68,7 @@ def patch_map(
 
 
 def patch_pairs(frame: pd.DataFrame, *, by: Sequence[str], value: str) -> list[tuple[str, str | None]]:
-    """The panels of a map: each swept column, down, against the first, across.
+    """The swept columns of each panel of a map as (down, across); across is the first one, None for a single column.
 
     Raises:
         RunError: the frame lacks a column, or nothing was swept.
@@ -83,7 +83,7 @@ def patch_pairs(frame: pd.DataFrame, *, by: Sequence[str], value: str) -> list[t
 
 
 def _position_labels(run: Run) -> dict[int, str]:
-    """Position -> label: the tokens of the two prompts there; of several pairs, of the first that differ there."""
+    """Position -> text of the prompts' tokens there; of several pairs, of the first that differ there."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
     same = {int(row["position"]): token(row["text"]) for row in rows}
@@ -117,7 +117,7 @@ def _title(run: Run) -> str:
 
 
 def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
-    """Say on which position of the stream the decision is, and at which layers it moves; else empty."""
+    """A sentence on which positions of the stream decide the metric in which layers; empty if that is not known."""
     by = [name for name in _BY if name in table.columns]
     if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
         return ""
@@ -137,7 +137,7 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
 
 
 def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Runs of layers in which patching the same position does about the same, each with its strongest value."""
+    """Position, layers and strongest value of each run of layers in which patching the position does about the same."""
     runs: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
         layers: tuple[int, int] | None = None
@@ -154,7 +154,7 @@ def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
-    """Sort patches by the magnitude of their effects."""
+    """The patches sorted by the magnitude of their effects, the largest first."""
     return table.sort_values("effect", key=abs, ascending=False, kind="stable")
 
 
@@ -166,13 +166,14 @@ def _metric_text(run: Run) -> str:
 
 
 def _strongest_text(table: pd.DataFrame) -> str:
+    """Where the first patch of the table is, its effect, and its share of the difference between the prompts."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
     return f"{where}: {number(float(best['effect']))}{_share_text(float(best.get('normalised_effect', np.nan)))}"
 
 
 def _share_text(share: float) -> str:
-    """Say how much of the difference between the two prompts a patch makes up."""
+    """The end of a sentence: how much of the difference between the prompts a patch makes up; empty if undefined."""
     if not np.isfinite(share):
         return ""
     if abs(share) <= _FAR:
@@ -181,7 +182,7 @@ def _share_text(share: float) -> str:
 
 
 def _prompt_sentences(run: Run) -> list[str]:
-    """The two prompts and what differs, as far as the run says them."""
+    """The clean and the corrupted prompt and what differs, each as a sentence's part, as far as the run has them."""
     sentences = []
     for name in ("clean", "corrupted"):
         texts = run.config.get(name) or []
@@ -193,7 +194,7 @@ def _prompt_sentences(run: Run) -> list[str]:
 
 
 def _headline(run: Run) -> list[str]:
-    """The findings in sentences."""
+    """The findings of the page in sentences."""
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capital(prompts)}."] if prompts else []
@@ -208,13 +209,13 @@ def _headline(run: Run) -> list[str]:
 
 
 def _put_words(run: Run) -> str:
-    """Describe what was put into a place."""
+    """What was put into a place, as the end of a sentence."""
     put = str(run.config.get("put", "source"))
     return "given what it holds in the other prompt" if put == "source" else f"edited ({visible(put)})"
 
 
 def _map_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the heat map of the effects."""
+    """(caption, figure) of the heat map of the effects."""
     table = run.need("patches", columns=["effect"])
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
@@ -234,7 +235,7 @@ def _map_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the patches, the strongest first."""
+    """(caption, table) of the patches, the strongest first."""
     table = _strongest_first(run.need("patches", columns=["effect"]))
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
@@ -248,7 +249,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the positions at which the prompts differ."""
+    """(caption, table) of the positions at which the prompts differ."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     shown = table.assign(
         clean=[token(text) for text in table["clean"]], corrupted=[token(text) for text in table["corrupted"]]

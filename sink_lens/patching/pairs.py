@@ -27,7 +27,7 @@ class PromptPair:
 
     @checked
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
-        """The sequences to patch and the source sequences, for a direction.
+        """(sequences that are patched, sequences whose values are put in) for a direction.
 
         Raises:
             InputError: the direction is unknown.
@@ -36,7 +36,7 @@ class PromptPair:
 
 
 def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: BosCondition = "auto") -> PromptPair:
-    """PromptPair clean and corrupted sequences, and check them against the model and each other.
+    """Pair clean and corrupted sequences, and check them against the model and each other.
 
     Args:
         lens: the model.
@@ -67,7 +67,7 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
 
 
 def _position_labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positions: int) -> dict[int, str]:
-    """Labels of the positions; * marks those that differ."""
+    """Position -> text of its token in a single pair of prompts; * marks positions that differ."""
     differing = set(differences["position"].tolist())
     texts = dict.fromkeys(range(n_positions), "")
     if len(set(clean["sequence"].tolist())) == 1:

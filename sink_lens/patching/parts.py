@@ -23,14 +23,14 @@ from .config import PatchConfig
 
 
 def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]) -> list[Part]:
-    """Make every part that a sweep patches, with all its indices; the last axis in ``by`` varies fastest.
+    """Make every part that a sweep by some axes patches; the last axis in ``by`` varies fastest.
 
     Raises:
         SiteError: the family lacks the site.
         InputError: ``by`` has an axis twice; ``by`` or a choice names an axis that the site lacks; or layers,
             positions, heads, keys or units do not exist.
     """
-    chosen = indices_of(model, site, by=by, n_positions=n_positions, **at)
+    chosen = indices_by_axis(model, site, by=by, n_positions=n_positions, **at)
     parts = []
     for indices in product(*(chosen[name] or () for name in by)):
         fixed = chosen | {name: (index,) for name, index in zip(by, indices, strict=True)}
@@ -38,7 +38,7 @@ def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: i
     return parts
 
 
-def indices_of(
+def indices_by_axis(
     model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
 ) -> dict[str, Indices]:
     """The chosen indices of each axis of a site, and the layers; arguments and errors are those of ``parts_to_patch``.
@@ -75,7 +75,7 @@ def indices_of(
 
 
 def identity_of(part: Part) -> str:
-    """Text that tells a part of a site from others, whatever the sweep's axes."""
+    """A text that is the same for equal parts of a site only, whatever the sweep's axes."""
     return json.dumps([part.layers, part.index])
 
 
@@ -90,12 +90,12 @@ def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:
 
 
 def site_key(site: str, layer: int) -> tuple[str, int]:
-    """The key of a site's tensor in the result of ``run_with``."""
+    """(site, layer) of a site's tensor in an outcome; the layer is 0 for a site without layers."""
     return (site, layer if SITES[site].per_layer else 0)
 
 
 def random_parts_like(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
-    """Random parts of the same size in the same layers: other units, else other heads, positions or keys.
+    """Random parts of as many indices in the same layers: other units, else other heads, positions or keys.
 
     None if the part is everything that its layers have.
 
@@ -123,7 +123,7 @@ def random_parts_like(part: Part, *, sizes: Sequence[int], shortest: int, draws:
 
 
 def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
-    """The chosen indices of an axis; refuses those that do not exist."""
+    """The chosen indices of an axis of ``size``, all if None; refuses those that do not exist."""
     if given is None:
         return tuple(range(size))
     if not given:
@@ -139,7 +139,7 @@ def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tu
 
 
 def check_put(config: PatchConfig) -> None:
-    """Refuse what cannot be put into parts of the site."""
+    """Refuse a configuration whose ``put`` does not fit the site or its options."""
     if config.put != "source":
         put_spec(config, Part(site=config.sites[0]))
     elif config.factor is not None:
@@ -147,7 +147,7 @@ def check_put(config: PatchConfig) -> None:
 
 
 def put_spec(config: PatchConfig, part: Part) -> EditSpec:
-    """The edit of a part that a configuration names; all parts have the seed of the configuration."""
+    """The edit that a configuration puts into a part; all parts have the configuration's seed."""
     options = {name: getattr(config, name, None) for name in OPTIONS}
     if config.put in KINDS and "seed" not in KINDS[config.put].takes:
         options["seed"] = None  # it is the seed of the controls then

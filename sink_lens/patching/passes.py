@@ -9,15 +9,15 @@ from ..models.bundled import header_of
 from ..models.header import axis_sizes
 from ..models.prompt_tokens import token_bound
 from ..models.sites import SITES
-from .config import PatchConfig, check_differ, check_lengths
-from .parts import check_put, identity_of, indices_of, parts_to_patch, random_parts_like
+from .config import PatchConfig, check_lengths, refuse_equal_tokens
+from .parts import check_put, identity_of, indices_by_axis, parts_to_patch, random_parts_like
 
 _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
 
 
 def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
-    """Count the passes of patching; None without the tokenizer's file.
+    """Count patching's forward passes, their time and memory; None without the tokenizer's file.
 
     Raises:
         InputError: what ``patch`` would refuse before it measures, as far as it is known.
@@ -30,12 +30,12 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     check_put(config)
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
     if config.put == "source":
-        check_differ(clean != corrupted)
+        refuse_equal_tokens(clean != corrupted)
     made, backwards = 0.0, 0
     read = config.spec().last_layer(header)
     last = header.n_layers if read is None else read + 1
     for name in config.sites:
-        grid = parts_to_patch(header, name, by=config.by, n_positions=n_positions, **config.at)
+        grid = parts_to_patch(header, name, by=config.by, n_positions=n_positions, **config.chosen_indices)
         site = SITES[name]
         made += _BESIDE
         if config.approximate or config.screen:
@@ -61,7 +61,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
 
 
 def check_before(config: PatchConfig) -> None:
-    """Refuse, before the weights are read, what ``patch`` would refuse once they are, as far as it is known.
+    """Refuse, before the weights are read, all that ``patch`` would refuse and that the model's header tells.
 
     Raises:
         InputError: which field, and what is needed.
@@ -69,12 +69,12 @@ def check_before(config: PatchConfig) -> None:
     """
     config.check_together()
     if config.put == "source" and config.clean:
-        check_differ(config.clean != config.corrupted)
+        refuse_equal_tokens(config.clean != config.corrupted)
     header = header_of(config.model)
     if header is not None:
         longest = token_bound([*config.clean, *config.corrupted])
         for site in config.sites:
-            indices_of(header, site, by=config.by, n_positions=longest, **config.at)
+            indices_by_axis(header, site, by=config.by, n_positions=longest, **config.chosen_indices)
         config.spec().last_layer(header)
     if all(site in SITES for site in config.sites):
         check_put(config)

@@ -103,7 +103,7 @@ def patch(
 def _patch_site(
     request: "_Request", out: str | Path | None, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
 ) -> PatchResult:
-    """Patch one site, and return its result; ``reopen`` takes a finished run as it is."""
+    """Patch one site, and return its result; ``reopen`` goes on with a run that the folder holds."""
     if out is None:
         return request.result(None, progress=progress)
     code = request.code()
@@ -145,25 +145,28 @@ class _Request:
     approximations: list[float] | None
 
     def code(self) -> dict[str, Any]:
-        """Hashes of the functions that were given: what a run that goes on trusts of them."""
+        """Name -> hash of each function that was given: a run that goes on must have the same."""
         asked = self.config
         found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
         found |= {"put": hash_code(asked.put)} if callable(asked.put) else {}
         return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
 
     def open(self, folder: Path, *, code: Mapping[str, Any], **how: Any) -> RunWriter:
-        """Open the run folder of the patch, or of a part of it."""
+        """Open the run folder of the patch, or of a shard of it; ``how`` is for ``open_run``."""
         runs = self.runs
         return open_run(folder, runs.lens, self.pair, config=self.config, metric=runs.metric, code=code, **how)
 
     def measure(self, kept: Kept | None, *, progress: bool) -> dict[str, Measured]:
-        """Measure all patches, or those that are kept here."""
-        make, every = self.runs.maker(self.config), [*self.grid, *(part for some in self.controls for part in some)]
+        """Identity of a part -> the metric under its patch, of all patches or of those of a shard."""
+        make, every = (
+            self.runs.edit_maker(self.config),
+            [*self.grid, *(part for some in self.controls for part in some)],
+        )
         named = {identity_of(part): part for part in every}
         return self.runs.measure(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
 
     def result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
-        """Measure all patches that are not kept, and make the table."""
+        """Measure all patches that are not kept, and make the result with its tables."""
         runs, found = self.runs, self.measure(kept, progress=progress)
         measured = [found[identity_of(part)] for part in self.grid]
         values = torch.stack([one.values for one in measured]) if measured else runs.baseline.repeat(0, 1)
@@ -191,12 +194,12 @@ class _Request:
         )
 
     def unfinished(self, folder: Path) -> PatchResult:
-        """The result of a shard that is done while others are not: no patch."""
+        """The result of a shard that is done while others are not: without any patch."""
         nothing = replace(self, grid=[], controls=[], approximations=None)
         return replace(nothing.result(None, progress=False), folder=folder, finished=False)
 
     def finish(self, writer: RunWriter, *, progress: bool) -> PatchResult:
-        """Measure what the folder lacks, and write the tables."""
+        """Measure what the folder lacks, write the tables, and return the result."""
         result = self.result(Kept(writer), progress=progress)
         write_result(writer, result)
         return replace(result, folder=writer.folder)
@@ -205,7 +208,7 @@ class _Request:
 def _make_request(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> _Request:
-    """Collect everything that determines the numbers; both runs are made, and effects are screened."""
+    """Collect all that determines the numbers; both runs are made, and the cells are screened if asked for."""
     if config.approximate:
         raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
     config.check_together()
@@ -226,7 +229,7 @@ def _make_request(
 
 
 def _screen_cells(runs: RunPair, grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
-    """The cells with the largest effects to first order, in the order of the grid, and these effects."""
+    """The ``most`` cells with the largest effects to first order, in the order of the grid, and these effects."""
     found = first_order(runs, grid, steps=steps).double()
     by_sequence = len(runs.baseline) == runs.run.n_sequences
     effects = found[:, ~runs.baseline.isnan()].nanmean(1) if by_sequence else found.sum(1)

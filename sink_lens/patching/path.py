@@ -48,7 +48,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..progress import tqdm
 from ..records import display
-from .config import check_differ
+from .config import refuse_equal_tokens
 from .pairs import Direction, Sequences, pair_prompts
 from .parts import parts_to_patch, site_key
 from .run_pair import run_for_metric
@@ -104,7 +104,7 @@ class PathResult:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
+        """Name -> table: the paths, and the positions at which the prompts differ."""
         return {"paths": self.frame, "differences": self.differences}
 
     def _repr_html_(self) -> str:
@@ -143,7 +143,7 @@ def path_patch(
         if getattr(asked, name) is None:
             raise InputError(f"no {name} was given; need one, such as {such}")
     pair = pair_prompts(lens, clean, corrupted, bos=asked.bos)
-    check_differ(not pair.differences.empty)
+    refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(asked.direction)
     metric = on_tokens(asked.metric, pair.clean, pair.corrupted)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
@@ -207,7 +207,7 @@ def path_patch(
 def frozen_edits(
     lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
-    """The edits that freeze every output between sender and receiver at its baseline value."""
+    """The edits that freeze the outputs between sender and receiver (all, or of attention alone) at baseline values."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if which == "attention" and name == "mlp_out":
@@ -227,7 +227,7 @@ def frozen_edits(
 def _baseline_runs(
     lens: LensModel, run: TokenBatch, *, receiver: Part, edits: Sequence[Sequence[Edit]], metric: Metric
 ) -> tuple[BaselineRun, BaselineRun]:
-    """The baseline run as the metric reads it, and with the receiver's tensor, by a plan that was compared."""
+    """The baseline run as the metric reads it, and one that keeps the receiver's tensor, by the same checked plan."""
     needs, last = Needs.of([metric], lens=lens), not SITES[receiver.site].per_layer
     at = {"keys": needs.keys or (0,), "layers": (_layer_of(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
@@ -238,7 +238,7 @@ def _baseline_runs(
 
 
 def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
-    """The part that a sender or receiver names.
+    """The part that a sender or receiver gives, as a tuple or a part; refuses one that does not exist.
 
     Raises:
         InputError: it has another form, not one layer, or does not exist.
@@ -268,6 +268,7 @@ def _site_key(part: Part) -> tuple[str, int]:
 
 
 def _replace_part(part: Part, value: Tensor) -> Edit:
+    """An edit that puts the values of another run into a part."""
     _, layer = _site_key(part)
     where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
     return freeze(part.site, {layer: part.of(value)}, **where)

@@ -69,7 +69,7 @@ class Swept:
         return tuple(self.folder / site for site in ADDED) if self.site == EVERY else (self.folder,)
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
-        """The rows with the largest effects, positive or negative."""
+        """The n rows with the largest effects, positive or negative."""
         return strongest(self.frame, "effect", n=n)
 
     def heatmap(self, value: str = "effect") -> "Figure":
@@ -82,13 +82,13 @@ class Swept:
 
 
 def grid_frame(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
-    """Each part's index on each axis in ``by``."""
+    """A table with a row per part: its index on each axis in ``by``."""
     indices = [[chosen[0] for axis in by if (chosen := part.indices_on(axis)) is not None] for part in grid]
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 
 
 def shared_facts(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
-    """The fields of ``Swept`` but its table."""
+    """The fields of ``Swept`` but the table, as keyword arguments."""
     return {
         "site": runs.site,
         "metric": runs.metric.name,
@@ -119,7 +119,7 @@ class PatchResult(Swept):
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
+        """Name -> table, as a run folder has them: patches, tokens, differences, values by sequence."""
         n_patches, n = self.values.shape
         values = {
             "patch": np.repeat(np.arange(n_patches), n),
@@ -188,7 +188,7 @@ class Check:
 
     @property
     def sentence(self) -> str:
-        """The error in words."""
+        """The approximation's errors in a sentence."""
         return (
             f"against {self.n} real patches: mean error {self.mean_error:.2g} on effects of {self.mean_effect:.2g}, "
             f"rank correlation {self.rank_correlation:.2f}, same sign in {self.same_sign_frac:.0%}"
@@ -211,7 +211,7 @@ class AttributionResult(Swept):
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by name."""
+        """Name -> table, as a run folder has them: patches, differences, tokens."""
         return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
 
     def _repr_html_(self) -> str:
@@ -233,7 +233,7 @@ class AttributionResult(Swept):
         self.values_then.check("approximations")
         if n < 1:
             raise InputError(f"{n} patches were requested for the comparison; need at least 1")
-        able = [number for number, part in enumerate(self.grid) if self.runs.changes(part)]
+        able = [number for number, part in enumerate(self.grid) if self.runs.can_change(part)]
         if not able:
             raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
         drawn = torch.randperm(len(able), generator=generator)[:n].tolist()
@@ -260,7 +260,7 @@ class AttributionResult(Swept):
 
 
 def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
-    """The patches of several sites, which differ in nothing else, as one result with the last axis ``site``."""
+    """One result from those of several sites, which differ in nothing else; the last axis is ``site``."""
     first, names = next(iter(results.values())), list(results)
     order = np.arange(len(first.frame) * len(names)).reshape(len(names), -1).T.flatten()  # the sites vary fastest
     frames = [one.frame.assign(site=name) for name, one in results.items()]
@@ -274,7 +274,7 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
 
 
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:
-    """Write the tables, the heat map, and as the summary the strongest patches."""
+    """Write the result's tables, the heat map, and the strongest patches as the summary."""
     for name, frame in result.tables.items():
         writer.write_table(name, _folder_columns(frame))
     if result.by:
@@ -284,7 +284,7 @@ def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> 
 
 
 def _folder_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rename the columns of a table as a run folder has them: an approximation stands beside real effects."""
+    """A table with the column names of a run folder, in which an approximation stands beside real effects."""
     if "method" not in frame:
         return frame
     return frame.drop(columns="method").rename(columns={"effect": "approximation"})

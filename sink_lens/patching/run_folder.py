@@ -47,22 +47,22 @@ class Kept:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the forwards that the run began with."""
+        """The plan of the forwards that the run began with; None if it has not begun."""
         held = self._planned is None and self._writer.has("plan")
         return read_plan(self._writer.folder / "plan.json") if held else self._planned
 
-    def of(self, blocks: Sequence[Block]) -> list[Block]:
+    def own_blocks(self, blocks: Sequence[Block]) -> list[Block]:
         """Those of the blocks that are measured here: all, or those of a shard."""
         self.sizes = {_BLOCK.format(block.number): len(block.cells) for block in blocks}
         return [one for one in blocks if self._only is None or _BLOCK.format(one.number) in self._only]
 
     def keep_plan(self, plan: Plan) -> None:
-        """Write the plan."""
+        """Write the plan of the forwards, and drop blocks that were made by another."""
         self._writer.clear()  # blocks without a plan were made by a plan that is lost
         self._writer.write_text("plan.json", plan.as_json())
 
-    def read(self, number: int) -> list[Row] | None:
-        """The rows of a block; None if it is not there."""
+    def read_block(self, number: int) -> list[Row] | None:
+        """The rows of a block by its number; None if the folder does not have it."""
         name = _BLOCK.format(number)
         if not self._writer.has(name):
             return None
@@ -70,8 +70,8 @@ class Kept:
         columns = (table[name].tolist() for name in _ROW)
         return list(zip(*columns, strict=True))
 
-    def add(self, number: int, rows: Sequence[Row]) -> None:
-        """Write the rows of a block."""
+    def write_block(self, number: int, rows: Sequence[Row]) -> None:
+        """Write the rows of a block by its number."""
         self._writer.write_table(_BLOCK.format(number), pd.DataFrame(rows, columns=list(_ROW)))
 
 

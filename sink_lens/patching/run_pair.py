@@ -27,7 +27,7 @@ from ..models.lens import LensModel
 from ..models.sites import SITES
 from ..progress import tqdm
 from .cells import MakesEdit, cell_of_edit, cell_of_patch
-from .config import PatchConfig, check_differ
+from .config import PatchConfig, refuse_equal_tokens
 from .pairs import PromptPair, Sequences, pair_prompts
 from .parts import identity_of, open_whole_axes, parts_to_patch, put_spec, site_key
 from .run_folder import Kept, Measured, Row
@@ -67,7 +67,7 @@ class RunPair:
         edits: tuple[Edit, ...] = (),
         is_source: bool = True,
     ) -> "RunPair":
-        """Run both; warn if their values at the site are equal and those of the source are put in."""
+        """Make both runs and keep their values at the site; warns if these are equal and ``is_source``."""
         layers = sorted({layer for part in grid for layer in part.layers or ()})
         options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
@@ -100,7 +100,7 @@ class RunPair:
         """Sizes of the site's axes after the sequence axis."""
         return tuple(next(iter(self.held.values())).shape[1:])
 
-    def changes(self, part: Part) -> bool:
+    def can_change(self, part: Part) -> bool:
         """Check whether patching a part can change the metric: its values differ, and the metric reads what follows."""
         return self.reads(part) and self.differs(part)
 
@@ -113,13 +113,13 @@ class RunPair:
         keys = {site_key(part.site, layer) for layer in part.layers or ()}
         return any(not torch.equal(part.of(self.held[key]), part.of(self.given[key])) for key in keys)
 
-    def defined(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
+    def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
         """A copy of numbers by sequence, nan where a sequence is too short to have the part."""
         short = self.run.lengths < open_whole_axes(part, sizes=self.sizes).tokens
         return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
 
-    def maker(self, config: PatchConfig) -> MakesEdit | None:
-        """Return the maker of the edit that a configuration names; None puts in the values of the source run."""
+    def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
+        """The maker of the edit that a configuration puts in; None if it puts in the source run's values."""
         if callable(config.put):
             return config.put
         if config.put == "source":
@@ -140,7 +140,7 @@ class RunPair:
         batch_size: int | None = None,
         progress: bool = False,
     ) -> dict[str, Measured]:
-        """The metric under each patch, by sequence, and whether it changed anything.
+        """Identity -> the metric under the part's patch, by sequence, and whether the patch changed anything.
 
         Args:
             parts: identity -> part.
@@ -150,9 +150,10 @@ class RunPair:
             progress: show a bar.
         """
         found = {
-            name: Measured(values=self.defined(part, self.baseline), changed=False) for name, part in parts.items()
+            name: Measured(values=self.nan_where_short(part, self.baseline), changed=False)
+            for name, part in parts.items()
         }
-        able = self.changes if make is None else self.reads
+        able = self.can_change if make is None else self.reads
         todo = [part for part in parts.values() if able(part)]
         if make is None:
             at: dict[str, Any] = {"run": self.held, "source": self.given}
@@ -163,7 +164,7 @@ class RunPair:
         if not patches:
             return found
         engine = self._engine(patches, kept=kept, batch_size=batch_size)
-        blocks = engine.blocks if kept is None else kept.of(engine.blocks)
+        blocks = engine.blocks if kept is None else kept.own_blocks(engine.blocks)
         rows: list[Row] = []
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
@@ -179,11 +180,11 @@ class RunPair:
             leave=False,
         ) as bar:
             for block in blocks:
-                before = None if kept is None else kept.read(block.number)
+                before = None if kept is None else kept.read_block(block.number)
                 if before is None:
                     engine.map(block, take, advance=bar.update)
                     if kept is not None:
-                        kept.add(block.number, rows)
+                        kept.write_block(block.number, rows)
                 else:
                     rows.extend(before)
                     bar.update(len(block.cells))
@@ -200,7 +201,7 @@ class RunPair:
         return len(self.baseline) != self.run.n_sequences
 
     def _engine(self, patches: Sequence[Cell], *, kept: Kept | None, batch_size: int | None) -> Engine:
-        """The engine of patches, by the plan that an interrupted run began with if there is one."""
+        """The engine of patches, by the plan that an interrupted run began with, else by a new one."""
         plan = None if kept is None else kept.plan
         if plan is not None:
             return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
@@ -210,7 +211,7 @@ class RunPair:
 
 
 def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """Run the model, with edits if any are given, and keep what a metric reads."""
+    """Run the model, under edits if any are given, and keep what a metric reads."""
     return run_with(
         lens,
         tokens,
@@ -223,7 +224,7 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
     )
 
 
-def _named(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
+def _named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
     """The metric that a configuration names, on the tokens of a pair."""
 
     def token(text: str, *, option: str) -> str:
@@ -238,7 +239,7 @@ def _named(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
 
 
 def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
-    """The configuration of a call, from another one and from fields, which win; None is no value of a field.
+    """A call's configuration: ``config`` (the default if None) with the fields that are not None over it.
 
     Raises:
         InputError: an unknown field, or a value that cannot be used.
@@ -254,7 +255,7 @@ def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping
 def prepare_runs(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> tuple[RunPair, list[Part], PromptPair]:
-    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
+    """The two runs of a patch sweep, the parts to patch, and the pair of prompts; arguments are those of ``patch``."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
     for texts in (clean, corrupted):
@@ -263,11 +264,11 @@ def prepare_runs(
     pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
     is_source = config.put == "source"
     if is_source:
-        check_differ(not pair.differences.empty)
+        refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
-    read = _named(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
+    read = _named_metric(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
     read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
-    grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.at)
+    grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.chosen_indices)
     at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}
     return RunPair.of(lens, run, source, **at, is_source=is_source), grid, pair

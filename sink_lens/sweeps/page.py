@@ -67,7 +67,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
     drawn = swept_panels(frame, value=value)
     mapped = [np.nanmax(np.abs(rows[value].to_numpy(float)), initial=0.0) for _, rows, axes in drawn if len(axes) > 1]
     limit = float(max(mapped, default=0.0)) or 1.0  # one scale for all maps
-    figure = canvas(width=8.0, height=0.4 + sum(_height(rows, axes) for _, rows, axes in drawn))
+    figure = canvas(width=8.0, height=0.4 + sum(_panel_height(rows, axes) for _, rows, axes in drawn))
     images = []
     for index, (name, rows, axes) in enumerate(drawn):
         place = (len(drawn), 1, index + 1)
@@ -76,7 +76,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
             on, image = map_panel(figure, rows, (axes[0], across), place=place, value=value, limit=limit)
             images.append((on, image))
         else:
-            on = _line(figure, rows, axes[0], place=place, value=value)
+            on = _draw_line(figure, rows, axes[0], place=place, value=value)
         above = ": ".join(part for part in (title if index == 0 else "", name) if part)
         on.set_title(above, fontsize=FONT, color=INK, loc="left")
     if images:
@@ -92,14 +92,14 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
     """
     if value not in frame.columns:
         raise RunError(f"there is no column {value!r}; need one of {', '.join(map(str, frame.columns))}")
-    parts = [(name, rows, swept_columns(rows)) for name, rows in _blocks(frame)]
+    parts = [(name, rows, swept_columns(rows)) for name, rows in _rows_by_edit(frame)]
     drawn = [part for part in parts if part[2]][:_MOST_PANELS]
     if not drawn:
         raise RunError("a figure needs an axis of numbers with two values or more; nothing of the kind was swept")
     return drawn
 
 
-def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(name, rows) of each combination of kind of edit, site and centre, in order of first appearance."""
     keys = [name for name in ("kind", "site", "centre") if name in frame.columns]
     if not keys:
@@ -110,13 +110,13 @@ def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(name, frame.loc[[one == name for one in names]]) for name in dict.fromkeys(names)]
 
 
-def _height(rows: pd.DataFrame, axes: list[str]) -> float:
+def _panel_height(rows: pd.DataFrame, axes: list[str]) -> float:
     """Height of a panel in inches: a line's is fixed, a map's grows with its rows."""
     return 2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]].to_numpy(float).tolist()))), 5.5)
 
 
-def _line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
-    """Draw values over one swept axis, with intervals of effects, and label the largest ones; returns the axes."""
+def _draw_line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
+    """Draw ``value`` over one swept axis, with intervals of effects and labels at the largest; returns the axes."""
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -139,33 +139,35 @@ _CELLS = ["cell", "kind", "site", "where", "metric", "effect", "ci_low", "ci_hig
 _EACH = 15
 
 
-def _cells(run: Run) -> pd.DataFrame:
-    """The table ``cells`` of a sweep."""
+def _cell_rows(run: Run) -> pd.DataFrame:
+    """The rows of the table ``cells`` of a sweep's run; refuses a run without it."""
     return run.need("cells", columns=_CELLS)
 
 
 def _title(run: Run) -> str:
+    """The page's title: how many edits change the first metric and which does most, as far as the run has cells."""
     table = run.optional("cells", columns=_CELLS)
-    return "A sweep of edits" if table is None else words.title(table, least=_least(run))
+    return "A sweep of edits" if table is None else words.title(table, least=_least_effect(run))
 
 
-def _least(run: Run) -> float:
+def _least_effect(run: Run) -> float:
     """The smallest effect that counts as a change; 0 in runs that did not state one."""
     return float(run.provenance.get("least_effect") or 0.0)
 
 
 def _headline(run: Run) -> list[str]:
-    return words.sentences(_cells(run), least=_least(run), means=run.provenance.get("means", ()))
+    """The sentences below the page's title."""
+    return words.sentences(_cell_rows(run), least=_least_effect(run), means=run.provenance.get("means", ()))
 
 
-def _label(row: Mapping[Any, Any]) -> str:
+def _short_cell_name(row: Mapping[Any, Any]) -> str:
     """A cell's name for the forest plot; a long one keeps its end, which tells cells apart."""
     name = cell_name(row)
     return name if len(name) <= _LABEL else f"{name[: _LABEL // 2]} … {name[-_LABEL // 2 :]}"
 
 
-def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
-    """Every cell with its interval, the strongest first; grey where the interval holds zero, or that over controls.
+def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
+    """A forest plot: every cell's effect with its interval, the strongest first; grey if it does not stand out.
 
     Args:
         rows: one metric's rows of a sweep: kind, site, where, effect, ci_low, ci_high; control_effect, over_low and
@@ -204,7 +206,7 @@ def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_ylim(len(part) - 0.5, -0.5)
         if with_names:
-            axes.set_yticks(y, [_label(row) for row in part.to_dict("records")])
+            axes.set_yticks(y, [_short_cell_name(row) for row in part.to_dict("records")])
             axes.tick_params(axis="y", labelsize=FONT - 2)
             legend(axes, columns=2)
         else:
@@ -213,11 +215,11 @@ def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
     return without_formulas(figure)
 
 
-def _effects(which: int) -> tuple[Drawn, Drawn]:
-    """(forest plot, map) of the metric with the index ``which``, 0 to 3, as entries of the page."""
+def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
+    """The page's entries for a metric by its index in the sweep, 0 to 3: the forest plot, and the map."""
 
     def of(run: Run) -> pd.DataFrame:
-        table = _cells(run)
+        table = _cell_rows(run)
         return table.loc[table["metric"] == metrics_of(table)[which]]
 
     def every(run: Run) -> tuple[str, Figure]:
@@ -232,7 +234,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
             f"Effect of every cell on {metric} with its 95% interval over sequences, the strongest first. Grey: the "
             f"interval of the effect, or of the effect above the cell's random controls, contains zero.{several}"
         )
-        return see, forest(rows, metric=metric)
+        return see, forest_plot(rows, metric=metric)
 
     def mapped(run: Run) -> tuple[str, Figure]:
         """Draw the effects as a map of where the edit was made."""
@@ -262,12 +264,12 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
 
 def _has_map(rows: pd.DataFrame) -> bool:
     """Check whether some kind of edit was swept over two axes or more, and some cell stands out."""
-    return any(len(swept_columns(part)) > 1 for _, part in _blocks(rows)) and bool(stands_out(rows).any())
+    return any(len(swept_columns(part)) > 1 for _, part in _rows_by_edit(rows)) and bool(stands_out(rows).any())
 
 
 def _cell_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the strongest cells of each metric, with intervals and controls."""
-    table = _cells(run)
+    table = _cell_rows(run)
     rows = pd.concat(
         [
             table.loc[table["metric"] == metric]
@@ -292,7 +294,7 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the cells that could not be computed, with their errors."""
-    table = _cells(run)
+    table = _cell_rows(run)
     rows = table.loc[table["error"].notna()]
     return "Cells that could not be computed, and why.", shown_table(
         rows, {"kind": "edit", "site": "site", "where": "where", "error": "why"}
@@ -302,7 +304,7 @@ def _failed_table(run: Run) -> tuple[str, PageTable]:
 SWEEP = Page(
     title=_title,
     headline=_headline,
-    figures=tuple(drawn for which in range(4) for drawn in _effects(which)),
+    figures=tuple(drawn for which in range(4) for drawn in _effect_figures(which)),
     tables=(
         Listed(key="cell-table", title="Strongest cells", make=_cell_table),
         Listed(

@@ -11,7 +11,7 @@ _BESIDE = 8
 
 
 def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
-    """Count the passes of a sweep; None if there are prompts and no tokenizer's file.
+    """Count a sweep's forward passes, their time and memory; None if there are prompts and no tokenizer's file.
 
     Raises:
         InputError: what ``sweep`` would refuse, as far as it is known.
@@ -30,7 +30,7 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
     last = header.n_layers - 1 if unembeds else max(layer for layer in read if layer is not None)
     specs, drawn = config.grid.specs(header, n_positions=n_positions)
     every = {spec.identity: spec for spec in (*specs, *drawn)}.values()
-    runs = [max(0, last + 1 - _first(spec, n_layers=header.n_layers)) for spec in every]
+    runs = [max(0, last + 1 - _first_edited_layer(spec, n_layers=header.n_layers)) for spec in every]
     made = float(_BESIDE)
     for spec, run in zip(every, runs, strict=True):
         weights = run / header.n_layers * header.n_body + unembeds * header.n_vocab
@@ -51,6 +51,6 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
     )
 
 
-def _first(spec: EditSpec, *, n_layers: int) -> int:
-    """First layer that an edit changes; ``n_layers`` for a site behind all layers."""
+def _first_edited_layer(spec: EditSpec, *, n_layers: int) -> int:
+    """First layer that an edit changes, of a model with ``n_layers``; that number for a site behind all layers."""
     return min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else n_layers

@@ -43,39 +43,39 @@ class SweepResult(Result):
 
     @property
     def controls(self) -> pd.DataFrame:
-        """The random controls, with the same columns."""
+        """The table of the random controls, with the columns of ``frame``."""
         return self.tables["controls"]
 
     @property
     def values(self) -> pd.DataFrame:
-        """Every single value, with the columns cell, sequence, metric and value."""
+        """The table of every cell's values by sequence, with the columns cell, sequence, metric and value."""
         return self.tables["values"]
 
     @property
     def failed(self) -> pd.DataFrame:
-        """The cells that failed, with their errors."""
+        """The rows of ``frame`` of cells that failed, one per cell, with the error."""
         return self.frame.loc[self.frame["error"].notna()].drop_duplicates("cell")
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
         """The cells with the largest effects of either sign on a metric; on the first metric if None."""
-        return strongest(self._of(metric), "effect", n=n)
+        return strongest(self._rows_of_metric(metric), "effect", n=n)
 
     def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
         """The effects as a heat map over two swept axes, or as a line over one."""
-        rows = self._of(metric)
+        rows = self._rows_of_metric(metric)
         from .page import effect_figure
 
         return effect_figure(rows, value=value, title=str(rows["metric"].iloc[0]))
 
-    def _of(self, metric: str | None) -> pd.DataFrame:
-        """Rows of a metric, of the first one if None."""
+    def _rows_of_metric(self, metric: str | None) -> pd.DataFrame:
+        """The rows of ``frame`` of a metric; of the first one if None."""
         names = list(dict.fromkeys(self.frame["metric"].tolist()))
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
         return self.frame.loc[self.frame["metric"] == (names[0] if metric is None else metric)]
 
     def shown(self) -> tuple[object, ...]:
-        """The figure, and the cells with the largest effects."""
+        """What a notebook shows: the figure if there is one, and the cells with the largest effects."""
         drawn = []
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             drawn = [self.figure()]
@@ -85,8 +85,8 @@ class SweepResult(Result):
         return *drawn, cells.filter(items=columns)
 
 
-def by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
-    """The numbers of the table's n cells: cell, sequence, metric, value, in order, without those of failed cells."""
+def values_by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
+    """The rows of the first n cells (without controls), sorted; failed cells have none."""
     read = numbers["metric"].notna() & numbers["metric"].ne("") & numbers["cell"].lt(n)
     found = pd.DataFrame(numbers.loc[read, ["cell", "sequence", "metric", "value"]])
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
@@ -107,7 +107,7 @@ def mask_short_sequences(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBa
     return numbers.assign(value=numbers["value"].mask(found < needed[numbers["cell"].to_numpy()]))
 
 
-def tables(
+def effect_tables(
     cells: Cells,
     values: pd.DataFrame,
     baseline: pd.DataFrame,
@@ -115,7 +115,7 @@ def tables(
     metrics: Sequence[Metric],
     generator: np.random.Generator,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table of the cells and that of the controls."""
+    """The table of the cells and that of the controls, with a row of effects per cell and metric."""
     number, n = values["cell"].to_numpy(dtype=int), len(cells.every)
     failed = values["error"].notna().to_numpy(dtype=bool)
     errors: list[str | None] = [None] * n
@@ -158,12 +158,12 @@ def tables(
 
 
 def show(found: SweepResult) -> "Iterator[str | PageTable]":
-    """Terminal output: the strongest cells of each metric."""
+    """Yield what the command prints: the headline, and a table of the strongest cells of each metric."""
     from ..report.page import PageTable
 
     heads = ("edit", "effect", "95%", "controls", "above controls, 95%")
     yield found.headline
-    for metric, rows in _strongest(found).items():
+    for metric, rows in _strongest_by_metric(found).items():
         cells = [
             (
                 cell_name(row),
@@ -179,17 +179,17 @@ def show(found: SweepResult) -> "Iterator[str | PageTable]":
 
 
 def answer(found: SweepResult) -> dict[str, Any]:
-    """Answer of ``--json``."""
+    """The fields of ``--json``: the headline, the number of cells and of failed ones, the strongest by metric."""
     counts = {"failed": len(found.failed), "cells": len(found.frame["cell"].unique())}
-    strongest = {metric: rows.to_dict("records") for metric, rows in _strongest(found).items()}
+    strongest = {metric: rows.to_dict("records") for metric, rows in _strongest_by_metric(found).items()}
     return {"sentence": found.headline, **counts, "strongest": strongest}
 
 
 def failed(found: SweepResult) -> bool:
-    """Check for cells that could not be computed."""
+    """Check whether a cell could not be computed, for the exit code."""
     return len(found.failed) > 0
 
 
-def _strongest(found: SweepResult) -> dict[str, pd.DataFrame]:
-    """Metric -> its strongest cells."""
+def _strongest_by_metric(found: SweepResult) -> dict[str, pd.DataFrame]:
+    """Metric -> the rows of its strongest cells."""
     return {metric: found.top(_SHOWN, metric=metric) for metric in dict.fromkeys(map(str, found.frame["metric"]))}

@@ -44,7 +44,7 @@ from .cells import Cells, What, cells_of
 from .cluster import Job, check_engine, run_here, run_in_processes, run_on_ray
 from .config import SweepConfig
 from .grid import EditGrid, Grid
-from .results import SweepResult, by_cell, mask_short_sequences, tables
+from .results import SweepResult, effect_tables, mask_short_sequences, values_by_cell
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def sweep(
             another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    asked = _collect(model, what, tokens=tokens, metrics=metrics, fields=fields)
+    asked = _collect_request(model, what, tokens=tokens, metrics=metrics, fields=fields)
     how = asked.how
     check_engine(how.engine, devices=how.devices, workers=how.workers, what=asked.what, metrics=asked.metrics)
     if shard is not None:
@@ -104,11 +104,11 @@ def sweep(
     def begin(writer: RunWriter) -> dict[str, int]:
         """Plan the sweep; the number of cells of each block."""
         made.append(asked.begin(writer))
-        return {_part(block): len(block.cells) for block in made[0][1].blocks}
+        return {_block_name(block): len(block.cells) for block in made[0][1].blocks}
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
         job, own = made[0]
-        blocks = [block for block in own.blocks if _part(block) in parts]
+        blocks = [block for block in own.blocks if _block_name(block) in parts]
         _run_blocks(writer, job, own, blocks, how=how, progress=progress)
 
     def finish(writer: RunWriter) -> SweepResult:
@@ -137,7 +137,7 @@ class _Asked:
     def open(
         self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
     ) -> RunWriter:
-        """Open the run folder of the sweep, or of a part of it."""
+        """Open the run folder of the sweep, or of the shard that ``part`` describes."""
         return create_run(
             folder,
             kind="sweep",
@@ -150,7 +150,7 @@ class _Asked:
         )
 
     def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
-        """Make the engine of the sweep, by the plan that the folder has or gets; the baseline run is written."""
+        """Make the job and engine, by the plan that the folder has or gets, and write the baseline run's table."""
         to_run = self.cells.every
         job = Job(
             model=self.lens.name,
@@ -159,7 +159,7 @@ class _Asked:
             tokens=self.batch,
             what=self.what if isinstance(self.what, Grid) else tuple(self.what),
             metrics=tuple(self.metrics),
-            plan=_plan(
+            plan=_plan_of_run(
                 writer, self.lens, self.batch, to_run, resolve_metrics(self.metrics, self.lens, tokens=self.batch)
             ),
         )
@@ -168,11 +168,11 @@ class _Asked:
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
-        """Write the tables of all blocks, even where every block was there: a stopped run has none, or old ones."""
+        """Write the tables from all blocks in the folder, and return the result."""
         parts = [_read_block(writer, block) for block in own.blocks]
         numbers = pd.concat(parts, ignore_index=True)
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
-        frame, drawn = tables(
+        frame, drawn = effect_tables(
             self.cells,
             numbers,
             writer.read("baseline", columns=("sequence", "metric", "value")),
@@ -183,7 +183,7 @@ class _Asked:
         said = words.sentences(frame, least=least, means=self.means)
         result = SweepResult(
             folder=writer.folder,
-            tables={"cells": frame, "controls": drawn, "values": by_cell(numbers, n=self.cells.n)},
+            tables={"cells": frame, "controls": drawn, "values": values_by_cell(numbers, n=self.cells.n)},
             headline="\n".join([f"{words.title(frame, least=least)}.", *said]),
         )
         for name, table in result.tables.items():
@@ -196,10 +196,10 @@ class _Asked:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The question as plain values; functions are identified once, before any of them is called."""
+        """What was asked for as plain values, for ``run.json``; functions are told apart by hashes of their code."""
         own: dict[str, Any] = {}
         if isinstance(self.what, Grid):
-            own["grid"] = _plain(self.what.config())
+            own["grid"] = _plain_values(self.what.config())
         else:
             own["grid"] = [one.identity for one in self.what]
             own["code"] = hash_code([one.cell.make for one in self.what])
@@ -213,7 +213,7 @@ class _Asked:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Return the model, tokens, means and seeds that the sweep is made from."""
+        """What the numbers are made from, for ``run.json``: model, tokens, means and seeds."""
         found = describe_provenance(self.lens, self.batch, kernel="eager") | (
             {"means": self.means} if self.means else {}
         )
@@ -222,7 +222,7 @@ class _Asked:
 
     @cached_property
     def means(self) -> list[str]:
-        """Say what each mean ablation of a grid leaves out, in words.
+        """For each mean ablation of a grid, a text that says how many tokens its mean is over.
 
         Raises:
             InputError: it leaves no token.
@@ -250,10 +250,10 @@ def _run_blocks(
             computed = run_here(own, todo, advance=bar.update)
         with contextlib.closing(computed):
             for block, frame in computed:
-                writer.write_table(_part(block), frame)
+                writer.write_table(_block_name(block), frame)
 
 
-def _collect(
+def _collect_request(
     model: ModelLike | SweepConfig,
     what: What | None,
     *,
@@ -261,7 +261,7 @@ def _collect(
     metrics: Sequence[Measured] | Measured,
     fields: Mapping[str, Any],
 ) -> _Asked:
-    """Collect everything that determines the numbers, from a model or from a configuration."""
+    """Make the request of a call of ``sweep``: load the model if need be, and check it against tokens and grid."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     tokens = None if tokens is None else batch_of(tokens)
     if isinstance(model, SweepConfig):
@@ -286,7 +286,7 @@ def _collect(
 
 
 def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bool) -> None:
-    """Refuse, before the weights are read, a grid and metrics that the model or the sequences do not have.
+    """Refuse, before the weights are read, a grid or metric that does not fit the model's header or the prompts.
 
     Raises:
         InputError: which, and what is needed.
@@ -301,21 +301,25 @@ def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bo
         metric.last_layer(header)
 
 
-def _plain(value: Any) -> Any:
+def _plain_values(value: Any) -> Any:
     """The value with its mappings and sequences as dicts and lists, for ``run.json``."""
     if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+        return {name: _plain_values(entry) for name, entry in value.items()}
+    return (
+        [_plain_values(entry) for entry in value]
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else value
+    )
 
 
-def _plan(
+def _plan_of_run(
     writer: RunWriter,
     lens: LensModel,
     batch: TokenBatch,
     cells: Sequence[Cell],
     metrics: Sequence[Metric],
 ) -> Plan:
-    """Plan the forward passes: keep the plan of a resumed sweep; else plan by the free memory and check the plan."""
+    """The plan of the forwards: the one in the folder, else a new one, checked against the bridge and written there."""
     if writer.has("plan"):
         return read_plan(writer.folder / "plan.json")
     writer.clear()  # blocks without a plan were made by a plan that is lost
@@ -325,22 +329,22 @@ def _plan(
     return plan
 
 
-def _part(block: Block) -> str:
-    """Name of a block's table in the run folder."""
+def _block_name(block: Block) -> str:
+    """Name of a block's table in the run folder, without its ending."""
     return f"block-{block.number:06d}"
 
 
 def _is_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
-    """Check whether a block need not be computed; one with a failed cell need, if that is asked."""
-    if not writer.has(_part(block)):
+    """Check whether the folder has a block's table; with ``retry_failed``, one that holds a failed cell is not done."""
+    if not writer.has(_block_name(block)):
         return False
     return not (retry_failed and bool(_read_block(writer, block)["error"].notna().any()))
 
 
 def _read_block(writer: RunWriter, block: Block) -> pd.DataFrame:
-    """The numbers of a finished block."""
-    found = writer.read(_part(block), columns=("cell", "sequence", "value", "metric", "changed", "error"))
+    """Read the table of a finished block; refuses one that holds other cells."""
+    found = writer.read(_block_name(block), columns=("cell", "sequence", "value", "metric", "changed", "error"))
     if not set(found["cell"].tolist()) <= set(block.cells):
-        path = writer.folder / f"{_part(block)}.parquet"
+        path = writer.folder / f"{_block_name(block)}.parquet"
         raise damaged_file_error(path, ValueError("it holds cells of another block"))
     return found

@@ -23,10 +23,11 @@ def title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
     metrics = metrics_of(frame)
     if not metrics:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
-    rows, found = _of(frame, metrics[0]), changing(frame, metrics[0], least=least)
+    rows, found = _rows_of_metric(frame, metrics[0]), changing_cells(frame, metrics[0], least=least)
     if not len(found):
         return f"None of {plural(len(rows), 'edit')} is shown to change {visible(metrics[0])}"
-    return f"{_how_many(found, rows)} {visible(metrics[0])}. The largest change is {_change(found.iloc[0].to_dict())}"
+    largest = _change_text(found.iloc[0].to_dict())
+    return f"{_count_text(found, rows)} {visible(metrics[0])}. The largest change is {largest}"
 
 
 def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
@@ -39,12 +40,16 @@ def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object
     """
     said = []
     for at, metric in enumerate(metrics_of(frame)):
-        found = changing(frame, metric, least=least)
-        said += _first(frame, metric, found) if at == 0 else _other(frame, metric, found)
-        if small := len(changing(frame, metric, least=0.0)) - len(found):
+        found = changing_cells(frame, metric, least=least)
+        said += (
+            _first_metric_sentences(frame, metric, found)
+            if at == 0
+            else _further_metric_sentences(frame, metric, found)
+        )
+        if small := len(changing_cells(frame, metric, least=0.0)) - len(found):
             word = "changes" if small == 1 else "change"
             said.append(f"{plural(small, 'more edit')} {word} {visible(metric)} by less than {least:g}.")
-        said += [_meaning(frame, least=least)] if at == 0 else []
+        said += [_meaning_sentence(frame, least=least)] if at == 0 else []
     idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
@@ -55,55 +60,56 @@ def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object
     return said
 
 
-def _first(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
+def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
     """Sentences on the first metric: baseline, effect of random edits, and second largest change if there is one."""
-    rows = _of(frame, metric)
+    rows = _rows_of_metric(frame, metric)
     best, said = rows.iloc[0].to_dict(), []
     if np.isfinite(before := float(best.get("baseline", np.nan))):
         said.append(f"Without an edit it is {number(before)}.")
     if not len(found):
-        return [*said, *_largest(best, metric)]
+        return [*said, *_largest_sentence(best, metric)]
     if np.isfinite(control := float(found.iloc[0].get("control_effect", np.nan))):
         said.append(f"Random edits of the same size change it by {number(control)} on average.")
-    return [*said, f"The next largest change is {_change(found.iloc[1].to_dict())}."] if len(found) > 1 else said
+    return [*said, f"The next largest change is {_change_text(found.iloc[1].to_dict())}."] if len(found) > 1 else said
 
 
-def _other(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
+def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
     """Sentences on a further metric: how many edits change it, and the largest change."""
-    rows = _of(frame, metric)
+    rows = _rows_of_metric(frame, metric)
     if not len(found):
-        return [f"No edit is shown to change {visible(metric)}.", *_largest(rows.iloc[0].to_dict(), metric)]
+        return [f"No edit is shown to change {visible(metric)}.", *_largest_sentence(rows.iloc[0].to_dict(), metric)]
     best = found.iloc[0].to_dict()
     return [
-        f"{_how_many(found, rows)} {visible(metric)}. The largest change is {_change(best)}{_control(best)}."
+        f"{_count_text(found, rows)} {visible(metric)}. "
+        f"The largest change is {_change_text(best)}{_control_text(best)}."
     ]  # one entry of the page's list for each metric
 
 
-def _largest(best: Mapping[Any, Any], metric: str) -> list[str]:
+def _largest_sentence(best: Mapping[Any, Any], metric: str) -> list[str]:
     """A sentence with the largest difference in a metric that no edit is shown to change; none if it is undefined."""
     if not np.isfinite(float(best["effect"])):
         return []
-    return [f"The largest difference in {visible(metric)} is {_change(best)}{_control(best)}."]
+    return [f"The largest difference in {visible(metric)} is {_change_text(best)}{_control_text(best)}."]
 
 
-def _control(row: Mapping[Any, Any]) -> str:
+def _control_text(row: Mapping[Any, Any]) -> str:
     """The mean effect of a cell's random controls, as the end of a sentence; empty for a cell without controls."""
     control = float(row.get("control_effect", np.nan))
     return f"; random edits of the same size: {number(control)}" if np.isfinite(control) else ""
 
 
-def _how_many(found: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """The beginning of a sentence that goes on with the metric: ``3 of 40 edits change``."""
+def _count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """The beginning of a sentence that goes on with the metric, such as ``3 of 40 edits change``."""
     word = "changes" if len(found) == 1 else "change"
     return f"{len(found)} of {plural(len(rows), 'edit')} {word}"
 
 
-def _change(row: Mapping[Any, Any]) -> str:
-    """A cell's effect, its interval and its name."""
-    return f"{effect(row)}, by {cell_name(row)}"
+def _change_text(row: Mapping[Any, Any]) -> str:
+    """A cell's effect, its interval and its name, as the end of a sentence."""
+    return f"{effect_text(row)}, by {cell_name(row)}"
 
 
-def _meaning(frame: pd.DataFrame, *, least: float) -> str:
+def _meaning_sentence(frame: pd.DataFrame, *, least: float) -> str:
     """The sentence that says what counts as a change."""
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
@@ -114,7 +120,7 @@ def _meaning(frame: pd.DataFrame, *, least: float) -> str:
 
 
 def few_sequences(frame: pd.DataFrame) -> str:
-    """Say that intervals are of few sequences, if some are; empty otherwise."""
+    """A sentence on the intervals that are of few sequences; empty if none is."""
     counts = frame["n"].dropna().to_numpy(float) if "n" in frame.columns else np.zeros(0)
     counts = counts[(counts > 0) & (counts < FEW)]
     return f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})." if len(counts) else ""
@@ -130,20 +136,20 @@ def n_failed(frame: pd.DataFrame) -> int:
     return len(set(frame["cell"].loc[frame["error"].notna()]))
 
 
-def _of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A metric's rows, the largest effect first."""
+def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A metric's rows, those with the largest effects (of either sign) first."""
     rows = frame.loc[frame["metric"].eq(metric)]
     return rows.sort_values("effect", key=abs, ascending=False, kind="stable")
 
 
-def changing(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
-    """Cells whose effect on a metric stands out and is at least ``least`` in magnitude, the largest first."""
-    rows = _of(frame, metric)
+def changing_cells(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
+    """Rows of cells whose effect on a metric stands out and is at least ``least`` in magnitude, the largest first."""
+    rows = _rows_of_metric(frame, metric)
     return rows.loc[stands_out(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
 
 
 def stands_out(rows: pd.DataFrame) -> np.ndarray:
-    """Mask of the cells whose interval excludes zero, and whose interval above the controls, if any, does too."""
+    """True at cells whose interval excludes zero, as does the one above their controls if they have any."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = (low > 0) | (high < 0)
     if {"over_low", "over_high"} <= set(rows.columns):
@@ -152,20 +158,20 @@ def stands_out(rows: pd.DataFrame) -> np.ndarray:
     return told
 
 
-def effect(row: Mapping[Any, Any]) -> str:
-    """An effect with its interval as text, marked by † where that is of few sequences."""
+def effect_text(row: Mapping[Any, Any]) -> str:
+    """An effect with its interval as text, marked by † if the interval is of few sequences."""
     marked = MARK if 0 < row.get("n", FEW) < FEW else ""
     return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}{marked}"
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:
     """A cell in words: its own name, or its edit, its site, how strong and where."""
-    if named := _parts(row, {"name": visible}):
+    if named := _name_parts(row, {"name": visible}):
         return named[0]
-    edit = _parts(row, {"kind": visible, "site": site_words})
-    return ", ".join([*([" ".join(edit) + strength(row)] if edit else []), *_parts(row, {"where": visible})])
+    edit = _name_parts(row, {"kind": visible, "site": site_words})
+    return ", ".join([*([" ".join(edit) + strength(row)] if edit else []), *_name_parts(row, {"where": visible})])
 
 
-def _parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
-    """The parts of a cell's name that the row holds, as text."""
+def _name_parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
+    """The parts of a cell's name: the row's texts in the columns of ``shown``, each made by the column's function."""
     return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]

@@ -152,7 +152,7 @@ class KeySums:
         Queries whose sliding window (``reach`` positions) does not include a key do not count for it.
         """
         score = attention.sink_score(column, valid=valid, key=0, reach=reach)
-        if not attention.tells(reach, threshold=self.threshold):
+        if not attention.can_tell_sinks(reach, threshold=self.threshold):
             score = torch.full_like(score, math.nan)
         self._keep_values("rate_first", (score > self.threshold).float().masked_fill(score.isnan(), math.nan), layer)
         self._keep_values("mass_first", attention.sink_mass(column, valid=valid, key=0, reach=reach), layer)
@@ -285,7 +285,7 @@ def _count_queries(
     score = real.float() @ (reached & (row_positions[:, None] >= keys)).float()
     mass = real.float() @ (reached & (row_positions[:, None] > keys)).float()
     fewest = attention.fewest_queries(threshold=threshold, reach=reach)
-    told = attention.tells(reach, threshold=threshold)
+    told = attention.can_tell_sinks(reach, threshold=threshold)
     return _Seen(score=score, score_told=(score >= fewest) & told, mass=mass, mass_told=mass >= fewest)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
 from sink_lens.measures.attention import (
+    can_tell_sinks,
     effective_tokens,
     entropy,
     gini,
@@ -17,7 +18,6 @@ from sink_lens.measures.attention import (
     sink_mass,
     sink_rate,
     sink_score,
-    tells,
     uniform_mass,
 )
 
@@ -224,5 +224,5 @@ def test_shares_of_equal_weights_are_uniform_attention_whatever_the_weights():
 
 
 def test_a_window_in_which_uniform_attention_passes_the_threshold_tells_nothing():
-    assert tells(None, threshold=0.01)
-    assert [reach for reach in range(1, 30) if not tells(reach, threshold=0.3)] == list(range(1, 10))
+    assert can_tell_sinks(None, threshold=0.01)
+    assert [reach for reach in range(1, 30) if not can_tell_sinks(reach, threshold=0.3)] == list(range(1, 10))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
-from sink_lens.measures.outputs import label, stable_rank, value_norm_ratio
+from sink_lens.measures.outputs import sink_head_label, stable_rank, value_norm_ratio
 
 
 def draw(seed, *shape):
@@ -80,12 +80,12 @@ def test_an_update_of_zeros_or_not_finite_has_no_stable_rank():
 
 
 def test_labels():
-    assert label(0.1, is_sink=False) == ""
-    assert label(math.nan, is_sink=False) == ""
-    assert label(0.2, is_sink=True) == "no-op"
-    assert label(0.21, is_sink=True) == "broadcast"
-    assert label(0.21, is_sink=True, threshold=0.5) == "no-op"
-    assert label(math.nan, is_sink=True) == "undecided"
+    assert sink_head_label(0.1, is_sink=False) == ""
+    assert sink_head_label(math.nan, is_sink=False) == ""
+    assert sink_head_label(0.2, is_sink=True) == "no-op"
+    assert sink_head_label(0.21, is_sink=True) == "broadcast"
+    assert sink_head_label(0.21, is_sink=True, threshold=0.5) == "no-op"
+    assert sink_head_label(math.nan, is_sink=True) == "undecided"
 
 
 def test_half_precision_norms_do_not_overflow():

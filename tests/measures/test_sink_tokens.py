@@ -11,7 +11,7 @@ from sink_lens.errors import InputError
 from sink_lens.measures.sink_tokens import (
     earlier_keys,
     fair_shares,
-    norm_ratios,
+    ratios_to_median_norm,
     residual_outliers,
     sampled_queries,
     score_gap,
@@ -133,7 +133,7 @@ def test_padding_counts_for_nothing():
 def test_norms_are_over_the_median_of_the_real_tokens():
     norms = torch.tensor([[8.0, 2.0, 1.0, 4.0, 99.0]])  # the median of 8 2 1 4 is 3
     valid = torch.tensor([[True, True, True, True, False]])
-    found = norm_ratios(norms, valid=valid)
+    found = ratios_to_median_norm(norms, valid=valid)
     assert found[0, :4].tolist() == pytest.approx([8 / 3, 2 / 3, 1 / 3, 4 / 3])
     assert found[0, 4].isnan()
 

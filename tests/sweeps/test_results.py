@@ -12,7 +12,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import figure_bytes
 from sink_lens.sweeps.cells import Cells
 from sink_lens.sweeps.page import effect_figure, swept_columns
-from sink_lens.sweeps.results import SweepResult, by_cell, tables
+from sink_lens.sweeps.results import SweepResult, effect_tables, values_by_cell
 
 NAN = float("nan")
 PLACE = {"kind": "zero", "site": "neurons", "where": "", "layer": 0, "position": None, "head": None, "unit": 0}
@@ -52,7 +52,7 @@ def tabled(names, values, before, *, errors=(), **more):
     """The tables of cells called by letters, whose values stand by their letters."""
     by_number = {names.index(name): row for name, row in values.items()}
     failed = {names.index(name): error for name, error in dict(errors).items()}
-    return tables(
+    return effect_tables(
         cells(names, **more),
         numbers(by_number, errors=failed),
         unedited(before),
@@ -148,7 +148,7 @@ def test_metrics_stand_one_under_the_other_in_the_order_that_was_asked():
     both = pd.concat([numbers({0: [2.0]}, metric="loss"), numbers({0: [0.5]}, metric="sink mass at position 0")])
     before = pd.concat([unedited([1.0], metric="loss"), unedited([0.25], metric="sink mass at position 0")])
     asked = [sink_mass(0), loss()]
-    frame, _ = tables(cells("a"), both, before, metrics=asked, generator=np.random.default_rng(0))
+    frame, _ = effect_tables(cells("a"), both, before, metrics=asked, generator=np.random.default_rng(0))
     assert frame["metric"].tolist() == ["sink mass at position 0", "loss"]
     assert frame["effect"].tolist() == [0.25, 1.0]
 
@@ -157,7 +157,7 @@ def test_a_cell_that_changed_something_on_any_batch_changed_something_and_axes_a
     rows = numbers({0: [2.0, 2.0]})
     rows["changed"] = [False, True]
     before = unedited([1.0, 1.0])
-    frame, _ = tables(cells("a"), rows, before, metrics=[loss()], generator=np.random.default_rng(0))
+    frame, _ = effect_tables(cells("a"), rows, before, metrics=[loss()], generator=np.random.default_rng(0))
     assert frame["changed"].tolist() == [True]
     frame, _ = tabled("ab", {"a": [2.0], "b": [2.0]}, [1.0], units=(0, None))
     assert str(frame["unit"].dtype) == "Int64"
@@ -166,7 +166,7 @@ def test_a_cell_that_changed_something_on_any_batch_changed_something_and_axes_a
 
 def test_numbers_by_cell_are_numbered_in_order_and_hold_no_control_and_no_failure():
     rows = numbers({1: [4.0, 5.0], 3: [9.0, 9.0], 0: [2.0, 3.0]}, errors={2: "broken"})
-    found = by_cell(rows, n=3)
+    found = values_by_cell(rows, n=3)
     assert found.to_numpy().tolist() == [
         [0, 0, "loss", 2.0],
         [0, 1, "loss", 3.0],

@@ -34,7 +34,7 @@ from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
 from sink_lens.sweeps.cells import grid_cells
 from sink_lens.sweeps.page import SWEEP
 from sink_lens.sweeps.sweep import sweep
-from sink_lens.sweeps.words import cell_name, effect
+from sink_lens.sweeps.words import cell_name, effect_text
 
 runner = import_module("sink_lens.sweeps.sweep")
 
@@ -233,7 +233,7 @@ def test_the_headline_names_the_strongest_cell_of_each_metric_as_the_page_does(w
     assert "over 4 sequences excludes 0, and if that of the change above random edits does too" in whole.headline
     for name in ("sink mass at position 0", "loss"):
         best = whole.top(1, metric=name).to_dict("records")[0]
-        assert f" is {effect(best)}, by {cell_name(best)}" in whole.headline
+        assert f" is {effect_text(best)}, by {cell_name(best)}" in whole.headline
 
 
 def test_a_configuration_is_the_same_sweep(tmp_path):
