@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -88,6 +88,7 @@ class SinkMonitor:
         model: nn.Module,
         *,
         every: int = 50,
+        tokens: Int[Tensor, "batch position"] | None = None,
         sequences: int = 4,
         threshold: float = 0.3,
         folder: str | Path | None = None,
@@ -98,6 +99,7 @@ class SinkMonitor:
         Args:
             model: a Hugging Face decoder of a known family, as it is: wrapped by DDP or FSDP, compiled, or bare.
             every: steps between readings.
+            tokens: a small fixed batch without padding to read instead of the training batch.
             sequences: how many sequences of the training batch (of its first forward in a step, on each process) are
                 read; documents of two tokens or more in a packed batch.
             threshold: of the sink score, in (0, 1).
@@ -122,7 +124,7 @@ class SinkMonitor:
         self._layers = [_unwrapped_module(one) for one in _list_entries(self._model.get_submodule(self._family.layers))]
         top = self._family.attention.partition(".")[0]
         self._attending = [at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None]
-        self._every, self._sequences = every, sequences
+        self._every, self._tokens, self._sequences = every, tokens, sequences
         self._threshold = threshold
         self._folder, self._step = None if folder is None else Path(folder), first_step
         self._handles: list[Any] = []
@@ -159,6 +161,7 @@ class SinkMonitor:
                     "every": self._every,
                     "sequences": self._sequences,
                     "threshold": self._threshold,
+                    "fixed_tokens": self._tokens is not None,
                 },
                 provenance={
                     "model": self._family.architecture,
@@ -223,8 +226,12 @@ class SinkMonitor:
         return self._readings.frame()
 
     def _set_hooks(self) -> None:
-        """Put hooks on for the step that is read, and begin its sums."""
+        """Put hooks on for the step that is read, and begin its sums; or run the monitor's own tokens."""
         self._sums = KeySums(threshold=self._threshold)
+        if self._tokens is not None:
+            device = next(self._model.parameters()).device
+            self._replay({"input_ids": self._tokens.to(device)}, call=_without_wrappers(self._outer))
+            return
         before = self._guard_hook(self._keep_inputs)
         self._remember_hook(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
         self._end = self._model.register_forward_hook(_UNCOMPILED(self._end_forward), always_call=True)
@@ -390,7 +397,7 @@ class SinkMonitor:
         if inputs is not None and output is not None and not self.stopped:
             with self._stop_on_error():
                 if self._sums is not None and not self._has_all_layers(self._sums):
-                    self._replay(inputs)
+                    self._replay(inputs, call=self._model.forward)
 
     def _make_hook_before_layers(self, once: Iterator[int]) -> Callable[..., None]:
         """Make a hook that reads the stream before layer 0, once."""
@@ -478,7 +485,7 @@ class SinkMonitor:
                 return log_sum_exp(score, kernel="fused", sink=sink)
         return log_sum_exp(score, kernel="eager", sink=sink)
 
-    def _replay(self, inputs: Mapping[str, Any]) -> None:
+    def _replay(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
         """Take the reading from one more forward of these inputs, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
@@ -493,7 +500,7 @@ class SinkMonitor:
                 uncached_autocast(tokens.device),
             ):
                 # With a cache, models of transformers take no notice of positions that begin again.
-                self._model.forward(**({"use_cache": False} if self._documents is None else {}), **inputs)
+                call(**({"use_cache": False} if self._documents is None else {}), **inputs)
         finally:
             self.disarm()
 
@@ -582,6 +589,13 @@ def _watched_family(model: PreTrainedModel) -> Family:
 def _has_compiled(model: nn.Module) -> bool:
     """Check whether some part of the model is compiled, so that hooks within it are not called."""
     return any(UNCOMPILED in one._modules or getattr(one, COMPILED) is not None for one in model.modules())
+
+
+def _without_wrappers(model: nn.Module) -> Callable[..., Any]:
+    """Return the module to call for a forward of its own: not DDP, which would synchronise its buffers."""
+    while name := next((one for one in (UNCOMPILED, "module") if one in model._modules), None):
+        model = model.get_submodule(name)
+    return model
 
 
 def _n_processes() -> int:

@@ -327,6 +327,18 @@ def test_padding_changes_no_number_and_a_sequence_that_begins_with_it_is_left_ou
             assert monitor.step() == pytest.approx(one_reading(model, real), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fixed_tokens_are_read_in_place_of_the_batch(compiled):
+    torch._dynamo.reset()
+    model, fixed = tiny("gpt2", resid_pdrop=0.5).train(), batches(1, seed=9)[0]
+    call = torch.compile(model, backend="eager") if compiled else model
+    with SinkMonitor(call, every=1, tokens=fixed) as monitor:
+        call(input_ids=batches(1)[0])
+        reading = monitor.step()
+    expected = one_reading(tiny("gpt2", resid_pdrop=0.5).eval(), fixed)
+    assert reading == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
 def test_every_key_is_documented_and_under_one_prefix():
     reading = one_reading(tiny("llama"), batches(1)[0])
     names = {key.removeprefix("sinks/").partition("/layer_")[0] for key in reading}

@@ -351,6 +351,7 @@ def test_a_model_that_cannot_be_watched_is_trained(tmp_path, caplog, monkeypatch
         ({"every": "2"}, "every.*'2'.*need a whole number"),
         ({"threshold": "0.3"}, "threshold.*'0.3'.*need a number"),
         ({"threshold": float("nan")}, "threshold.*nan.*need a number"),
+        ({"tokens": [1, 2]}, "tokens.*need a tensor"),
     ],
 )
 def test_options_are_refused_before_the_training(options, says):
