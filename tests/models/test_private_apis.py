@@ -104,7 +104,7 @@ def test_the_trainer_writes_a_checkpoint_and_counts_its_gpus(tmp_path):
 
 def of_others(trees):
     """Every private attribute that the package itself does not define, by file."""
-    own = {"_fields"}  # of named tuples, public
+    own = {"_fields", "_replace"}  # of named tuples, public
     for tree in trees.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
