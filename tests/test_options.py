@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.chain.config import CONTROLS, TraceConfig
-from sink_lens.chain.trace import _config_of
+from sink_lens.chain.trace import _call_config
 from sink_lens.cli.options import build_config, configured, off_of, option_of
 from sink_lens.configuration import choices_of, field_docs, with_fields
 from sink_lens.data.config import CacheConfig
@@ -296,7 +296,7 @@ def from_python(command, name, given):
     """What the Python call of a command makes of a model's name and fields."""
     kind, rest = COMMANDS[command], {one: value for one, value in given.items() if one != "model"}
     if command == "trace":
-        return _config_of(name, given=None, fields=rest)
+        return _call_config(name, given=None, fields=rest)
     if command == "patch":
         return patch_config(None, lens=types.SimpleNamespace(name=name), fields=rest)
     return config_of_study(kind, name, config=None, tokens=None, fields=rest)

@@ -29,19 +29,21 @@ def amplification_curve(
     if not layers:
         return pd.DataFrame(columns=columns)
     cells: list[tuple[Centre, float]] = [(centre, factor) for centre in centres_of(setting.lens) for factor in factors]
-    edits = edits_of(setting, cells, layers=layers, means=means)
+    edits = amplification_edits(setting, cells, layers=layers, means=means)
     runs = setting.runs(edits, layers=reads, label="amplification" if progress else None)
     before = setting.baseline.mass_at(setting.target_position, layers=reads)
     always = {"layers": span(layers), "target_position": setting.target_position, "read_layers": span(reads)}
     always |= {"baseline_mass": float(before.mean()), "n": len(before)}
     rows = [
-        {"centre": centre, "factor": factor} | always | added(setting, run, factor=factor, reads=reads, generator=rng)
+        {"centre": centre, "factor": factor}
+        | always
+        | mass_added(setting, run, factor=factor, reads=reads, generator=rng)
         for (centre, factor), run in zip(cells, runs, strict=True)
     ]
     return pd.DataFrame(rows, columns=columns)
 
 
-def edits_of(
+def amplification_edits(
     setting: Setting, cells: Sequence[tuple[Centre, float]], *, layers: Sequence[int], means: CentringMeans | None
 ) -> list[list[Edit]]:
     """The edits of each centre and factor at the target position; none at the factor 1, which is the baseline run."""
@@ -49,10 +51,10 @@ def edits_of(
     return [[amplify(factor, centre=centre, means=means, **at)] if factor != 1 else [] for centre, factor in cells]
 
 
-def added(
+def mass_added(
     setting: Setting, run: Outcome, *, factor: float, reads: Sequence[int], generator: np.random.Generator
 ) -> dict[str, float]:
-    """Attention to the target position in some layers, over that without an edit, and what is added, with its interval.
+    """Attention to the target position in the layers ``reads``, its ratio to the baseline's, and what is added.
 
     At the factor 1 nothing is added.
     """
@@ -80,4 +82,4 @@ def strongest_amplification(setting: Setting, *, means: CentringMeans, curve: pd
     if top["factor"] == 1:
         return None
     cell = (top["centre"], float(top["factor"]))
-    return edits_of(setting, [cell], layers=setting.early_layers, means=means)[0][0]
+    return amplification_edits(setting, [cell], layers=setting.early_layers, means=means)[0][0]

@@ -45,7 +45,7 @@ def at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occu
         InputError: no such token, or too few occurrences with tokens before and after them.
     """
     assert config.at is not None
-    ids = (_strongest_sink_token(lens, batch, config=config),) if config.at == AUTO else ids_of(config.at, lens=lens)
+    ids = (_strongest_sink_token(lens, batch, config=config),) if config.at == AUTO else token_ids(config.at, lens=lens)
     first = int(batch.bos)
     places = [
         (number, position)
@@ -53,11 +53,11 @@ def at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occu
         for position in range(first, int(batch.lengths[number]))
         if row[position] in ids
     ]
-    text = _token_text(ids, lens.tokenizer)
+    text = _id_text(ids, lens.tokenizer)
     return _cut_rows(batch, places, ids=ids, text=text)
 
 
-def ids_of(token: str, *, lens: LensModel) -> tuple[int, ...]:
+def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
     """Ids of a token: the number itself, or every id whose text is the string, with or without a space before it.
 
     Raises:
@@ -79,13 +79,13 @@ def ids_of(token: str, *, lens: LensModel) -> tuple[int, ...]:
     return found
 
 
-def _token_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """The text of a token as a person reads it."""
+def _id_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """The text of the first of the ids, quoted; its number without a tokenizer."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 
 def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
-    """Cut a row for each occurrence, as many rows as there are sequences, first occurrences before second ones."""
+    """Cut a row around each occurrence, (sequence, position), as many rows as sequences; first occurrences go first."""
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)
@@ -129,7 +129,7 @@ def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceCo
     best = max(often, key=lambda token: often[token], default=None)
     if best is None or often[best] < config.min_sink_rate:
         strongest = (
-            "" if best is None else f"; the strongest is {_token_text((best,), lens.tokenizer)} with {often[best]:.3f}"
+            "" if best is None else f"; the strongest is {_id_text((best,), lens.tokenizer)} with {often[best]:.3f}"
         )
         raise InputError(
             f"none of the tokens that stand at least {_FEWEST} times at position {_BEFORE} or later is a sink "

@@ -119,7 +119,7 @@ class _Rows:
 
 
 def _attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor) -> None:
-    """Add the rows on attention to position 0."""
+    """Add the rows on attention to position 0, a sink rate for each of ``levels``; ``valid`` is False at padding."""
     score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
         over = (score > level).float().masked_fill(score.isnan(), torch.nan)
@@ -151,7 +151,7 @@ def _state_rows(rows: _Rows, panel: Panel) -> None:
 
 
 def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: float) -> None:
-    """Add the rows on growth steps and super neurons."""
+    """Add the rows on growth steps and super neurons, whose share of a layer's change is at least ``super_share``."""
     growing = panel.location.growth_layers
     rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):

@@ -197,6 +197,6 @@ class TraceConfig(Question):
 
     @property
     def moved(self) -> tuple[str, ...]:
-        """Floors and thresholds that are not the calibrated ones."""
+        """Names of the floors and thresholds that the user changed from the calibrated ones."""
         defaults = {one.name: one.default for one in fields(self)}
         return tuple(name for name in _CALIBRATED if (getattr(self, name) or None) != (defaults[name] or None))

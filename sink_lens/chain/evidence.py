@@ -32,9 +32,10 @@ class Evidence:
     def interval(
         self, values: Tensor, *, generator: np.random.Generator, most: int | None = None, **options: Any
     ) -> Interval:
-        """The interval over sequences, their axis in front: studentised for means and ratios of means.
+        """The interval of a statistic over sequences, the first axis: studentised for means and ratios of means.
 
-        Other statistics have a percentile interval, whose coverage at few sequences is lower.
+        Others (``options``) have a percentile interval, whose coverage at few sequences is lower. ``most`` bounds
+        the number of resamples.
         """
         n_resamples = min(self.n_resamples, most or self.n_resamples)
         statistic = options.get("statistic")
@@ -52,7 +53,7 @@ class Evidence:
         return sequences_to_test(self.panel.n_sequences, config=self.config)
 
     def generator(self) -> torch.Generator:
-        """A new generator of the random controls."""
+        """A new random generator for the controls, seeded alike at each call."""
         return torch.Generator().manual_seed(self.config.seed)
 
 
@@ -130,7 +131,7 @@ def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
 
 
 def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
-    """The step that shows a link least, under the link's own name: a link must hold at every step."""
+    """The statistic of the growth step that shows a link least, renamed: a link must hold at every step."""
     estimates = [statistic.interval.estimate for statistic in by_step]
     least = by_step[int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))]
     return Statistic(name=name, interval=least.interval, nulls=least.nulls, layers=least.layers)
@@ -143,5 +144,5 @@ def ratio_of_means(rows: np.ndarray) -> float:
 
 
 def largest_control(controls: Iterable[float]) -> float:
-    """The largest control that is defined."""
+    """The largest of the controls, nan ones left out; nan if none is left."""
     return max((control for control in controls if not math.isnan(control)), default=math.nan)

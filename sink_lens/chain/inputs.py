@@ -81,7 +81,7 @@ def sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) ->
     return found if len(found) < len(of_sequence) / 2 else {}
 
 
-def has_sink(rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: float) -> Bool[Tensor, " batch"]:
+def mask_having_sink(rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: float) -> Bool[Tensor, " batch"]:
     """Mark the sequences that have the sink: at least a quarter of the sink rate of those that pass the minimum.
 
     Sequences that are too short to tell count as having it. All do if those that pass have it in fewer than three of
@@ -93,9 +93,9 @@ def has_sink(rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: flo
 
 
 def marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, " batch"]]:
-    """The position of most tokens that ``sink_mask`` marks, and the sequences in which it is marked.
+    """The position with most tokens that ``sink_mask`` marks, and a mask of the sequences that have it marked.
 
-    In none if there are no such tokens, or less than half of them stand there.
+    The mask is empty if no token is marked, or less than half of them stand there.
     """
     marked = sink_mask(lens, batch)
     counts = marked.sum(0)
@@ -104,7 +104,7 @@ def marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, "
 
 
 def without_sequences(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch:
-    """The batch without some of its sequences."""
+    """The batch without the sequences of these numbers."""
     left = set(sequences)
     kept = torch.tensor([number for number in range(batch.n_sequences) if number not in left])
     return dataclasses.replace(batch, tokens=batch.tokens[kept], lengths=batch.lengths[kept])

@@ -85,7 +85,7 @@ class Answers:
     carries: Answer
 
 
-def answers_of(
+def link_answers(
     primary: Statistic,
     *,
     floor: float,
@@ -204,7 +204,7 @@ def link_table(
         by_statistic = verdict(primary, floor=floor)
         measured = MEASURED.get(by_statistic, by_statistic) if primary.asked else "not asked"
         effect = necessary.get(link.name)
-        answers = answers_of(
+        answers = link_answers(
             primary,
             floor=floor,
             effects=(effect, carrying.get(link.name)) if rows_of else None,
@@ -217,7 +217,7 @@ def link_table(
         asked = rows_of or not has_sink or answers.present == "not applicable"
         decided = derive_verdict(answers) if asked else UNTESTED.get(answers.present, answers.present)
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
-        criterion = _criterion(primary, floor=floor, said="holds" if effect is not None else "present")
+        criterion = _criterion_sentence(primary, floor=floor, said="holds" if effect is not None else "present")
         common = {"verdict": decided, "measured": measured, "intervened": effect_says or "no intervention"}
         common |= {name: getattr(answers, name) for name in QUESTIONS}
         common["floors"] = "not calibrated" if config.moved else "calibrated"
@@ -275,8 +275,8 @@ def _row_dicts(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
     return frame.to_dict("records")
 
 
-def _criterion(primary: Statistic, *, floor: float, said: str) -> str:
-    """Say when the link holds, or when it is present."""
+def _criterion_sentence(primary: Statistic, *, floor: float, said: str) -> str:
+    """A sentence on the criterion of a link; ``said`` begins it, such as "holds"."""
     text = f"{said} if the interval of {primary.name} is above {floor:.3g}"
     if primary.nulls:
         text += f" and above {', '.join(primary.nulls)}"

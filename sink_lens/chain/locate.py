@@ -123,11 +123,11 @@ class Location:
         )
 
     def as_json(self) -> str:
-        """The location as text, which ``location_from`` reads."""
+        """The location as text, which ``parse_location`` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
-def location_from(text: str) -> Location:
+def parse_location(text: str) -> Location:
     """A location from what ``Location.as_json`` wrote.
 
     Raises:
@@ -136,10 +136,10 @@ def location_from(text: str) -> Location:
     try:
         found = json.loads(text)
         return Location(
-            sink_positions=_indices(found["sink_positions"]),
+            sink_positions=_int_tuple(found["sink_positions"]),
             sink_found=bool(found["sink_found"]),
             steps=tuple(GrowthStep(**step) for step in found["steps"]),
-            outliers={int(layer): _indices(dimensions) for layer, dimensions in found["outliers"].items()},
+            outliers={int(layer): _int_tuple(dimensions) for layer, dimensions in found["outliers"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
@@ -148,7 +148,8 @@ def location_from(text: str) -> Location:
         ) from error
 
 
-def _indices(numbers: Iterable[Any]) -> tuple[int, ...]:
+def _int_tuple(numbers: Iterable[Any]) -> tuple[int, ...]:
+    """The numbers as a tuple of int; an error where one is no whole number."""
     return tuple(operator.index(one) for one in numbers)
 
 
@@ -207,7 +208,7 @@ def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | Non
     return int(over[0]) if len(over) else None
 
 
-def outliers_of(
+def find_outliers(
     state: Float[Tensor, "batch d_model"],
     *,
     dominance_threshold: float,
@@ -256,7 +257,7 @@ def find_location(
         sink_found: whether it is a sink position.
         ratio: norm ratio before layer 0, then after each layer.
         states: the token's residual stream before layer 0, then after each layer.
-        thresholds: of the growth (``growth_layers``) and of outlier dimensions (``outliers_of``).
+        thresholds: of the growth (``growth_layers``) and of outlier dimensions (``find_outliers``).
         typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
         forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
             its strongest dimension as its outlier dimension.
@@ -266,7 +267,7 @@ def find_location(
     for index, (state, usual) in enumerate(zip(states, own, strict=True)):
         if forced is not None:
             outliers[index - 1] = (_strongest_dimension(state),)
-        elif dimensions := outliers_of(
+        elif dimensions := find_outliers(
             state,
             dominance_threshold=thresholds.dominance_threshold,
             energy_frac=thresholds.energy_frac,
@@ -277,7 +278,7 @@ def find_location(
     if forced is None:
         factor = thresholds.growth_factor
         spans = growth_layers(ratio, factor=factor)
-        written = _written_spans(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)
+        written = _writing_runs(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)
         spans = sorted([*spans, *written])
     else:
         spans = list(forced)
@@ -305,7 +306,7 @@ def _consecutive_runs(layers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _written_spans(
+def _writing_runs(
     states: Float[Tensor, "layer batch d_model"],
     *,
     ratio: Float[Tensor, " layer"],

@@ -66,7 +66,7 @@ class Panel:
         return self.streamed.stacked(name)
 
     def at(self, name: str, layer: int) -> Tensor:
-        """The values of a reading at one layer, by sequence."""
+        """The values of a reading at one layer, a row per sequence."""
         return self.streamed[name, layer]
 
     def layers(self, name: str) -> list[int]:
@@ -103,7 +103,7 @@ class Panel:
         ]
 
     def summing(self, values: Float[Tensor, "layer ..."]) -> Float[Tensor, "layer ..."]:
-        """The states, or what is read of them, in one unit: over layers, each is the last one plus what is added."""
+        """What is read of the states, by layer, in the last layer's unit: there each layer adds to the one before."""
         by = torch.tensor(self.lasting, dtype=values.dtype, device=values.device)
         return values * by.view(-1, *[1] * (values.dim() - 1))
 
@@ -123,7 +123,7 @@ class Panel:
 
     @property
     def tells_sinks(self) -> bool:
-        """Check that the sequences are long enough, and windows wide enough, for any position to have a sink score."""
+        """Check that sequences and attention windows are long enough for any position to have a sink score."""
         return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
     def sinks(self, *, min_rate: float) -> tuple[int, ...]:

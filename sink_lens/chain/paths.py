@@ -97,26 +97,26 @@ class Writings:
 
     @cached_property
     def added(self) -> dict[str, Tensor]:
-        """Attention, MLPs -> c - a by layer, [layer batch position d_model]; embedding without the first axis.
+        """Part -> what it adds over its mean on ordinary tokens, layer by layer; the embedding's has no axis of layers.
 
         All in the unit of the last layer's stream (``LensModel.lasting``).
         """
         setting = self.setting
         layers, lasting = range(setting.lens.n_layers), setting.lens.lasting
         found: dict[str, Tensor] = {}
-        found[EMBEDDING] = lasting[0] * self._over(setting.tensors("resid_pre", layers=[0])[0])
+        found[EMBEDDING] = lasting[0] * self._minus_ordinary(setting.tensors("resid_pre", layers=[0])[0])
         for name, site in SUBLAYERS.items():
             added = setting.tensors(site, layers=setting.having(site, layers))
             nothing = torch.zeros_like(found[EMBEDDING])
             found[name] = torch.stack(
-                [lasting[layer] * self._over(added[layer]) if layer in added else nothing for layer in layers]
+                [lasting[layer] * self._minus_ordinary(added[layer]) if layer in added else nothing for layer in layers]
             )
         for layer, units in self.units.items():
             found[MLPS][layer] -= self.of_neurons(layer, units)
         return found
 
     def of_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Compute the part that some neurons add, in the unit of ``added``."""
+        """What some neurons of a layer add over their mean on ordinary tokens, in the unit of ``added``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
@@ -124,9 +124,10 @@ class Writings:
         if after is not None:
             whole = setting.tensors("down_out", layers=[layer])[layer].float()
             part = part * factor_behind(whole, after).cpu()
-        return setting.lens.lasting[layer] * self._over(part)
+        return setting.lens.lasting[layer] * self._minus_ordinary(part)
 
-    def _over(self, x: Tensor) -> Tensor:
+    def _minus_ordinary(self, x: Tensor) -> Tensor:
+        """A tensor minus its mean over ordinary tokens, on the CPU."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 
@@ -141,7 +142,7 @@ class Writings:
         return x
 
     def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
-        """Compute the part that a source has added before a place, over ordinary tokens, at a position."""
+        """What a source adds, over ordinary tokens, to what a layer's attention or MLP reads at a position."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         added, by = self.added, self.setting.lens.lasting[layer]
         if source.name == EMBEDDING:
@@ -150,23 +151,23 @@ class Writings:
             end = attended if source.name in (ATTENTION, MIXERS) else layer
             return added[source.name][:end, :, position].sum(0) / by
         if source.name == EVERYTHING:
-            return self._over(self.stream(layer, mlp=mlp))[:, position]
+            return self._minus_ordinary(self.stream(layer, mlp=mlp))[:, position]
         parts = [self.of_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
         return sum(parts, torch.zeros_like(added[EMBEDDING][:, position])) / by
 
     def cut(self, path: Path) -> Edits:
-        """The edits that cut a path."""
+        """The edits that cut a path: its target then reads the stream without what the source added."""
         setting, source, target = self.setting, path.source, path.target
         if target.name == SINK:
             return (setting.keep("k", layers=source.layers, position=path.position, mean=True),)
         if target.name == EVERYTHING:
             units = {layer: list(some) for layer, some in source.units.items()}
             return setting.keep_units("neurons", units, position=path.position, mean=True)
-        make = self._neurons if target.units else self._keys if target.name == KEY else self._mlps
+        make = self._neuron_edits if target.units else self._key_edits if target.name == KEY else self._mlp_edits
         return tuple(edit for layer in target.layers for edit in make(path, layer))
 
-    def _keys(self, path: Path, layer: int) -> Iterator[Edit]:
-        """Keys that read the stream less what the source added."""
+    def _key_edits(self, path: Path, layer: int) -> Iterator[Edit]:
+        """The edit of a layer's key, which then reads the stream less what the source added."""
         lens, position = self.setting.lens, path.position
         change = self.change(path.source, layer, mlp=False, position=position)
         if path.through is not None:
@@ -177,38 +178,38 @@ class Writings:
         x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
         key = keys_of(lens, apply_norm(x, norm), layer=layer, position=position)
-        yield freeze("k", {layer: key[:, None]}, positions=[position], label=_label(path))
+        yield freeze("k", {layer: key[:, None]}, positions=[position], label=_path_label(path))
 
-    def _neurons(self, path: Path, layer: int) -> Iterator[Edit]:
-        """Neurons whose gate and up-projection read the stream less what the source added."""
-        yield from self._read(path, layer, path.target.units[layer], shift=self._input_change(path, layer))
+    def _neuron_edits(self, path: Path, layer: int) -> Iterator[Edit]:
+        """Edits of a layer's target neurons, whose gate and up-projection read the stream less the source's part."""
+        yield from self._shifted_edits(path, layer, path.target.units[layer], shift=self._input_change(path, layer))
 
-    def _mlps(self, path: Path, layer: int) -> Iterator[Edit]:
-        """An MLP that reads the stream less what the source added, but for the neurons that are apart from it."""
+    def _mlp_edits(self, path: Path, layer: int) -> Iterator[Edit]:
+        """Edits of an MLP, which reads the stream less the source's part; neurons apart from it read the whole."""
         lens, position = self.setting.lens, path.position
         shift, norm = self._input_change(path, layer), norm_weights(lens, layer=layer, which="mlp_norm")
         read = apply_norm(self.stream(layer, mlp=True)[:, position].to(lens.device), norm) + shift
-        yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_label(path))
+        yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_path_label(path))
         if layer in self.units:
-            yield from self._read(path, layer, self.units[layer], shift=torch.zeros_like(shift))
+            yield from self._shifted_edits(path, layer, self.units[layer], shift=torch.zeros_like(shift))
 
     def _input_change(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
-        """Compute the change of an MLP's input without the source."""
+        """How an MLP's input, after the norm, changes without what the source added."""
         lens, position = self.setting.lens, path.position
         change = self.change(path.source, layer, mlp=True, position=position).to(lens.device)
         x = self.stream(layer, mlp=True)[:, position].to(lens.device)
         norm = norm_weights(lens, layer=layer, which="mlp_norm")
         return apply_norm(x - change, norm) - apply_norm(x, norm)
 
-    def _read(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
-        """Compute the gate and up-projection of some neurons for a shifted input."""
+    def _shifted_edits(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
+        """Edits that set the gate and up-projection of neurons to what they are for an input moved by ``shift``."""
         weights, chosen, place = mlp_weights(self.setting.lens, layer=layer), list(units), [path.position]
         for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)):
             if weight is not None:
                 baseline = self.setting.tensors(site, layers=[layer])[layer][:, place][..., chosen]
                 moved = (shift.to(weight.dtype) @ weight[chosen].T)[:, None]
                 yield freeze(
-                    site, {layer: baseline.to(moved) + moved}, positions=place, units=chosen, label=_label(path)
+                    site, {layer: baseline.to(moved) + moved}, positions=place, units=chosen, label=_path_label(path)
                 )
 
 
@@ -242,7 +243,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     for path, run in bar(list(zip(paths, found, strict=True)), label="controls of paths", progress=progress):
         kind, drawn = "", list[Path]()
         if max(abs(lost(run, whole, layers)) for layers in reads.values()) > LEAST_PATH:
-            kind, drawn = _controls(short, path, units=units, generator=generator)
+            kind, drawn = _control_paths(short, path, units=units, generator=generator)
         edits = [writings.cut(one) for one in drawn]
         controls = short.runs(edits, layers=everything, of=few, quiet=True) if edits else []
         for number, layers in reads.items():
@@ -323,10 +324,10 @@ def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int
         yield Path(source=key, target=End(name=SINK), position=at)
 
 
-def _controls(
+def _control_paths(
     setting: Setting, path: Path, *, units: Mapping[int, Sequence[int]], generator: torch.Generator
 ) -> tuple[str, list[Path]]:
-    """Describe the controls of a path, and list their paths."""
+    """(name of the controls, control paths) of a path: its neurons or dimensions drawn at random from the others."""
     draws = min(setting.n_controls, PATH_CONTROLS)
     if path.through is not None:
         options = {"n": setting.lens.d_model, "draws": draws, "generator": generator}
@@ -352,5 +353,6 @@ def _controls(
     return "other positions", [replace(path, position=place) for place in places]
 
 
-def _label(path: Path) -> str:
+def _path_label(path: Path) -> str:
+    """The edit's name of a path: its source and its target."""
     return f"{path.source.name} to {path.target.name}"

@@ -70,12 +70,12 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
     rows = [
         row
         for cases in bar(list(by_tokens.values()), label="position or token", progress=progress)
-        for row in _rows(setting, cases)
+        for row in _rows_of_cases(setting, cases)
     ]
     return pd.DataFrame(rows, columns=column_names("trace", "placement"))
 
 
-def kind_of(table: pd.DataFrame) -> Kind:
+def binding_kind(table: pd.DataFrame) -> Kind:
     """Say to what the sink is bound, from the cells that are not isolated.
 
     *positional*: an ordinary token at position 0 is a sink, and BOS inside is none; *positional, not BOS* if BOS at
@@ -121,14 +121,14 @@ def _cases(setting: Setting) -> list[_Case]:
     ids = tokens.tokens[:, 1:] if begins else tokens.tokens
     if ids.shape[1] < target + 2:
         return []
-    plain = _batch(tokens, ids)
+    plain = _batch_without_bos(tokens, ids)
     cells = [_Case(position=0, token="ordinary", isolated=False, tokens=plain)]
     cells += [_Case(position=target, token="ordinary", isolated=isolated, tokens=plain) for isolated in (False, True)]
     if bos is not None:
         first, inner = ids.clone(), ids.clone()
         first[:, 0], inner[:, target] = bos, bos
-        cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch(tokens, first)))
-        inside = _batch(tokens, inner)
+        cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch_without_bos(tokens, first)))
+        inside = _batch_without_bos(tokens, inner)
         cells += [_Case(position=target, token="bos", isolated=isolated, tokens=inside) for isolated in (False, True)]
     return [*cells, *_own_cases(setting)]
 
@@ -146,47 +146,50 @@ def _own_cases(setting: Setting) -> list[_Case]:
     ]
 
 
-def _batch(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
-    """A batch of these ids, without BOS."""
+def _batch_without_bos(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
+    """The batch with other token ids, marked as without BOS, all rows of full length."""
     return replace(
         tokens, tokens=ids, lengths=torch.full((len(ids),), ids.shape[1]), bos=False, bos_condition="without"
     )
 
 
-def _rows(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
+def _rows_of_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
     """The rows of cases on the same tokens, which share their baseline run."""
     tokens = cases[0].tokens
-    read = [(case.position, *_others(case)) for case in cases]
+    read = [(case.position, *_ordinary_positions(case)) for case in cases]
     needs = replace(setting.baseline_run.needs, keys=tuple(sorted({position for some in read for position in some})))
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
     found = outcomes(baseline_run, edits, needs=replace(needs, sites=()))
     own = mean_mass(setting.baseline, setting.sink_position, setting.sink_layers)
-    least = _SHARE * max(0.0, own - _uniform(setting, setting.tokens, setting.sink_position))
+    least = _SHARE * max(0.0, own - _uniform_sink_mass(setting, setting.tokens, setting.sink_position))
     return [
-        _row(setting, case, run, others, least=least)
+        _case_row(setting, case, run, others, least=least)
         for case, (run, _), (_, *others) in zip(cases, found, read, strict=True)
     ]
 
 
-def _uniform(setting: Setting, tokens: TokenBatch, position: int) -> float:
+def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> float:
     """The mass of a position under uniform attention, mean over the layers in which the sink is read."""
     reaches = [setting.lens.reach(layer) for layer in setting.sink_layers]
     return float(torch.stack([uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]).nanmean())
 
 
-def _others(case: _Case) -> list[int]:
+def _ordinary_positions(case: _Case) -> list[int]:
+    """At most five positions beside that of the case, from 8 on where the sequences are long enough."""
     length = case.tokens.n_positions
     rest = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != case.position]
     return evenly_spaced(rest, 5)
 
 
-def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float) -> dict[str, object]:
-    """One case as a row of the table ``placement``."""
+def _case_row(
+    setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float
+) -> dict[str, object]:
+    """One case as a row of the table ``placement``; a sink has at least ``least`` over uniform attention."""
     assert found.loss is not None  # it was asked for
     mass = mean_mass(found, cell.position, setting.sink_layers)
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())
-    over = mass - _uniform(setting, cell.tokens, cell.position)
+    over = mass - _uniform_sink_mass(setting, cell.tokens, cell.position)
     norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (cell.position, *others)], -1)
     ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
     return {

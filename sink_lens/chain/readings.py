@@ -80,7 +80,7 @@ def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
 def ratio_to_others(
     x: Float[Tensor, "*value position"], *, positions: Int[Tensor, " position"], key: int
 ) -> Float[Tensor, "*value"]:
-    """A number at the key over its median at the other tokens (positions >= 8); nan at padding."""
+    """A number of the token at ``key`` over its median at the other tokens from position 8 on; nan at padding."""
     other = (positions >= OTHERS_FROM) & (positions != key) & ~x.isnan()
     return x[..., positions == key][..., 0] / median_where(x, where=other)
 
@@ -111,7 +111,7 @@ def attention_readings(
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
         """A reading of rows, averaged over the sampled queries."""
-        return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_row_valid(view))
+        return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_valid_queries(view))
 
     def to_no_key(rows: Tensor) -> Tensor:
         """The null mass; nan where a row is no softmax."""
@@ -121,9 +121,9 @@ def attention_readings(
         """Return how many keys draw more attention than each sink position."""
         ranks = []
         for key in sink_positions:
-            later = _row_valid(view) & (_rows(view) > key)
+            later = _valid_queries(view) & (_query_positions(view) > key)
             if view.reach is not None:
-                later = later & (_rows(view) < key + view.reach)
+                later = later & (_query_positions(view) < key + view.reach)
             ranks.append(attention.mean_rows(attention.key_rank(view["rows"], key=key).float(), row_valid=later))
         return torch.stack(ranks, dim=-1)
 
@@ -131,8 +131,8 @@ def attention_readings(
         step = max(
             1, view["rows"].shape[-1] // _MOST_SAMPLED
         )  # every row of a short sequence, fewer long ones: they are sorted
-        per_row = attention.gini(view["rows"][:, :, ::step], row_positions=_rows(view)[::step])
-        return attention.mean_rows(per_row, row_valid=(_row_valid(view) & (_rows(view) > 0))[:, ::step])
+        per_row = attention.gini(view["rows"][:, :, ::step], row_positions=_query_positions(view)[::step])
+        return attention.mean_rows(per_row, row_valid=(_valid_queries(view) & (_query_positions(view) > 0))[:, ::step])
 
     return [
         Reading(name="sink_score", sites=("mass",), function=score),
@@ -140,7 +140,7 @@ def attention_readings(
         Reading(name="entropy", sites=("rows",), function=row_mean(attention.entropy)),
         Reading(name="null_mass", sites=("rows",), function=row_mean(to_no_key)),
         Reading(name="key_rank", sites=("rows",), function=key_rank),
-        Reading(name="gini", sites=("rows",), function=_few(gini)),
+        Reading(name="gini", sites=("rows",), function=_first_sequences_only(gini)),
     ]
 
 
@@ -164,7 +164,7 @@ def position_readings(
 
         def std(view: LayerView, site: str = site) -> Tensor:
             """S2 at each sampled position; adds to the moments from which S1 is made."""
-            x, valid = _sample(view, site, positions)
+            x, valid = _sampled_vectors(view, site, positions)
             place = (site, view.layer)
             if place not in moments:
                 moments[place] = variance.Moments.empty(n_positions=x.shape[1], n_values=x.shape[2], device=x.device)
@@ -176,7 +176,7 @@ def position_readings(
 
     def value_std(view: LayerView) -> Tensor:
         """S2 of the value vectors, mean over positions from 8 on."""
-        x, valid = _sample(view, "v", positions)
+        x, valid = _sampled_vectors(view, "v", positions)
         spread = variance.token_std(without_constant(x, "v", view.layer))
         return mean_where(spread, where=valid & (positions.to(valid.device) >= OTHERS_FROM), dim=1)
 
@@ -185,10 +185,10 @@ def position_readings(
 
 
 def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: frozenset[int] | None = None) -> Reading:
-    """Norm of each sampled token at a site."""
+    """Reading of the norm of each sampled token at a site."""
 
     def norm(view: LayerView) -> Tensor:
-        x, valid = _sample(view, site, positions)
+        x, valid = _sampled_vectors(view, site, positions)
         return x.norm(dim=-1).masked_fill(~valid, math.nan)
 
     return Reading(name=f"norm:{site}", sites=(site,), function=norm, layers=layers)
@@ -199,7 +199,7 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
     at_sinks = list(sink_positions)
 
     def ranks(view: LayerView) -> Tensor:
-        x, valid = _sample(view, "resid_post", positions)
+        x, valid = _sampled_vectors(view, "resid_post", positions)
         places = [int((positions == sink).nonzero()) for sink in sink_positions]
         return rank.effective_ranks(x, valid=valid, without=((), places))
 
@@ -220,7 +220,7 @@ def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, 
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 
     def typical(view: LayerView, site: str) -> Tensor:
-        x, valid = _sample(view, site, positions)
+        x, valid = _sampled_vectors(view, site, positions)
         return median_where(x.abs().mT, where=(valid & others.to(valid.device))[:, None])
 
     return [
@@ -246,20 +246,20 @@ def output_readings(
         return outputs.triangular_factor(output_weights(lens, layer=layer))
 
     def value_norm_ratio(view: LayerView) -> Tensor:
-        v, valid = _at(view, "v", positions)
+        v, valid = _sampled_values(view, "v", positions)
         norms = outputs.value_norms(v, factor=factor(view.layer))
         return torch.stack(
             [outputs.ratio_to_other_positions(norms, valid=valid, key=place) for place in places], dim=-1
         )
 
     def stable_rank(view: LayerView) -> Tensor:
-        z, valid = _at(view, "z", positions)
+        z, valid = _sampled_values(view, "z", positions)
         w_o = output_weights(lens, layer=view.layer)
         return outputs.stable_rank(z, w_o=w_o, valid=valid, factor=factor(view.layer))
 
     return [
         Reading(name="value_norm_ratio", sites=("v",), function=value_norm_ratio),
-        Reading(name="stable_rank", sites=("z",), function=_few(stable_rank, most=FEW // 2)),
+        Reading(name="stable_rank", sites=("z",), function=_first_sequences_only(stable_rank, most=FEW // 2)),
     ]
 
 
@@ -287,7 +287,7 @@ def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tens
 
     def by_position(site: str) -> Reading:
         def sampled(view: LayerView) -> Tensor:
-            x, valid = _sample(view, site, positions)
+            x, valid = _sampled_vectors(view, site, positions)
             return x.masked_fill(~valid[..., None], math.nan)
 
         return Reading(name=f"{site}_by_position", sites=(site,), function=sampled, layers=layers)
@@ -332,10 +332,10 @@ def loss_reading(lens: LensModel) -> Reading:
 
 
 def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
-    """Median dominance ratio of the other tokens: the null of the studied token's."""
+    """Reading of the other tokens' median dominance ratio: the null of the studied token's."""
 
     def median(view: LayerView) -> Tensor:
-        x, valid = _sample(view, "resid_post", positions)
+        x, valid = _sampled_vectors(view, "resid_post", positions)
         ratio = dimensions.dominance_ratio(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return median_where(ratio, where=valid & (positions.to(valid.device) >= OTHERS_FROM))
 
@@ -343,12 +343,12 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
 
 
 def later_queries(view: LayerView, *, key: int) -> Bool[Tensor, "batch query"]:
-    """The real queries after a key that can see it."""
+    """Mask of the queries after a key that can see it, padding left out."""
     return queries_from(view.valid, start=key + 1, end=None if view.reach is None else key + view.reach)
 
 
-def _at(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """A site at the sampled positions, and which of them are real."""
+def _sampled_values(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+    """A site's values at the sampled positions, and a mask that is False where they are padding."""
     x, valid = view[site], view.valid
     if len(positions) < x.shape[1]:
         index = positions.to(x.device)
@@ -356,24 +356,25 @@ def _at(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Ten
     return x, valid
 
 
-def _sample(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """Values of a site at some positions, heads concatenated, in float32."""
-    x, valid = _at(view, site, positions)
+def _sampled_vectors(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+    """A site's values at some positions, heads concatenated, in float32, and a mask that is False at padding."""
+    x, valid = _sampled_values(view, site, positions)
     return x.flatten(2).float(), valid
 
 
-def _rows(view: LayerView) -> Int[Tensor, " row"]:
-    """The sampled query positions, which the reading asks for."""
+def _query_positions(view: LayerView) -> Int[Tensor, " row"]:
+    """The positions of the sampled queries, the rows of ``pattern``."""
     assert view.rows is not None
     return view.rows
 
 
-def _row_valid(view: LayerView) -> Bool[Tensor, "batch row"]:
-    return view.valid[:, _rows(view)]
+def _valid_queries(view: LayerView) -> Bool[Tensor, "batch row"]:
+    """Mask of the sampled queries: False at padding."""
+    return view.valid[:, _query_positions(view)]
 
 
-def _few(function: Callable[[LayerView], Tensor], *, most: int = FEW) -> Callable[[LayerView], Tensor]:
-    """The function on the first few sequences of each layer; nan for the rest."""
+def _first_sequences_only(function: Callable[[LayerView], Tensor], *, most: int = FEW) -> Callable[[LayerView], Tensor]:
+    """The function limited to the first ``most`` sequences of each layer; nan for the rest."""
     seen: dict[int, int] = {}
     shapes: dict[int, torch.Size] = {}
 

@@ -66,10 +66,10 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     whose keys have a bias, twelve of all positions.
     """
     if target == "sink logit":
-        return _sink_logits(setting)
+        return _sink_logit_table(setting)
     lens = setting.lens
     stream = setting.tensors("resid_pre", layers=range(lens.n_layers))
-    change = {site: _changes(setting, site) for site in _SITES.values() if site in sites_of(lens.family)}
+    change = {site: _changes_at_sink(setting, site) for site in _SITES.values() if site in sites_of(lens.family)}
     middles = [(low + high) / 2 for low, high in itertools.pairwise(EDGES)]
     widths = [high - low for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: _Effects(found={}) for name in SCREENS}
@@ -77,11 +77,11 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     run = _Run(setting)
     for name, points in bar(list(steps.items()), label="screen", progress=progress):
         _propagate(setting, found[name], run=run, points=points, stream=stream, change=change, target=target)
-    _contributions(setting, found["contribution"], change=change)
-    return _table(setting, found)
+    _add_contributions(setting, found["contribution"], change=change)
+    return _screen_table(setting, found)
 
 
-def _table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
+def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
     """One row per part: kind, layer, unit and its effect by each screen, over the largest effect of that screen."""
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects.found):
@@ -113,7 +113,7 @@ def embedding_unit(setting: Setting, kind: Kind) -> int:
     return int(ids[0]) if len(ids) == 1 else -1
 
 
-def _changes(setting: Setting, site: str) -> dict[int, Tensor]:
+def _changes_at_sink(setting: Setting, site: str) -> dict[int, Tensor]:
     """Layer -> the site at the sink position minus its mean over ordinary tokens: sequence, then the site's axes."""
     baseline = setting.tensors(site, layers=setting.lens.having(site))
     return {
@@ -213,12 +213,12 @@ class _Run:
                 zeros[site] = torch.zeros(n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32)
         cells = range(n_points)
         visits = {
-            (site, layer): Visit(edits=[(cell, partial(_add, zero=zero)) for cell in cells])
+            (site, layer): Visit(edits=[(cell, partial(_add_zero, zero=zero)) for cell in cells])
             for site, zero in zeros.items()
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
         with block_of_passes(lens), torch.enable_grad():
-            own, streams = self._own(
+            own, streams = self._layer_targets(
                 layer, layout=layout, visits=visits, stream=leaf.flatten(0, 1)[None], target=target
             )
             direct = (weights * torch.stack(own)).sum()
@@ -253,7 +253,7 @@ class _Run:
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
         with block_of_passes(lens), torch.enable_grad():
             ends = {"stream": layout.rows_of(stream), "target": target, "attention_only": of_sink}
-            own, _ = self._own(layer, layout=layout, visits=visits, **ends)
+            own, _ = self._layer_targets(layer, layout=layout, visits=visits, **ends)
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
         return torch.zeros_like(leaf) if found is None else found.detach()
 
@@ -262,7 +262,7 @@ class _Run:
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
-    def _own(
+    def _layer_targets(
         self,
         layer: int,
         *,
@@ -284,7 +284,7 @@ class _Run:
         if layer in lens.attention_layers:
             visits |= {("pattern", layer): Visit(readers=[(cell, patterns.append) for cell in cells])}
         held: dict[str, Any] = {"held": self.held, "queries": self.queries} if layout.alone else {}
-        handed = [later for later in self._attending_to(layer) if later != layer] if target == "sink" else []
+        handed = [later for later in self._layers_using_keys(layer) if later != layer] if target == "sink" else []
         kept: dict[int, tuple[Tensor, ...]] = {}
         if handed:
             held |= {"keep": kept, "queries": dict(self.queries)}  # which the pass writes over
@@ -298,9 +298,9 @@ class _Run:
                 apart = self._pattern(later, key=kept[layer][0], layout=layout).split(layout.n_sequences)
                 own = [mass + self._mass(pattern, later) for mass, pattern in zip(own, apart, strict=True)]
             return own, at_sink
-        return [self._magnitude(x, layer) for x in at_sink], at_sink
+        return [self._outlier_size(x, layer) for x in at_sink], at_sink
 
-    def _attending_to(self, layer: int) -> list[int]:
+    def _layers_using_keys(self, layer: int) -> list[int]:
         """The sink layers whose attention uses the keys of this layer: itself, and in Gemma 4 later layers too."""
         return [one for one in self.setting.sink_layers if self.setting.lens.key_layers([one]) == (layer,)]
 
@@ -328,7 +328,7 @@ class _Run:
         mass = sink_mass(column, valid=valid, key=setting.sink_position, reach=setting.lens.reach(layer))
         return mass.nan_to_num(0.0).mean(1).sum()
 
-    def _magnitude(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
+    def _outlier_size(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
         """Size of the sink position's outlier dimensions after the layer, by baseline signs, summed over sequences."""
         dims = list(self.setting.location.outliers.get(layer, ()))
         if not dims:
@@ -337,12 +337,12 @@ class _Run:
         return self.setting.lens.lasting[layer + 1] * (written[:, dims] * baseline.sign().to(written.device)).sum()
 
 
-def _add(x: Tensor, *, zero: Tensor) -> Tensor:
-    """The sum of both, in the dtype of ``x``; ``zero`` is there to have a gradient."""
+def _add_zero(x: Tensor, *, zero: Tensor) -> Tensor:
+    """``x`` plus ``zero``, which is there to have a gradient, in the dtype of ``x``."""
     return x + zero.to(x.dtype)
 
 
-def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
+def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
     """Add each neuron's, head's and sublayer's largest share of any outlier dimension that it writes at the sink."""
     lens, position = setting.lens, setting.sink_position
     dims = sorted({one for found in setting.location.outliers.values() for one in found})
@@ -376,7 +376,7 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
         effects.add("neuron", layer, torch.stack(shares).max(0).values)
 
 
-def _sink_logits(setting: Setting) -> pd.DataFrame:
+def _sink_logit_table(setting: Setting) -> pd.DataFrame:
     """One row per head whose learned sink logit takes a mean null mass above the threshold.
 
     The screen ``integrated`` is that mass over the largest; the other screens are 0.

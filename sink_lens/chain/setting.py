@@ -204,7 +204,7 @@ class Setting:
         return early if early or self.location.steps else attention[:1]
 
     def having(self, site: str, layers: Iterable[int]) -> list[int]:
-        """Those of the layers that have this site."""
+        """Those of the given layers that have a site."""
         return [layer for layer in layers if layer in self.lens.having(site)]
 
     @property
@@ -361,7 +361,7 @@ class Setting:
         )
 
     def others(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
-        """Random units for each control: layer -> as many units of that layer as are chosen, none of them chosen."""
+        """Random units, one draw a control: layer -> as many units of that layer as are chosen, none of them chosen."""
         lens, drawn = self.lens, {}
         for layer, units in chosen.items():
             n = lens.n_neurons(layer) if site == "neurons" else lens.d_model

@@ -25,7 +25,7 @@ from .config import TraceConfig
 from .locate import onset_layer, slow_growth
 from .measure import Panel
 from .page.words import ANY_TOKEN, FEWEST, binding_sentence, first_parts, makers_beside_super_neurons
-from .placement import kind_of
+from .placement import binding_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Located:
 
     @property
     def too_few(self) -> bool:
-        """Check whether only so few sequences have the sink that nothing is tested on them."""
+        """Check whether the sink is in too few sequences to test anything on them."""
         return self.lacking > 0 and self.batch.n_sequences < FEWEST
 
 
@@ -171,7 +171,7 @@ def causal_rows(frames: Mapping[str, pd.DataFrame], *, some: bool = False) -> li
     if not len(frames.get("effects", ())):
         return []
     placement, effects = frames["placement"], frames["effects"]
-    kind = kind_of(placement)
+    kind = binding_kind(placement)
     kind = "some tokens" if some and kind in ANY_TOKEN else kind
     note = binding_sentence(kind, bos="bos" in set(placement["token"]))
     rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": note}]
@@ -224,8 +224,8 @@ def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
     return rows
 
 
-def too_short(threshold: float) -> str:
-    """Say that no sink score can be compared with a threshold."""
+def too_short_sentence(threshold: float) -> str:
+    """The sentence that the sequences are too short for a sink score to be compared with a threshold."""
     needed = math.ceil(fewest_queries(threshold=threshold))
     return f"the sequences, or the attention's windows, are too short to tell of a sink ({needed} tokens are needed)"
 
@@ -242,7 +242,7 @@ def first_answer(
     It is asked as soon as rates of any of the sequences are known. If the position is given, the line is about it.
     """
     if rates.isnan().all():
-        return None, too_short(config.threshold)
+        return None, too_short_sentence(config.threshold)
     rate_at = rates.nanmean(dim=(0, 1)).nan_to_num(0.0)
     place = int(rate_at.argmax()) if position is None else position
     found = bool(rate_at[place] >= config.min_sink_rate)

@@ -12,7 +12,7 @@ from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from .config import TraceConfig
 from .links.link import Link
-from .locate import Location, outliers_of
+from .locate import Location, find_outliers
 from .measure import Panel
 from .readings import SITES_BY_POSITION
 
@@ -34,7 +34,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
         columns = {"sink_score": score.nanmean(1), "sink_rate": over.nanmean(1)}
         columns |= {name: panel.at_sink(name, position).nanmean(1) for name in of_key}
         columns |= {name: panel[name].nanmean(1) for name in of_head}
-        columns["qk_alignment"] = _alignment(lens, panel.location)
+        columns["qk_alignment"] = _qk_alignment(lens, panel.location)
         frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
         frame = frame.reset_index()
         frame = frame.loc[frame["layer"].isin(attention)].reset_index(drop=True)
@@ -46,7 +46,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
     return pd.concat(frames, ignore_index=True)
 
 
-def _alignment(lens: LensModel, location: Location) -> Tensor:
+def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
     """QK alignment of each head with the studied token's strongest outlier dimension there; nan where it has none.
 
     nan in latent attention too, where the size of a key's parts against each other differs from token to token.
@@ -95,7 +95,7 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
             at_sink = state[:, panel.sink_positions.index(position)]
             values = at_sink.double()
             ratio = float(dimensions.dominance_ratio(at_sink).mean())
-            outliers = outliers_of(
+            outliers = find_outliers(
                 at_sink,
                 typical=typical[layer + 1],
                 dominance_threshold=config.dominance_threshold,

@@ -15,7 +15,7 @@ from ..text import listed, percent, words
 from .links import LINKS
 from .page.story import find_story, headline, headline_numbers
 from .page.words import why_undecided
-from .summary import too_short
+from .summary import too_short_sentence
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -46,21 +46,21 @@ def brief(trace: "Trace") -> RenderableType:
     run = read_run(trace.folder)
     story, numbers = find_story(run), [" ".join(one) for one in headline_numbers(run)]
     if story.sink_rate is None:
-        numbers = [f"{too_short(trace.config.threshold)}."]
+        numbers = [f"{too_short_sentence(trace.config.threshold)}."]
     said = [Text(f"{trace.sentences[0]}\n", style="bold"), Text("\n".join([*numbers, *headline(story)]) + "\n")]
-    return Group(*said, *_verdicts(trace.tables, sink_position=trace.location.sink_position))
+    return Group(*said, *_verdict_lines(trace.tables, sink_position=trace.location.sink_position))
 
 
-def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
+def _verdict_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
     """A line per link: its verdict, what its intervention makes or removes of the sink; what left some undecided."""
     links, effects = frames["links"], frames.get("effects")
-    intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
-    table = _table("Links, and the sink that breaking each makes or removes")
+    intervened = {} if effects is None else {row["link"]: row for row in _row_dicts(effects) if row["is_primary"]}
+    table = _plain_table("Links, and the sink that breaking each makes or removes")
     for name in ("link", "verdict", "intervention", "controls"):
         table.add_column(name, no_wrap=True)
     reasons: dict[str, list[str]] = {}
     for link in dict.fromkeys(links["link"]):
-        verdict = str(next(row["verdict"] for row in _rows(links) if row["link"] == link and row["is_primary"]))
+        verdict = str(next(row["verdict"] for row in _row_dicts(links) if row["link"] == link and row["is_primary"]))
         did, control, why = "not intervened on", "", why_undecided(frames, str(link))
         if why:
             reasons.setdefault(why, []).append(_ARROWS.get(link, words(str(link))))
@@ -75,7 +75,7 @@ def _verdicts(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list
     return [table, *(Text(f"? {listed(links)}: {why}") for why, links in reasons.items())]
 
 
-def _table(title: str) -> Table:
+def _plain_table(title: str) -> Table:
     """A table without rules, which leaves 80 columns to its cells."""
     return Table(title=title, title_justify="left", box=None, pad_edge=False)
 
@@ -85,6 +85,6 @@ def _percent_bounds(row: Mapping[Any, Any]) -> str:
     return interval_text(row["ci_low"], row["ci_high"], shown=percent)
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
+def _row_dicts(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
     """The rows of a frame as dicts from column name to value."""
     return frame.to_dict("records")

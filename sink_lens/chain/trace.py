@@ -41,8 +41,8 @@ from .config import EVERY_INTERVENTION, TraceConfig
 from .evidence import Evidence, gather_evidence
 from .inputs import (
     align_sinks,
-    has_sink,
     marked_sink,
+    mask_having_sink,
     other_bos_condition,
     provenance,
     sinks_elsewhere,
@@ -52,7 +52,7 @@ from .interventions import TABLES, Kept, Studied, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
 from .links.link import Link
-from .locate import Location, location_from
+from .locate import Location, parse_location
 from .measure import CONDITION_READINGS, MakesReadings, Panel, measure, scout, scout_and_measure
 from .neurons import (
     expert_table,
@@ -152,7 +152,7 @@ def trace(
     if isinstance(tokens, str):
         fields, tokens = fields | {"tokens": tokens}, None
     sequences = None if tokens is None else batch_of(tokens)
-    config = _config_of(model, given=config, fields=fields)
+    config = _call_config(model, given=config, fields=fields)
     if not isinstance(model, LensModel) and sequences is None:
         check_sequences(config)
         if config.target_position is not None and not config.prompts:
@@ -200,9 +200,9 @@ def trace(
             asked = _Asked(
                 lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress
             )
-            frames, panel = _run(asked, writer=writer, stages=stages)
+            frames, panel = _measure_and_judge(asked, writer=writer, stages=stages)
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        result = _trace_of(folder, config=config, location=panel.location, tables=frames)
+        result = _finished_trace(folder, config=config, location=panel.location, tables=frames)
     if report:
         result.report()
     return result
@@ -224,22 +224,22 @@ def _expected_files(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
 
 def _read_finished(folder: Path, *, config: TraceConfig) -> Trace:
     """The trace in a folder that lacks nothing but its page."""
-    location = location_from((folder / _LOCATION_FILE).read_text("utf-8"))
-    return _trace_of(folder, config=config, location=location, tables=dict(read_run(folder).tables))
+    location = parse_location((folder / _LOCATION_FILE).read_text("utf-8"))
+    return _finished_trace(folder, config=config, location=location, tables=dict(read_run(folder).tables))
 
 
-def _trace_of(folder: Path, **of: Any) -> Trace:
-    """The result of the finished run in a folder, with the sentences of its page."""
+def _finished_trace(folder: Path, **of: Any) -> Trace:
+    """The trace of the finished run in a folder, its headline from the page; ``of`` are the other fields."""
     from .page.story import find_story, headline, title
 
     run = read_run(folder)
     return Trace(folder=folder, headline="\n".join([f"{title(run)}.", *headline(find_story(run))]), **of)
 
 
-def _config_of(
+def _call_config(
     model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None, fields: dict[str, Any]
 ) -> TraceConfig:
-    """The configuration of a call, from a configuration, a model or a name."""
+    """The configuration of a call of ``trace``, from a configuration, or from a model and fields, which win."""
     if isinstance(model, TraceConfig):
         if given is not None:
             raise InputError("two configurations were given; need one, and a LensModel or a name before it")
@@ -264,7 +264,7 @@ class _Asked:
 
     @property
     def own(self) -> list[MakesReadings]:
-        """Functions that make each link's own readings."""
+        """For each link, the function that makes its own readings."""
         return [link.readings for link in self.links]
 
     def measured(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
@@ -273,20 +273,20 @@ class _Asked:
         return scout_and_measure(self.lens, batch, **asked | how)
 
 
-def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[str, pd.DataFrame], Panel]:
-    """Measure, intervene and judge; returns the tables by name and the measurements. Writes each table once made."""
+def _measure_and_judge(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[str, pd.DataFrame], Panel]:
+    """(tables by name, measurements): measure, intervene and judge; each table is written once it is made."""
     lens, config, links = asked.lens, asked.config, asked.links
     kept = Kept(writer, begin=stages.begin)
     kept.keep("chain", chain_table(links))
-    located = _located(asked)
+    located = _locate_and_measure(asked)
     batch, panel = located.batch, located.panel
     kept.keep("tokens", decode_tokens(batch, lens.tokenizer))
     rounded = rounding(lens, batch, position=panel.location.sink_position)
     evidence = gather_evidence(lens, panel, config=config)
     for name, frame in _measured_tables(evidence, links=links):
         kept.keep(name, frame)
-    writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
-    kept.once("conditions", lambda: _conditions(asked, located))
+    writer.write_tensors("patterns", {"pattern": _first_patterns(lens, batch)})
+    kept.once("conditions", lambda: _condition_table(asked, located))
     if config.random_init:
         _baseline_tables(asked, located, kept)
     if config.interventions:
@@ -301,8 +301,8 @@ def _run(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[s
     return kept.frames, panel
 
 
-def _located(asked: _Asked) -> summary.Located:
-    """Find the sink and measure there; measured again without sequences that lack it, or with aligned ones."""
+def _locate_and_measure(asked: _Asked) -> summary.Located:
+    """Where the sink is, and what was measured there: again without sequences that lack it, or with aligned ones."""
     batch, config, there = asked.batch, asked.config, asked.there
     given = None if there is None else there.position
     answered: list[int | None] = []  # the position of each first answer
@@ -328,19 +328,19 @@ def _located(asked: _Asked) -> summary.Located:
         batch = without_sequences(batch, others)
         panel = asked.measured(batch, label="measuring where the sink is")
     n_with_other = batch.n_sequences
-    batch, panel = _where_there_is_one(asked, batch, panel)
+    batch, panel = _keep_sequences_with_sink(asked, batch, panel)
     about = {"elsewhere": tuple(others.values()), "lacking": n_with_other - batch.n_sequences, "n_asked": n_asked}
     return summary.Located(batch=batch, panel=panel, aligned=moved is not None, there=there, **about)
 
 
-def _where_there_is_one(asked: _Asked, batch: TokenBatch, panel: Panel) -> tuple[TokenBatch, Panel]:
+def _keep_sequences_with_sink(asked: _Asked, batch: TokenBatch, panel: Panel) -> tuple[TokenBatch, Panel]:
     """(batch, measurements) without the sequences that lack the sink; unchanged if all sequences have it, or none."""
     config, position = asked.config, panel.location.sink_position
     given = None if asked.there is None else asked.there.position
     if panel.location.sink_found:
         n_heads = int((~panel.at_sink("sink_score", position).isnan()).any(1).sum())
         at = {"n_heads": n_heads, "min_sink_rate": config.min_sink_rate}
-        having = has_sink(panel.sink_rate(config.threshold), **at)
+        having = mask_having_sink(panel.sink_rate(config.threshold), **at)
     elif panel.lacks_sink and given is None:  # it may be in so few that their mean does not show it
         position, having = marked_sink(asked.lens, batch)
     else:
@@ -373,7 +373,7 @@ def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[t
 
 def _baseline_tables(asked: _Asked, located: summary.Located, kept: Kept) -> None:
     """Write heads and link values of the random-init baseline, which is measured once for both tables."""
-    config, measured = asked.config, functools.cache(lambda: _baseline(asked, located))
+    config, measured = asked.config, functools.cache(lambda: _measure_untrained(asked, located))
     with _room_for_baseline(asked.lens, config=config, folder=kept.writer.folder):
         kept.once("random_init_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
         kept.once(
@@ -426,7 +426,7 @@ class _Stages:
             self._bar.set_description_str(_STAGES[name][0])
 
 
-def _conditions(asked: _Asked, located: summary.Located) -> pd.DataFrame:
+def _condition_table(asked: _Asked, located: summary.Located) -> pd.DataFrame:
     """One row for the chosen BOS condition, and one for the opposite condition if it was asked for."""
 
     def name(condition: TokenBatch) -> str:
@@ -440,7 +440,7 @@ def _conditions(asked: _Asked, located: summary.Located) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _baseline(asked: _Asked, located: summary.Located) -> tuple[LensModel, Panel]:
+def _measure_untrained(asked: _Asked, located: summary.Located) -> tuple[LensModel, Panel]:
     """(model with random weights, its measurements) at the same position and layers as the model itself."""
     config, batch, found = asked.config, located.batch, located.panel.location
     untrained = random_init(asked.lens, seed=config.seed)
@@ -464,11 +464,11 @@ def _room_for_baseline(
     _LOG.warning(said, size(free))
     if holds_views(lens):  # the bridge's parts of fused projections would keep the memory
         return contextlib.nullcontext()
-    return _aside(lens, folder=folder)
+    return _weights_in_file(lens, folder=folder)
 
 
 @contextlib.contextmanager
-def _aside(lens: LensModel, *, folder: Path) -> Iterator[None]:
+def _weights_in_file(lens: LensModel, *, folder: Path) -> Iterator[None]:
     """Keep the weights in a file within the block; no pass of another thread runs meanwhile."""
     with exclusive_use(lens):
         try:
@@ -478,7 +478,7 @@ def _aside(lens: LensModel, *, folder: Path) -> Iterator[None]:
             note_memory(lens)
 
 
-def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
+def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
     """The pattern of the first sequence's first 64 positions: uint8, layer x head x query x key; 255 is all mass.
 
     It is 0 in layers without attention, whose heads no other table has.

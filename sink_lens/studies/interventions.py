@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..chain.amplification import added, edits_of
+from ..chain.amplification import amplification_edits, mass_added
 from ..chain.setting import Setting
 from ..edits.amplification import Centre, centres_of, centring_means
 from ..edits.effects import change_of, layer_table
@@ -80,12 +80,12 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     if any(centre != "none" for centre in centres):
         means = centring_means(lens, seed=config.seed, progress=progress)
     cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in config.factors]
-    edits, summary = edits_of(setting, cells, layers=chosen, means=means), []
+    edits, summary = amplification_edits(setting, cells, layers=chosen, means=means), []
     runs = setting.runs(edits, loss=True, label="amplification" if progress else None)
     for (centre, factor), run in zip(cells, runs, strict=True):
         edited = setting.baseline if factor == 1 else run
         rng = np.random.default_rng(config.seed)
-        change = added(setting, edited, factor=factor, reads=reads, generator=rng)
+        change = mass_added(setting, edited, factor=factor, reads=reads, generator=rng)
         del change["mass"]  # the row has it
         row = _row(setting, setting.baseline, edited, target_position=target, reads=reads)
         summary.append({"centre": centre, "factor": factor, "layers": span(chosen)} | change | row)

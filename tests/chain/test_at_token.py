@@ -8,7 +8,7 @@ import torch
 from lenses import lens_of, speaking
 
 from analyses.zoo import build
-from sink_lens.chain.at_token import at_token, ids_of
+from sink_lens.chain.at_token import at_token, token_ids
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
@@ -97,14 +97,14 @@ def test_an_ordinary_token_has_no_sink_to_trace(tmp_path):
 
 def test_a_text_is_every_token_that_reads_so_and_needs_a_tokenizer():
     lens = speaking("llama")
-    assert ids_of("17", lens=lens) == (17,)
+    assert token_ids("17", lens=lens) == (17,)
     for text in ("a", "\\n"):
         wanted = text.replace("\\n", "\n")
-        found = ids_of(text, lens=lens)
+        found = token_ids(text, lens=lens)
         assert {lens.tokenizer.decode([one]) for one in found} <= {wanted, f" {wanted}"}
         assert lens.tokenizer.convert_tokens_to_ids("Ġa") in found or text != "a"
     with pytest.raises(InputError, match="has no tokenizer, so the token 'a' has no id"):
-        ids_of("a", lens=lens_of("llama"))
+        token_ids("a", lens=lens_of("llama"))
 
 
 @pytest.mark.parametrize(

@@ -152,5 +152,5 @@ def test_a_part_that_keys_handed_on_to_later_layers_alone_show_is_found(monkeypa
     options = {"weights": torch.ones(1), "after": torch.zeros_like(near), "target": "sink"}
     slope = float((run.gradients(1, at_sink=near[None], **options)["direct"] * way).sum())
     assert slope == pytest.approx((mass(near + way) - mass(near - way)) / 2, rel=0.02)
-    monkeypatch.setattr(screen._Run, "_attending_to", lambda self, layer: [])
+    monkeypatch.setattr(screen._Run, "_layers_using_keys", lambda self, layer: [])
     assert float(screen.screen_parts(setting, target="sink")["integrated"].abs().max()) == 0.0

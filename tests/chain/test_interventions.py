@@ -13,7 +13,7 @@ from sink_lens.chain.amplification import amplification_curve, best_factor
 from sink_lens.chain.interventions import TABLES, Studied, causal_tables, effect_table
 from sink_lens.chain.judge import intervention_verdict
 from sink_lens.chain.page.words import binding_sentence
-from sink_lens.chain.placement import kind_of
+from sink_lens.chain.placement import binding_kind
 from sink_lens.chain.setting import setting_of
 from sink_lens.edits.amplification import centring_means
 from sink_lens.edits.constructors import scalar
@@ -213,18 +213,18 @@ def test_half_precision_is_changed(planted_at, config):
 
 def test_a_model_without_bos_was_not_tried_with_it(planted_at, config):
     found = made(planted_at(), config).tables["placement"]
-    kind = kind_of(found)
+    kind = binding_kind(found)
     said = binding_sentence(kind, bos=True)
     assert (kind, said) == ("token", "BOS makes it wherever it stands")
     ordinary = found[found["token"] == "ordinary"]
     for is_sink, kind in ((True, "positional"), (False, "no sink")):
-        assert kind_of(ordinary.assign(is_sink=is_sink & (ordinary["position"] == 0))) == kind
+        assert binding_kind(ordinary.assign(is_sink=is_sink & (ordinary["position"] == 0))) == kind
         assert binding_sentence(kind, bos=False).endswith("there is no BOS token to try")
 
 
 def test_without_a_sink_every_table_is_made(planted_at, config):
     found = made(planted_at(sink=False), config).tables
-    assert kind_of(found["placement"]) == "no sink"
+    assert binding_kind(found["placement"]) == "no sink"
     assert found["mediation"].query("intervention != 'natural'")["surviving_share"].isna().all()
 
 

@@ -13,10 +13,10 @@ from sink_lens import schema
 from sink_lens.chain.evidence import Statistic
 from sink_lens.chain.judge import (
     Answers,
-    answers_of,
     chain_table,
     derive_verdict,
     intervention_verdict,
+    link_answers,
     link_table,
     link_values,
     verdict,
@@ -268,7 +268,7 @@ def test_the_documentation_prints_the_table_of_verdicts():
 
 def test_a_link_is_not_failed_by_the_absence_of_what_it_starts_from():
     absent = statistic(NAN, NAN, estimate=NAN, absent=True, no_source=True)
-    found = answers_of(absent, floor=1.0, effects=(effect("x", low=0.0, high=0.1), None), has_sink=True)
+    found = link_answers(absent, floor=1.0, effects=(effect("x", low=0.0, high=0.1), None), has_sink=True)
     assert set(dataclasses.astuple(found)) == {"not applicable"}
     assert derive_verdict(found) == "not applicable"
 
@@ -276,17 +276,17 @@ def test_a_link_is_not_failed_by_the_absence_of_what_it_starts_from():
 def test_what_is_not_there_makes_no_sink_and_carries_may_still_be_yes():
     absent = statistic(NAN, NAN, estimate=NAN, absent=True)
     carries = effect("x", low=0.8, high=0.9)
-    found = answers_of(absent, floor=1.0, effects=(None, carries), has_sink=True)
+    found = link_answers(absent, floor=1.0, effects=(None, carries), has_sink=True)
     assert dataclasses.astuple(found) == ("no", "no", "yes")
-    alone = answers_of(absent, floor=1.0, effects=None, has_sink=True)
+    alone = link_answers(absent, floor=1.0, effects=None, has_sink=True)
     assert dataclasses.astuple(alone) == ("no", "not tested", "not tested")
 
 
 def test_without_a_sink_only_presence_is_answered():
     given = {"floor": 1.0, "effects": (effect("x"), effect("x"))}
-    found = answers_of(statistic(2.0, 3.0), has_sink=False, **given)
+    found = link_answers(statistic(2.0, 3.0), has_sink=False, **given)
     assert dataclasses.astuple(found) == ("yes", "not applicable", "not applicable")
-    nothing = answers_of(statistic(2.0, 3.0), has_sink=False, starts=False, **given)
+    nothing = link_answers(statistic(2.0, 3.0), has_sink=False, starts=False, **given)
     assert set(dataclasses.astuple(nothing)) == {"not applicable"}
 
 

@@ -11,9 +11,9 @@ from sink_lens.chain.locate import (
     GrowthStep,
     Location,
     find_location,
+    find_outliers,
     growth_layers,
     onset_layer,
-    outliers_of,
     random_neurons_like,
     slow_growth,
 )
@@ -89,22 +89,22 @@ def options(**changes):
     ids=str,
 )
 def test_outlier_dimensions_hold_the_share_of_the_energy_and_are_few(changes, found):
-    assert outliers_of(STATE, **options(**changes)) == found
+    assert find_outliers(STATE, **options(**changes)) == found
 
 
 def test_energy_is_a_mean_over_sequences():
     # dimension 0: (100 + 0) / 2 = 50; dimension 1: (0 + 16) / 2 = 8
     state = torch.tensor([[10.0, 0.0, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]])
-    assert outliers_of(state, **options(energy_frac=0.5)) == (0,)
+    assert find_outliers(state, **options(energy_frac=0.5)) == (0,)
 
 
 def test_a_dimension_that_is_as_large_at_other_tokens_is_no_outlier_of_this_one():
     typical = torch.ones(10) / 2
-    assert outliers_of(STATE, typical=typical, **options()) == (1, 4)
+    assert find_outliers(STATE, typical=typical, **options()) == (1, 4)
     # Without dimension 1, 36 of 44 are 82%; dominance 6 / (14 / 10) = 4.3.
     typical[1] = 4.0
-    assert outliers_of(STATE, typical=typical, **options()) == (4,)
-    assert outliers_of(STATE, typical=typical, **options(dominance_threshold=4.4)) == ()
+    assert find_outliers(STATE, typical=typical, **options()) == (4,)
+    assert find_outliers(STATE, typical=typical, **options(dominance_threshold=4.4)) == ()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -10,7 +10,7 @@ import torch
 from analyses.tiny_families import tiny
 from analyses.zoo import build
 from sink_lens.chain.measure import scout_and_measure
-from sink_lens.chain.placement import kind_of, placement_table
+from sink_lens.chain.placement import binding_kind, placement_table
 from sink_lens.chain.setting import setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
@@ -49,7 +49,7 @@ def cells(*sinks):
     ],
 )
 def test_kinds(sinks, kind):
-    assert kind_of(cells(*sinks)) == kind
+    assert binding_kind(cells(*sinks)) == kind
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_kinds(sinks, kind):
 def test_a_sink_that_is_not_at_position_0_has_kinds_of_its_own(other, own, kind):
     cell = {"isolated": False}
     rows = [{"position": 1, "token": "other", "is_sink": other}, {"position": 6, "token": "own", "is_sink": own}]
-    assert kind_of(pd.concat([cells(), pd.DataFrame([row | cell for row in rows])])) == kind
+    assert binding_kind(pd.concat([cells(), pd.DataFrame([row | cell for row in rows])])) == kind
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -78,14 +78,14 @@ def test_a_sink_at_position_1_is_bound_to_what_the_truth_says(name, kind, family
     lens = wrap(zoo.model, tokenizer=tiny_tokenizer())
     location = scout_and_measure(lens, batch, config=config).location
     assert location.sink_positions == (1,)
-    assert kind_of(placement_table(setting_of(lens, batch, location=location, config=config))) == kind
+    assert binding_kind(placement_table(setting_of(lens, batch, location=location, config=config))) == kind
 
 
 def test_without_bos_or_without_cells_a_kind_is_said_all_the_same():
-    assert kind_of(pd.DataFrame(columns=column_names("trace", "placement"))) == "undecided"
+    assert binding_kind(pd.DataFrame(columns=column_names("trace", "placement"))) == "undecided"
     table = cells("0 ordinary").query("token == 'ordinary'")
-    assert kind_of(table) == "positional"
-    assert kind_of(cells().query("token == 'ordinary'")) == "no sink"
+    assert binding_kind(table) == "positional"
+    assert binding_kind(cells().query("token == 'ordinary'")) == "no sink"
 
 
 def test_the_planted_sink_follows_bos(table_of):
@@ -97,7 +97,7 @@ def test_the_planted_sink_follows_bos(table_of):
         (0, "ordinary", False): False, (6, "ordinary", False): False, (6, "ordinary", True): False,
         (0, "bos", False): True, (6, "bos", False): True, (6, "bos", True): True,
     }  # fmt: skip
-    assert kind_of(table) == "token"
+    assert binding_kind(table) == "token"
     assert (found.loc[(slice(None), "bos"), "norm_ratio"] > 10).all()
     assert (found.loc[(slice(None), "ordinary"), "norm_ratio"] < 5).all()
 
@@ -136,7 +136,7 @@ def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at
 def test_nothing_planted_is_no_sink(table_of):
     table = table_of(sink=False)
     assert not table["is_sink"].any()
-    assert kind_of(table) == "no sink"
+    assert binding_kind(table) == "no sink"
 
 
 def test_a_typed_in_bos_is_no_ordinary_token(planted_at, config):
@@ -144,7 +144,7 @@ def test_a_typed_in_bos_is_no_ordinary_token(planted_at, config):
     place = planted_at()
     bare = setting_of(place.lens, from_tensor(place.tokens.tokens), location=place.location, config=config)
     assert not bare.tokens.bos
-    assert kind_of(placement_table(bare)) == "token"
+    assert binding_kind(placement_table(bare)) == "token"
 
 
 def test_without_a_tokenizer_there_are_the_ordinary_cells(config, tiny_at):
@@ -160,4 +160,4 @@ def test_a_new_position_at_the_end_leaves_no_cells(planted_at):
     table = placement_table(dataclasses.replace(place.setting, target_position=18))
     assert table.empty
     assert list(table.columns) == list(column_names("trace", "placement"))
-    assert kind_of(table) == "undecided"
+    assert binding_kind(table) == "undecided"

@@ -8,7 +8,7 @@ from sink_lens import load
 from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.page.words import off_distribution
-from sink_lens.chain.placement import kind_of
+from sink_lens.chain.placement import binding_kind
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
@@ -129,7 +129,7 @@ def test_cutting_shows_the_same_chain(cut):
     z = mediation.loc["z"]
     assert z["mass"].tolist() == close(z["baseline_mass"].tolist())
 
-    assert kind_of(frames["placement"]) == "positional"
+    assert binding_kind(frames["placement"]) == "positional"
     links = cut.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
         assert links.loc[name].tolist() == ["present", "holds", "holds"], name

@@ -15,7 +15,7 @@ from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.page import story
 from sink_lens.chain.page import words as findings
-from sink_lens.chain.placement import kind_of, placement_table
+from sink_lens.chain.placement import binding_kind, placement_table
 from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
@@ -187,7 +187,7 @@ def test_what_a_first_token_has_beside_a_sink_of_bos_is_not_that_sink():
     assert found.loc[(0, "bos"), "sink_mass"] > 0.9
     assert found["is_sink"].groupby("token").all().to_dict() == {"bos": True, "ordinary": False}
     assert not found.loc[(0, "ordinary"), "is_sink"]
-    assert kind_of(table) == "token"
+    assert binding_kind(table) == "token"
 
 
 # the first screen

@@ -46,7 +46,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     def cosine(view: LayerView) -> Tensor:
         """Cosine of each key with what the dimensions alone would make."""
         weights, dims = one.weights(view.layer), dimensions[view.layer]
-        constants, gain = one.constants(view.layer), _key_gain(lens, view.layer)
+        constants, gain = one.constants(view.layer), _key_norm_gain(lens, view.layer)
         x, k = view["attn_in"].float() - constants.read, (_keys_before_norm(lens, view) - constants.k) * gain
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = view.valid.clone()
@@ -73,7 +73,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         x, k = view["attn_in"][:, key].float() - constants.read, _keys_before_norm(lens, view)[:, key]
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
         drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
-        parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
+        parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_factor(lens, view.layer, k)
         # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
         width = lens.head_sizes(view.layer)["d_head"]
         as_used = view["rotated_k"][:, :, key, :width].float().norm(dim=-1)
@@ -108,7 +108,7 @@ def has_rotary_keys(lens: LensModel) -> bool:
     return any(getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim"))
 
 
-def _key_gain(lens: LensModel, layer: int) -> Tensor | float:
+def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
     """The gain of a norm of the key, by key-value head: what it hides of a key is no part of its direction."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
@@ -117,7 +117,7 @@ def _key_gain(lens: LensModel, layer: int) -> Tensor | float:
     return norm.gain.unflatten(0, (lens.n_kv_heads, lens.d_head)) if by_head else norm.gain
 
 
-def _key_norm(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
+def _key_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
     """Factor by which the norm on keys scales a key; 1 in models without such a norm."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:

@@ -108,7 +108,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     grown = setting.location.growth_layers[0] if setting.location.steps else 0
     by_layer = {layer: dims for layer, dims in setting.location.outliers.items() if layer >= grown}
     every = sorted({one for dims in by_layer.values() for one in dims})
-    supers = _writers(setting, every)
+    supers = _writing_masks(setting, every)
     if supers and every:
         chosen = {layer: list(by_layer.get(layer, ())) or every for layer in supers}
 
@@ -127,7 +127,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     return [*found, *ablate_direction(setting, generator=generator)]
 
 
-def _writers(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
+def _writing_masks(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
     """Layer -> mask of the super neurons and makers that write the dimensions.
 
     In growth layers all do. Elsewhere a maker may make the sink through another dimension, which no control may hit: it

@@ -74,7 +74,7 @@ class LinkWords:
     """Sentences on the link alone, from the tables and the row of its own intervention."""
 
 
-def answers_of(tables: Tables) -> dict[str, dict[str, str]]:
+def answers_by_link(tables: Tables) -> dict[str, dict[str, str]]:
     """Link -> its three answers; empty in runs that have none."""
     table, names = tables.get("links"), ("present", "necessary_or_sufficient", "carries")
     if table is None or not set(names) <= set(table.columns):
@@ -83,7 +83,7 @@ def answers_of(tables: Tables) -> dict[str, dict[str, str]]:
     return {str(row["link"]): {name: str(row[name]) for name in names} for row in rows}
 
 
-def statistics_of(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
+def statistics_by_name(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
     """Name -> row, for every statistic of a link."""
     table = tables.get("links")
     if table is None:
@@ -92,7 +92,7 @@ def statistics_of(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
     return {str(row["statistic"]): {str(name): value for name, value in row.items()} for row in rows}
 
 
-def interventions_of(tables: Tables) -> dict[str, dict[str, Any]]:
+def interventions_by_name(tables: Tables) -> dict[str, dict[str, Any]]:
     """Name -> row, for every intervention of the run."""
     table = tables.get("effects")
     if table is None or not len(table):
@@ -124,15 +124,15 @@ def _layer_numbers(text: str) -> list[int]:
 
 def cancels_bias(tables: Tables) -> bool:
     """Check whether the outlier dimensions point against the keys' bias, and leave the sink's key short."""
-    rows = statistics_of(tables, "dimension_key")
+    rows = statistics_by_name(tables, "dimension_key")
     if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
         return False
     return rows["bias_cancelled"]["ci_low"] > CANCELS and rows["key_norm_ratio"]["ci_high"] < CANCELS
 
 
-def is_direction(tables: Tables) -> bool:
+def is_carried_by_direction(tables: Tables) -> bool:
     """Check that the span of what the makers write carries the sink beyond random spans and beyond its norm alone."""
-    rows = interventions_of(tables)
+    rows = interventions_by_name(tables)
     if not {SPAN, RESCALED} <= set(rows):
         return False
     span, norm = rows[SPAN], rows[RESCALED]
@@ -150,7 +150,7 @@ def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
 
 def _direction_phrase(tables: Tables) -> Phrase | None:
     """Say that a direction carries the sink, if dimensions stand out and were shown not to."""
-    if not is_direction(tables) or not _dimensions_text(tables):
+    if not is_carried_by_direction(tables) or not _dimensions_text(tables):
         return None
     rows = (
         f"effects: {SPAN}, its controls, and {RESCALED}",
@@ -161,14 +161,14 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
 
 def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
     """Sentences on the other parts of the key, and on dimensions that cancel the keys' bias."""
-    said, effects = [], interventions_of(tables)
+    said, effects = [], interventions_by_name(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(
             f"the dimensions' part of the key makes {percent(own['share'])} of the sink, everything else in it "
             f"{percent(effects[ALL_BUT]['share'])}"
         )
     if cancels_bias(tables):
-        of = statistics_of(tables, "dimension_key")
+        of = statistics_by_name(tables, "dimension_key")
         said.append(
             f"the dimensions cancel the keys' bias (cosine {of['bias_cancelled']['value']:.2f}): the sink's key is the "
             f"short one ({of['key_norm_ratio']['value']:.2f} of the others' norm)"
@@ -178,7 +178,7 @@ def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
 
 def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     """Say that random spans do as much as what the makers write."""
-    span = interventions_of(tables).get(SPAN)
+    span = interventions_by_name(tables).get(SPAN)
     if span is None or not span["ci_low"] > INTERVENTION_FLOOR or span["ci_low"] > span["control_largest"]:
         return []
     return [

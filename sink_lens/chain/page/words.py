@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_of
+from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_by_link
 from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, TELLING_LOSS
 from sink_lens.text import capital, listed, percent, plural, signed
 
@@ -145,7 +145,7 @@ def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
 
 def _carrier_phrases(tables: Tables) -> list[Phrase]:
     """Phrases on the parts that carry the sink: both link and ablation say so, above their largest controls."""
-    answers = answers_of(tables)
+    answers = answers_by_link(tables)
     if not answers or not len(tables.get("effects", ())):
         return []
 
@@ -185,7 +185,7 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
 
 def _no_part_phrases(tables: Tables) -> list[Phrase]:
     """A phrase on the links that play no part, those of which both answers are no; none if there are none."""
-    answers = answers_of(tables)
+    answers = answers_by_link(tables)
     return [
         words.no_part
         for link, words in WORDS.items()
@@ -195,7 +195,7 @@ def _no_part_phrases(tables: Tables) -> list[Phrase]:
 
 def remarks(tables: Tables, link: str) -> list[str]:
     """Sentences on what keeps a link undecided, where statistic and intervention disagree, and on its controls."""
-    answers, effects = answers_of(tables).get(link), tables.get("effects")
+    answers, effects = answers_by_link(tables).get(link), tables.get("effects")
     if answers and answers["present"] == "not asked":
         return ["the token grows before any layer with attention, so there is nothing to ask"]
     if not answers or effects is None or not len(effects):
@@ -216,7 +216,7 @@ def remarks(tables: Tables, link: str) -> list[str]:
 
 def why_undecided(tables: Tables, link: str) -> str:
     """Say what keeps an undecided link from a verdict; empty where it has one, or no interventions were made."""
-    answers, effects = answers_of(tables).get(link), tables.get("effects")
+    answers, effects = answers_by_link(tables).get(link), tables.get("effects")
     if not answers or effects is None or not len(effects):
         return ""
     of = tables["links"].loc[tables["links"]["link"].eq(link)]
