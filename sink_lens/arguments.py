@@ -71,13 +71,13 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
         if name not in hints or kind is inspect.Parameter.VAR_KEYWORD:
             continue
         for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
-            if not fits(one, hints[name]):
-                raise InputError(f"{name} of {name_of} is {value_text(one)}; need {type_words(hints[name])}")
-    _check_axes({name: (value, hints[name]) for name, value in given.items() if name in hints}, name_of=name_of)
+            if not is_of_type(one, hints[name]):
+                raise InputError(f"{name} of {name_of} is {value_in_words(one)}; need {type_in_words(hints[name])}")
+    _check_axis_sizes({name: (value, hints[name]) for name, value in given.items() if name in hints}, name_of=name_of)
     check_seeds(given)
 
 
-def _check_axes(given: Mapping[str, tuple[Any, Any]], *, name_of: str) -> None:
+def _check_axis_sizes(given: Mapping[str, tuple[Any, Any]], *, name_of: str) -> None:
     """Refuse tensors whose axes have one name and different sizes."""
     known: dict[str, tuple[int, str]] = {}
     for name, (value, hint) in given.items():
@@ -90,9 +90,9 @@ def _check_axes(given: Mapping[str, tuple[Any, Any]], *, name_of: str) -> None:
 
 
 def _named_axes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
-    """Names and sizes of a tensor's axes; an ellipsis, and an axis that may be broadcast, have no name."""
+    """Name and size of each named axis of a tensor; an ellipsis and an axis that may be broadcast have no name."""
     for one in get_args(hint) or (hint,):
-        if (text := getattr(one, "dim_str", None)) is None or not fits(value, one):
+        if (text := getattr(one, "dim_str", None)) is None or not is_of_type(value, one):
             continue
         names, shape = text.split(), value.shape
         open_at = next((at for at, name in enumerate(names) if name == "..." or name.startswith("*")), len(names))
@@ -104,7 +104,7 @@ def _named_axes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
 
 
 def check_seeds(given: Mapping[str, Any]) -> None:
-    """Refuse a seed, by its name, that not every generator takes: numpy's takes none below 0."""
+    """Refuse a seed below 0 or of more than 63 bits, which not every random generator takes."""
     for name in ("seed", "seeds", "data_seed"):
         value = given.get(name)
         for seed in value if isinstance(value, Sequence) else (value,):
@@ -121,25 +121,25 @@ def _type_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Check whether a value is of a type; True where the type says nothing that can be checked."""
+def is_of_type(value: Any, hint: Any) -> bool:
+    """Check whether a value is of the type that a hint means; True where the hint says nothing that can be checked."""
     from beartype.door import is_bearable
     from beartype.roar import BeartypeException
 
     try:
-        return is_bearable(value, _strict_hint(hint))
+        return is_bearable(value, _strict_form(hint))
     except BeartypeException:  # a type that cannot be checked
         return True
 
 
 @functools.cache
-def _strict_hint(hint: Any) -> Any:
-    """A type hint in the strict form that public functions mean, for beartype."""
+def _strict_form(hint: Any) -> Any:
+    """A type hint as beartype should compare it: numbers of numpy too, no bool as a number, no nan, every item."""
     from beartype.vale import Is
 
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return Union[tuple(_strict_hint(one) for one in inner)]  # noqa: UP007  # made at run time
+        return Union[tuple(_strict_form(one) for one in inner)]  # noqa: UP007  # made at run time
     if hint is bool:
         return Annotated[object, Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]]
     if hint is int:
@@ -150,43 +150,46 @@ def _strict_hint(hint: Any) -> Any:
             Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value) and not math.isnan(value)],
         ]
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return Annotated[Mapping, Is[lambda value: _all_fit(value, inner[:1]) and _all_fit(value.values(), inner[1:])]]
+        return Annotated[
+            Mapping, Is[lambda value: _all_of_type(value, inner[:1]) and _all_of_type(value.values(), inner[1:])]
+        ]
     if origin is tuple and inner[-1] is not ...:
-        return Annotated[Sequence, Is[lambda value: len(value) == len(inner) and all(map(fits, value, inner))]]
+        return Annotated[Sequence, Is[lambda value: len(value) == len(inner) and all(map(is_of_type, value, inner))]]
     if isinstance(origin, type) and issubclass(origin, Iterable) and origin not in (type, Callable):
         ordered = issubclass(origin, Sequence | Set)
-        return Annotated[Iterable, Is[lambda value: _items_fit(value, inner[:1], ordered=ordered)]]
+        return Annotated[Iterable, Is[lambda value: _items_of_type(value, inner[:1], ordered=ordered)]]
     if hasattr(hint, "dim_str"):
-        return Annotated[hint, Is[lambda value: not _why_no_values(value)]]
+        return Annotated[hint, Is[lambda value: not _reason_without_values(value)]]
     return hint
 
 
-def _items_fit(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
-    """Check whether the items of a list, an array or a tensor are of a type; a text is none, and no table is a list."""
-    if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _why_no_values(value):
+def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
+    """Check whether the items of a list, array or tensor are of a type; False for a text, and for a table as a list."""
+    if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _reason_without_values(value):
         return False
     if hasattr(value, "dtype"):
         kinds = {(str,): "UOT", (int,): "iuO", (float,): "iufO"}.get(tuple(of))
         if kinds is None:
-            return value.ndim > 0 and _all_fit(value[:1], of)
+            return value.ndim > 0 and _all_of_type(value[:1], of)
         if value.ndim != 1:
             return False
         kind = getattr(value.dtype, "kind", "")  # a tensor's has none
         if not kind:
             kind = "c" if value.dtype.is_complex else "f" if value.dtype.is_floating_point else "i"
         return kind in kinds
-    return not isinstance(value, Sequence | Set | Mapping) or _all_fit(value, of)
+    return not isinstance(value, Sequence | Set | Mapping) or _all_of_type(value, of)
 
 
-def _all_fit(values: Any, of: Sequence[Any]) -> bool:
-    """True if every value has the type; long lists are not looked through."""
-    return not of or len(values) > _MOST_ITEMS or all(fits(one, of[0]) for one in values)
+def _all_of_type(values: Any, of: Sequence[Any]) -> bool:
+    """Check whether every value is of the one type in ``of``; True if ``of`` is empty or the list is very long."""
+    return not of or len(values) > _MOST_ITEMS or all(is_of_type(one, of[0]) for one in values)
 
 
-def value_text(value: Any) -> str:
-    """A value in an error: a tensor by its type and shape, anything else as Python writes it, cut."""
+def value_in_words(value: Any) -> str:
+    """A value for an error: a tensor by type and shape, a function by name, others as Python writes them, cut."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"a {type(value).__name__} of {value.dtype} with the shape {tuple(value.shape)}{_why_no_values(value)}"
+        shape = f"{tuple(value.shape)}{_reason_without_values(value)}"
+        return f"a {type(value).__name__} of {value.dtype} with the shape {shape}"
     if callable(value) and hasattr(value, "__name__"):
         return f"{value.__name__!r}, a {type(value).__name__}"
     text = " ".join(repr(value).split())
@@ -199,7 +202,7 @@ def _exceeds_64_bits(value: Any) -> bool:
     return isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63
 
 
-def _why_no_values(value: Any) -> str:
+def _reason_without_values(value: Any) -> str:
     """Reason why a tensor has no values to compute with; empty if it has them."""
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
@@ -207,17 +210,18 @@ def _why_no_values(value: Any) -> str:
     return "" if layout == "torch.strided" else f" of the layout {layout}, which holds some of its values"
 
 
-def _is_list(hint: Any) -> bool:
+def _is_list_hint(hint: Any) -> bool:
+    """Check whether a type hint means a list or another iterable that is no mapping."""
     origin = get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
 
 
-def type_words(hint: Any) -> str:
-    """A type in words."""
+def type_in_words(hint: Any) -> str:
+    """A type hint in words, for an error: "a whole number or None"."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        single = " or ".join(dict.fromkeys(type_words(one) for one in inner if not _is_list(one)))
-        lists = [type_words(one) for one in inner if _is_list(one)]
+        single = " or ".join(dict.fromkeys(type_in_words(one) for one in inner if not _is_list_hint(one)))
+        lists = [type_in_words(one) for one in inner if _is_list_hint(one)]
         lists = ["a list of these" if one == f"a list, each {single}" else one for one in lists]
         return " or ".join(dict.fromkeys([*([single] if single else []), *lists]))
     if origin is Literal:
@@ -229,7 +233,7 @@ def type_words(hint: Any) -> str:
     if origin is Callable:
         return "a function"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"a table of {type_words(inner[0])} to {type_words(inner[1])}"
+        return f"a table of {type_in_words(inner[0])} to {type_in_words(inner[1])}"
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        return f"a list, each {type_words(inner[0])}" if inner else "a list"
+        return f"a list, each {type_in_words(inner[0])}" if inner else "a list"
     return f"a {hint.__name__}" if isinstance(hint, type) else str(hint).replace("typing.", "")

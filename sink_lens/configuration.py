@@ -41,8 +41,8 @@ _MOST_DOTS = 1_000
 _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
-    """Make a configuration with some of its fields changed.
+def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
+    """Make a configuration from the defaults, or from ``given``, with some fields changed.
 
     Args:
         kind: the class.
@@ -54,14 +54,14 @@ def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
         InputError: a name that is no field, with the nearest one, or a value that the field cannot take.
     """
     known = {field.name: field for field in fields(cast("Any", kind))}
-    changes = flatten(kind, changes, where=where)
+    changes = flatten_tables(kind, changes, where=where)
     renamed = {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}
     refuse_unknown_names(changes, known, where=where or kind.__name__, options=renamed)
     made = {name: convert_value(known[name], known[name].type, value) for name, value in changes.items()}
     return kind(**made) if given is None else cast("C", replace(cast("Any", given), **made))
 
 
-def flatten(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
     """Put the entries of a table such as ``[tokens]`` beside the other settings of a file.
 
     Raises:
@@ -80,7 +80,7 @@ def flatten(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict
 def refuse_unknown_names(
     given: Iterable[str], known: Iterable[str], *, where: str, options: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse a name that is not known.
+    """Refuse a name that is not among the known ones, and say which known one is nearest.
 
     Args:
         given: the names.
@@ -144,7 +144,7 @@ def without_none(kind: Any) -> tuple[Any, bool]:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """The values that a text, or each text of a list, may have; empty if it may be any."""
+    """The texts that a field of this type may have, or that each text of its list may; empty if any may."""
     kind, _ = without_none(kind)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     return get_args(item) if get_origin(item) is Literal else ()
@@ -158,23 +158,23 @@ def check_types(config: Any) -> None:
     check_seeds({field.name: getattr(config, field.name) for field in fields(config)})
 
 
-def check_most(config: Any, most: float, *names: str) -> None:
-    """Refuse a number that would take for ever; None and fields that the configuration lacks are passed over."""
+def check_at_most(config: Any, most: float, *names: str) -> None:
+    """Refuse a number above ``most`` in one of these fields; None and fields that do not exist are passed over."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None and value > most:
             raise InputError(f"{name} is {value}; need at most {most:,}")
 
 
-def check_least(config: Any, least: float, *names: str) -> None:
-    """Refuse a number that is too small; None and fields that the configuration lacks are passed over."""
+def check_at_least(config: Any, least: float, *names: str) -> None:
+    """Refuse a number below ``least`` in one of these fields; None and fields that do not exist are passed over."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None and not value >= least:
             raise InputError(f"{name} is {value}; need at least {least}")
 
 
-def check_unread(config: Any, *names: str, reader: str) -> None:
+def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
     """Refuse fields that were set although nothing reads them.
 
     Args:
@@ -220,10 +220,10 @@ def _convert_one(name: str, value: Any, kind: Any) -> Any:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring under it, also of the classes that it is made from."""
+    """Name of each field of a class -> the docstring under it, also of the classes that it is made from."""
     docs: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):
-        body = _classes(one.__module__)[one.__name__].body
+        body = _class_nodes(one.__module__)[one.__name__].body
         for at, under in itertools.pairwise(body):
             text = under.value.value if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant) else None
             if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name) and isinstance(text, str):
@@ -232,7 +232,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 
 @functools.cache
-def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes of a module by name: read once, because ``sink-lens --help`` asks for those of every command."""
+def _class_nodes(module: str) -> dict[str, ast.ClassDef]:
+    """Name -> syntax tree of each class of a module: read once, since ``sink-lens --help`` asks for all commands."""
     body = ast.parse(inspect.getsource(sys.modules[module])).body
     return {one.name: one for one in body if isinstance(one, ast.ClassDef)}

@@ -67,7 +67,7 @@ class UndrawnError(RunError):
 
 @contextmanager
 def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
-    """Within the block, an error of the user's function passes on with a note that says whose it is.
+    """Within the block, an error of the user's function passes on with a note of ``whose`` it is.
 
     Raises:
         InputError: the function changed one of the tensors that it is given in place.
@@ -84,7 +84,7 @@ def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[Non
         )
 
 
-def check_name(path: str | os.PathLike[str], *, what: str) -> None:
+def check_file_name(path: str | os.PathLike[str], *, what: str) -> None:
     """Refuse a text that cannot be a file name: too long, or with a character that no name can have."""
     text = os.fspath(path)
     try:
@@ -101,7 +101,7 @@ def check_name(path: str | os.PathLike[str], *, what: str) -> None:
         )
 
 
-def check_regular(path: str | os.PathLike[str], *, what: str) -> None:
+def check_regular_file(path: str | os.PathLike[str], *, what: str) -> None:
     """Refuse to read a path that is no regular file: a named pipe never ends to wait for, a device has no end."""
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -109,8 +109,8 @@ def check_regular(path: str | os.PathLike[str], *, what: str) -> None:
         raise InputError(f"{what}, {path}, cannot be read: it is a {found}; need a regular file with its content")
 
 
-def check_home(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse to write to a folder named ``~``: a shell reads it as the home folder, and Python does not."""
+def refuse_tilde(path: str | os.PathLike[str], *, what: str) -> None:
+    """Refuse a path that begins with ``~``: a shell reads it as the home folder, and Python does not."""
     text = os.fspath(path)
     if text.startswith("~"):
         raise InputError(
@@ -119,11 +119,11 @@ def check_home(path: str | os.PathLike[str], *, what: str) -> None:
         )
 
 
-def is_own_name(name: str) -> bool:
-    """Check whether a listed name is a plain file name, and no path that leads out of the folder."""
+def is_plain_file_name(name: str) -> bool:
+    """Check whether a name is that of a file in the folder itself, and no path that leads elsewhere."""
     return name not in ("", ".", "..") and Path(name).name == name and name.isprintable()
 
 
-def first_line(error: BaseException) -> str:
+def first_line_of_error(error: BaseException) -> str:
     """The first line of an error's message, or its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

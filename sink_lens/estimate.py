@@ -24,7 +24,7 @@ from .models.bundled import local_files
 from .models.header import Header, read_header
 from .models.memory import free_bytes, peak_bytes, weight_bytes
 from .models.prompt_tokens import tokenizer_of
-from .text import about, duration, plural, size
+from .text import about_duration, duration, plural, size_text
 
 if TYPE_CHECKING:
     import torch
@@ -77,12 +77,12 @@ class Pass:
 
     @property
     def count(self) -> float:
-        """Forward passes, and those that take as long as the backward passes."""
+        """Forward passes, with each backward pass counted as three of them."""
         return self.forwards + BACKWARD * self.backwards
 
     @property
     def all_tokens(self) -> int:
-        """Tokens of all these passes."""
+        """Tokens of all these passes, with each backward pass counted as three forward passes."""
         return round(self.count * self.tokens)
 
 
@@ -136,7 +136,7 @@ class Sizes:
         return None if self.files is None else tokenizer_of(self.files)
 
     def prompt_ids(self, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
-        """Ids of each prompt; None without a tokenizer.
+        """Token ids of each prompt; None if the model has no tokenizer.
 
         Raises:
             InputError: BOS was asked for, and the tokenizer has none.
@@ -173,12 +173,12 @@ class Cost:
     """The conversion of GGUF files, which comes before the first pass; empty if there is none."""
 
     def seconds_of(self, part: Pass) -> float:
-        """Time of a part of the run."""
+        """Seconds that a part of the run takes."""
         return part.count * part.tokens * part.slowness * self.seconds_a_token
 
     @property
     def seconds(self) -> float:
-        """Time of all passes."""
+        """Seconds that all passes of the run take."""
         return sum(map(self.seconds_of, self.passes.parts))
 
 
@@ -198,13 +198,14 @@ def estimate(config: Any, passes: CountPasses) -> Cost:
 
 
 def _read_sizes(name: str) -> Sizes | None:
-    """The sizes of a model by its files; None if they do not say it all."""
+    """The sizes of a model by the headers of its files; None if these do not say them all."""
     files = local_files(name)
     header = files and read_header(files)
     return Sizes(header=header, files=files) if header else None
 
 
 def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
+    """The cost of a run from the sizes of its models and the speed of one product of matrices on this CPU."""
     found = [one.header for one in models]
     weights = sum(header.bytes_as(config.dtype) for header in found)
     stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
@@ -223,13 +224,13 @@ def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> 
         bytes_weights=weights + asked.twin,
         bytes_peak=LIBRARIES + weights + asked.bytes,
         source=_BY_HEADER,
-        hints=f"; the weights take {size(stored)} in the checkpoint's own type (--dtype auto)" if is_wider else "",
+        hints=f"; the weights take {size_text(stored)} in the checkpoint's own type (--dtype auto)" if is_wider else "",
         before="; ".join({said: None for one in models if (said := _conversion_text(one))}),
     )
 
 
 def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
-    """The cost of a run from one forward pass; loads its models."""
+    """The cost of a run from one timed forward pass of each of its models, which are loaded for it."""
     from torch import Generator
 
     from .data.tokens import random_tokens
@@ -252,7 +253,7 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
     )
     seconds = 0.0
     for one in models:
-        seconds += seconds_of(lambda: run_with(one, batch, layers=[0], quiet=True), device=one.device, warm_up=1)  # noqa: B023
+        seconds += wall_seconds(lambda: run_with(one, batch, layers=[0], quiet=True), device=one.device, warm_up=1)  # noqa: B023
     weights = sum(weight_bytes(one.plain) for one in models)
     libraries = 0 if lens.device.type == "cuda" else LIBRARIES
     return Cost(
@@ -267,7 +268,7 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
 
 
 def _header_of(lens: "LensModel") -> Header:
-    """Collect the same sizes from a model that is loaded; those of a layer are of all its experts."""
+    """The sizes of a loaded model that ``read_header`` would read from its files; a layer's include all its experts."""
     weights = {id(one): one for one in lens.plain.parameters()}.values()
     n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
     ends = sum(tuple(one.shape) == (lens.d_vocab, lens.d_model) for one in weights)
@@ -304,11 +305,11 @@ def cost_table(cost: Cost) -> RenderableType:
     else:
         over = f"over all {plural(asked.sequences, asked.unit)}, {first.all_tokens:,} tokens"
         rows["passes"] = f"{asked.bound} {first.count:.4g} {over}"
-    rows["time"] = f"{about(cost.seconds)}, from {cost.source}; not included: {asked.apart}"
-    weights = f"of which {size(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
-    rows["memory"] = f"about {size(cost.bytes_peak)} at its peak, with libraries, {weights}"
+    rows["time"] = f"{about_duration(cost.seconds)}, from {cost.source}; not included: {asked.apart}"
+    weights = f"of which {size_text(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
+    rows["memory"] = f"about {size_text(cost.bytes_peak)} at its peak, with libraries, {weights}"
     if asked.refusal and cost.bytes_peak > (free := free_bytes()):
-        rows["memory"] += f"; {size(free)} are free, so that it would be refused: {asked.refusal}"
+        rows["memory"] += f"; {size_text(free)} are free, so that it would be refused: {asked.refusal}"
     if cost.before:
         rows["before"] = cost.before
     listed = Table(box=None, show_header=False, pad_edge=False)
@@ -317,8 +318,8 @@ def cost_table(cost: Cost) -> RenderableType:
     return Group(*shown, listed)
 
 
-def seconds_of(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
-    """Wall time of a piece of the work, measured after ``warm_up`` runs that are not timed."""
+def wall_seconds(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
+    """Seconds that one call of ``piece`` takes, after ``warm_up`` calls that are not timed."""
     for _ in range(warm_up):
         piece()
     begun = synchronised_time(device)
@@ -327,7 +328,7 @@ def seconds_of(piece: Callable[[], object], *, device: "torch.device | str", war
 
 
 def synchronised_time(device: "torch.device | str") -> float:
-    """The current time, read after the GPU has finished its work."""
+    """The clock's time in seconds, read after the GPU has finished its work."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -344,7 +345,7 @@ def operations_a_second() -> float:
 
 
 def seconds_a_token(n_weights: int, *, slowness: float) -> float:
-    """Time of a forward pass on the CPU for each token, at the speed of a product of matrices.
+    """Seconds of a forward pass on the CPU for each token, at the speed of a product of matrices.
 
     Too little for models of a few million parameters, whose time is that of Python, and where a sequence is so long
     (several thousand tokens) that attention takes longer than the weights.
@@ -357,23 +358,23 @@ def seconds_a_token(n_weights: int, *, slowness: float) -> float:
 
 
 def pass_overhead(d_model: int) -> float:
-    """Estimate the time of a pass relative to that of its products of matrices."""
+    """Estimated time of a forward pass of a model of this width, relative to that of its products of matrices."""
     return 1 + _OVERHEAD / max(1, d_model)
 
 
 def bytes_of_forward(header: Header, *, tokens: int) -> int:
-    """Memory that a forward pass with logits takes beside the weights, roughly."""
+    """Rough number of bytes that a forward pass with logits takes beside the weights."""
     held = min(tokens, _TOKENS_A_FORWARD)
     return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + bytes_of_a_layer(header, tokens=held)
 
 
 def bytes_of_a_layer(header: Header, *, tokens: int) -> int:
-    """Memory that a forward pass takes for one layer's activations: they are about as wide as its weights."""
+    """Bytes that a forward pass takes for one layer's activations, which are about as wide as its weights."""
     return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
 
 
 def runs_on_gpu(device: str | None) -> bool:
-    """Tell whether a model that is loaded with this setting stands on a GPU; torch is asked if there may be one."""
+    """Check whether a model that is loaded with this setting of ``device`` stands on a GPU."""
     if device is not None:
         return device.partition(":")[0] != "cpu"
     if "torch" not in sys.modules and sys.platform == "linux":
@@ -391,4 +392,5 @@ def _conversion_text(sizes: Sizes) -> str:
     header = sizes.header
     operations = _OF_A_PARAMETER * (header.n_body + header.n_vocab) + _OF_A_TOKEN * header.d_vocab
     seconds = operations / operations_a_second()
-    return f"{sizes.files.name} is converted first, once: {about(seconds)} and {size(header.weight_bytes)} in the cache"
+    needs = f"{about_duration(seconds)} and {size_text(header.weight_bytes)}"
+    return f"{sizes.files.name} is converted first, once: {needs} in the cache"

@@ -89,26 +89,26 @@ GONE: tuple[Gone, ...] = (
 )
 
 
-def check_command(name: str) -> None:
-    """Refuse a command that was removed."""
+def refuse_removed_command(name: str) -> None:
+    """Raise a GoneError if a command of ``sink-lens`` was removed; it says what to use instead."""
     for instead in _replacements(lambda row: name == row.command):
         raise GoneError(f"sink-lens {name} was removed; use {instead}")
 
 
-def check_option(command: str, option: str) -> None:
-    """Refuse an option that was removed from a command."""
+def refuse_removed_option(command: str, option: str) -> None:
+    """Raise a GoneError if an option of a command was removed; it says what to use instead."""
     for instead in _replacements(lambda row: f"{command} {option}" in row.options):
         raise GoneError(f"{option} of sink-lens {command} was removed; use {instead}")
 
 
-def check_public_name(package: str, name: str) -> None:
-    """Refuse a Python name that was removed."""
+def refuse_removed_name(package: str, name: str) -> None:
+    """Raise a GoneError if a Python name of a package was removed; it says what to use instead."""
     for instead in _replacements(lambda row: name in row.names):
         raise GoneError(f"{package}.{name} was removed; use {instead}")
 
 
-def check_kind(kind: str, folder: object) -> None:
-    """Refuse a run folder of a kind that was removed."""
+def refuse_removed_kind(kind: str, folder: object) -> None:
+    """Raise a GoneError if a run folder is of a kind that was removed; it says what to use instead."""
     for instead in _replacements(lambda row: kind == row.kind):
         raise GoneError(
             f"{folder} is a run of the kind {kind!r}, which was removed; use {instead}. Its tables are Parquet and CSV "

@@ -66,14 +66,14 @@ class RunKind:
 
 
 def import_object(place: str) -> Any:
-    """Import the object that ``module:name`` stands for."""
+    """Import and return the object that ``module:name`` stands for."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 @functools.cache
 def kinds() -> Mapping[str, RunKind]:
-    """Name -> kind, of this package and of all that are installed beside it."""
+    """Name -> kind of run, of this package and of the installed packages that add some."""
     known = {kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS}
     for point in metadata.entry_points(group=GROUP):
         try:
@@ -86,7 +86,7 @@ def kinds() -> Mapping[str, RunKind]:
 
 
 def _check_kind(kind: object, known: Mapping[str, RunKind]) -> RunKind:
-    """Check a kind of run of another package; return it.
+    """Return what another package gives as a kind of run, after a check that it is one with a name of its own.
 
     Raises:
         InputError: it is no kind, or bears a name that is taken.

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .arguments import checked
-from .gone import check_public_name
+from .gone import refuse_removed_name
 
 
 def read_stub(init: str) -> dict[str, str]:
@@ -35,19 +35,19 @@ class _Package(ModuleType):
     """A package in which a public name that its module bears too is the module's function: ``training.compare``."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Importing a module binds it in its package; here not in the place of a public name from that module."""
+        """Set a name, unless an import would put a module in the place of the public function of that name."""
         if not (isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}" and name in self.__all__):
             super().__setattr__(name, value)
 
 
 def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Make a package's ``__getattr__``, ``__dir__`` and ``__all__`` from the stub beside its ``__init__.py``."""
+    """(``__getattr__``, ``__dir__``, ``__all__``) of a package, from the stub beside its ``__init__.py``."""
     names = read_stub(init)
 
     def get(name: str) -> Any:
         """Import a name when it is first used."""
         if name not in names:
-            check_public_name(package, name)
+            refuse_removed_name(package, name)
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}")
         where, _, own = names[name].partition(":")
         module = import_module(f".{where}", package)

@@ -14,7 +14,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._line: Any = None
-        self._watched = watched()
+        self._watched = is_terminal()
         if not self._watched:
             options.setdefault("file", _Nowhere())
         super().__init__(*args, **options)
@@ -24,7 +24,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
         if self._watched:
             super().display(msg, pos)
         elif msg is None and not self._depth() and _in_notebook():
-            self._show(str(self))
+            self._show_in_notebook(str(self))
 
     def close(self) -> None:
         """Take the bar away, or leave its line."""
@@ -37,12 +37,14 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
             if self._line is None:
                 sys.stderr.write(f"{text}\n")
             else:
-                self._show(text)
+                self._show_in_notebook(text)
 
     def _depth(self) -> int:
+        """How many bars are shown above this one."""
         return abs(getattr(self, "pos", 0))
 
-    def _show(self, text: str) -> None:
+    def _show_in_notebook(self, text: str) -> None:
+        """Show a text in the notebook, in the place of what this bar showed before."""
         if self._line is None:
             display = sys.modules["IPython.display"].display  # a kernel has it; where there is none, nobody needs it
             self._line = display({"text/plain": text}, raw=True, display_id=True)
@@ -61,12 +63,13 @@ class _Nowhere:
         """Nothing is held back."""
 
 
-def watched() -> bool:
-    """True in a terminal."""
+def is_terminal() -> bool:
+    """Check whether stderr is a terminal, where somebody may see the bar move."""
     return sys.stderr.isatty()
 
 
 def _in_notebook() -> bool:
+    """Check whether this process is the kernel of a notebook."""
     found = sys.modules.get("IPython")
     shell = None if found is None else found.get_ipython()
     return type(shell).__name__ == "ZMQInteractiveShell"

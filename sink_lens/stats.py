@@ -48,7 +48,7 @@ def interval(
     n_resamples: int = 2000,
     level: float = 0.95,
 ) -> Interval:
-    """Compute a statistic over units, with its percentile bootstrap interval.
+    """Compute a statistic over units, such as sequences or seeds, with its percentile bootstrap interval.
 
     Args:
         values: Numbers with one unit (sequence or seed) per entry of the first axis. A unit may hold several
@@ -143,7 +143,7 @@ def studentised_interval(
     if n == 0 or not units[:, 1].mean():
         return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=n)
     above, below = units.T
-    estimate, error = (float(one[0]) for one in _with_error(above[None], below[None]))
+    estimate, error = (float(one[0]) for one in _ratios_and_errors(above[None], below[None]))
     if n < 2 or not np.isfinite(error):
         return Interval(estimate=estimate, low=np.nan, high=np.nan, n=n)
     if error <= _NOTHING * abs(estimate):
@@ -155,7 +155,7 @@ def studentised_interval(
         quantiles = t.ppf(tails, n - 1)
     else:
         drawn = generator.integers(n, size=(n_resamples, n))
-        found, errors = _with_error(above[drawn], below[drawn])
+        found, errors = _ratios_and_errors(above[drawn], below[drawn])
         with np.errstate(invalid="ignore", divide="ignore"):
             errors_in = (found - estimate) / np.maximum(errors, _LEAST_ERROR * error)
         quantiles = np.quantile(errors_in[np.isfinite(errors_in)], tails)
@@ -163,8 +163,8 @@ def studentised_interval(
     return Interval(estimate=estimate, low=float(low), high=float(high), n=n)
 
 
-def _with_error(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ratios of means over the last axis with their standard errors, by the delta method."""
+def _ratios_and_errors(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(ratios of means over the last axis, their standard errors by the delta method)."""
     n = above.shape[-1]
     with np.errstate(invalid="ignore", divide="ignore"):
         divisor = below.mean(axis=-1)
@@ -181,7 +181,7 @@ def paired_difference(
     generator: np.random.Generator,
     n_resamples: int = 2000,
 ) -> Interval:
-    """Interval of the paired difference a - b. Pairing removes the variation that the two conditions share.
+    """Mean of the paired differences a - b, one per unit, with its bootstrap interval.
 
     A unit that is nan in `a` or `b` is dropped from both.
 
@@ -243,6 +243,7 @@ def paired_differences(
 
 
 def _check_draws(n_resamples: int, *, level: float) -> None:
+    """Refuse a level outside (0, 1), or no resamples."""
     if not 0 < level < 1:
         raise InputError(f"the level of an interval is {level}; need a share between 0 and 1, as 0.95.")
     if n_resamples < 1:
@@ -250,13 +251,14 @@ def _check_draws(n_resamples: int, *, level: float) -> None:
 
 
 def _defined_units(units: np.ndarray) -> np.ndarray:
+    """The units without a nan; a single number is refused."""
     if units.ndim == 0:
         raise InputError(f"an interval of the single number {units}; need one number per unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]
 
 
-def strongest(frame: pd.DataFrame, column: str, *, n: int) -> pd.DataFrame:
-    """The rows with the largest magnitudes in a column; undefined values come last."""
+def largest_rows(frame: pd.DataFrame, column: str, *, n: int) -> pd.DataFrame:
+    """The n rows of a table with the largest magnitudes in a column; undefined values come last."""
     order = np.argsort(-frame[column].abs().fillna(-1).to_numpy(), kind="stable")
     return frame.iloc[order[:n]].reset_index(drop=True)
 
@@ -282,7 +284,7 @@ class Difference:
 
     @property
     def told(self) -> bool:
-        """Check whether the t interval excludes 0."""
+        """Whether the t interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -306,8 +308,8 @@ def t_intervals(values: np.ndarray) -> list[Interval]:
     return found
 
 
-def difference(values: ArrayLike, *, generator: np.random.Generator) -> Difference:
-    """Summarise paired differences, one per seed; nan values are left out.
+def summarise_differences(values: ArrayLike, *, generator: np.random.Generator) -> Difference:
+    """Mean, intervals and tests of paired differences, one per seed; nan values are left out.
 
     If all differences are equal, their standard deviation is 0: the interval is that value and the t test is undefined.
     """

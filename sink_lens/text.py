@@ -37,7 +37,7 @@ def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
 
 
 def json_value(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """The value that a JSON text holds.
 
     Raises:
         ValueError: it is none, or is nested too deep.
@@ -56,7 +56,7 @@ def for_terminal(text: str) -> str:
     return "".join(kept)
 
 
-def token(text: object, *, limit: int = 24, counted: bool = True) -> str:
+def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
     """A token as the pages show it: short, never empty, with dots for spaces."""
     return visible(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
@@ -99,13 +99,13 @@ def percent(share: float) -> str:
     return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
 
 
-def signed(value: float, digits: int) -> str:
+def signed_change(value: float, digits: int) -> str:
     """A change to so many digits behind the point, with its sign; one that rounds to 0 has none."""
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
-def words(name: str) -> str:
+def name_in_words(name: str) -> str:
     """A name of code as people write it: ``s2_ratio_after_w_o`` is "S2 ratio after W_O"."""
     text = f" {name.replace('_', ' ')} "
     for code, shown in ((" w o ", " W_O "), (" s1 ", " S1 "), (" s2 ", " S2 "), (" nats ", ", nats ")):
@@ -134,20 +134,20 @@ _SITES = {
 }
 
 
-def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
-    """An interval in brackets; an empty text where there is no interval."""
+def interval_text(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
+    """An interval in brackets, each end written by ``shown``; an empty text where an end is undefined."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
     return f"[{shown(low)}, {shown(high)}]"
 
 
-def costs(value: float, low: Any, high: Any) -> str:
-    """Say what something does to the loss: it costs so many nats, or, where it costs none, changes the loss."""
+def loss_change_text(value: float, low: Any, high: Any) -> str:
+    """Say what something does to the loss, in nats with an interval: it costs so much, or changes the loss by it."""
     verb = "costs" if value > 0 else "changes the loss by"
-    return f"{verb} {number(value)} nats {interval(low, high)}".rstrip()
+    return f"{verb} {number(value)} nats {interval_text(low, high)}".rstrip()
 
 
-def short(count: float | int) -> str:
+def short_count(count: float | int) -> str:
     """A large count as people say it: 950, 16.4k, 2.46M, 1.2B."""
     for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * factor:  # what would round to a thousand of the smaller unit
@@ -162,13 +162,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def about(seconds: float) -> str:
-    """A time that is estimated, in words."""
+def about_duration(seconds: float) -> str:
+    """An estimated time in words, such as ``about 12 min``."""
     return duration(seconds) if seconds < 1 else f"about {duration(seconds)}"
 
 
-def size(n_bytes: int) -> str:
-    """A number of bytes in decimal units."""
+def size_text(n_bytes: int) -> str:
+    """A number of bytes in decimal units, such as ``1.2 GB``."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if n_bytes >= factor:
             return f"{n_bytes / factor:,.1f} {unit}"
@@ -234,7 +234,7 @@ def edge_name(name: str) -> str:
 
 
 def layers_in_words(first: int, last: int) -> str:
-    """Layers in words, such as 'layer 11' or 'layers 1 to 2'."""
+    """The layers from ``first`` to ``last``, both included: 'layer 11' or 'layers 1 to 2'."""
     return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
@@ -272,7 +272,7 @@ def span(indices: Sequence[int]) -> str:
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-def strength(row: Mapping[Any, Any]) -> str:
+def edit_strength(row: Mapping[Any, Any]) -> str:
     """Say how strong an edit of a sweep is, such as ` x 2 from mean`; empty where it has no factor and no centre."""
     factor, centre = row.get("factor"), row.get("centre") or row.get("vector")
     times = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sink_lens
 from analyses.tiny_families import tiny
-from sink_lens.arguments import checked, fits
+from sink_lens.arguments import checked, is_of_type
 from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.errors import InputError
 from sink_lens.patching.pairs import PromptPair
@@ -78,7 +78,7 @@ def gini(rows):
     ],
 )
 def test_what_a_type_allows(value, hint, fit):
-    assert fits(value, hint) is fit
+    assert is_of_type(value, hint) is fit
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_model_whose_headers_do_not_say_it_all_is_loaded_and_a_pass_is_timed(t
     lens = lens_of("qwen3_moe")
     lens.plain.save_pretrained(tmp_path / "model")
     asked = {"model": str(tmp_path / "model"), "tokens": "random", "device": "cpu", "length": 16, "sequences": 8}
-    monkeypatch.setattr(estimating, "seconds_of", lambda piece, *, device, warm_up: piece() and 0.5)
+    monkeypatch.setattr(estimating, "wall_seconds", lambda piece, *, device, warm_up: piece() and 0.5)
     cost = estimate(IsolateConfig(**asked), of_study)
     assert cost.seconds == pytest.approx(4 * 0.5)  # four passes over all sequences, each as long as the timed one
     assert cost.bytes_weights == 4 * lens.plain.num_parameters()

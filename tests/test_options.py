@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from sink_lens import cli
 from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _call_config
-from sink_lens.cli.options import build_config, configured, off_of, option_of
-from sink_lens.configuration import choices_of, field_docs, with_fields
+from sink_lens.cli.options import build_config, configured, off_option_name, option_name
+from sink_lens.configuration import choices_of, field_docs, make_config
 from sink_lens.data.config import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.identity import fingerprint
@@ -161,9 +161,9 @@ def test_what_a_file_cannot_say_is_refused(toy, tmp_path, line, text):
 
 
 def test_lists_paths_and_whole_numbers_from_python_are_taken(tmp_path):
-    config = with_fields(Toy, None, {"layers": range(2), "factors": [1, 2], "share": 1, "model": tmp_path})
+    config = make_config(Toy, None, {"layers": range(2), "factors": [1, 2], "share": 1, "model": tmp_path})
     assert config == Toy(layers=(0, 1), factors=(1.0, 2.0), share=1.0, model=str(tmp_path))
-    assert with_fields(Toy, config, {"share": None}).share is None
+    assert make_config(Toy, config, {"share": None}).share is None
 
 
 # --- every command
@@ -254,11 +254,11 @@ def words(kind, given):
     for one in options(kind):
         if one.name not in given:
             continue
-        value, option = given[one.name], option_of(one)
+        value, option = given[one.name], option_name(one)
         if one.metadata.get("positional"):
             found += [*value] if isinstance(value, tuple) else [value]
         elif isinstance(value, bool):
-            found.append(option if value else off_of(one))
+            found.append(option if value else off_option_name(one))
         elif isinstance(value, tuple):
             if one.metadata.get("written") in ("ranges", "commas"):
                 found += [option, ",".join(map(str, value))]
@@ -322,8 +322,8 @@ def test_the_help_of_a_command_has_every_field_with_its_docstring(command):
     shown = " ".join(RUNNER.invoke(cli.app, [*command.split(), "--help"]).stdout.replace("│", "").split())
     for one in options(kind):
         if not one.metadata.get("positional"):
-            assert option_of(one) in params[one.name].opts
-            assert option_of(one) in shown
+            assert option_name(one) in params[one.name].opts
+            assert option_name(one) in shown
         opening = docs[one.name].replace("``", "").split()[:4]
         assert " ".join(opening) in shown, one.name
     assert "--config" in shown
@@ -372,7 +372,7 @@ def test_floors_are_written_as_a_table_or_as_pairs(read, tmp_path):
     (tmp_path / "floors.toml").write_text("[floors]\nkey_sink = 0.5\nintervention = 1\n")
     config = read("trace", file=tmp_path / "floors.toml")
     assert config == read("trace", "--floor", "key_sink=0.5", "--floor", "intervention=1")
-    assert config == with_fields(TraceConfig, None, {"floors": {"key_sink": 0.5, "intervention": 1}})
+    assert config == make_config(TraceConfig, None, {"floors": {"key_sink": 0.5, "intervention": 1}})
     assert config.own_floors == {"key_sink": 0.5, "intervention": 1.0}
     assert config.moved == ("floors",)
     assert TraceConfig(threshold=0.2, growth_factor=3.0).moved == ("threshold", "growth_factor")

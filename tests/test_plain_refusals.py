@@ -19,7 +19,7 @@ from sink_lens.circuits.pairs import read_pairs
 from sink_lens.configuration import parse_setting
 from sink_lens.data.corpora import open_texts, read_text
 from sink_lens.data.described import read_settings
-from sink_lens.errors import InputError, ModelError, first_line
+from sink_lens.errors import InputError, ModelError, first_line_of_error
 from sink_lens.models.header import read_header
 from sink_lens.models.headnorm import HeadNormConfig
 from sink_lens.models.tiny import tiny_tokenizer
@@ -167,6 +167,6 @@ def test_a_setting_of_many_parts_is_a_text():
 
 
 def test_an_error_of_another_library_without_a_message_is_named():
-    assert [first_line(one) for one in (RuntimeError(), ValueError("\n"), OSError("a\nb"))] == [
+    assert [first_line_of_error(one) for one in (RuntimeError(), ValueError("\n"), OSError("a\nb"))] == [
         "RuntimeError", "ValueError", "a",
     ]  # fmt: skip

@@ -5,7 +5,17 @@ import re
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.text import edge_name, for_terminal, named_parts, number, part_name, ranges, short, signed, span
+from sink_lens.text import (
+    edge_name,
+    for_terminal,
+    named_parts,
+    number,
+    part_name,
+    ranges,
+    short_count,
+    signed_change,
+    span,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +53,17 @@ def test_a_terminal_gets_no_character_that_hides_and_numbers_of_three_digits():
     assert for_terminal("日本 ü\n\t| α") == "日本 ü\n\t| α"
     assert for_terminal("a\u202eb\x1b[31m\r\udcff") == "a⟨U+202E⟩b⟨U+001B⟩[31m↵⟨U+DCFF⟩"
     assert [number(one) for one in (999.4, 999.6, -999.6, 1000.4)] == ["999", "1,000", "−1,000", "1,000"]
-    assert [short(one) for one in (950, 999_499, 999_500, 999_960_000, 16_400)] == ["950", "999k", "1M", "1B", "16.4k"]
+    assert [short_count(one) for one in (950, 999_499, 999_500, 999_960_000, 16_400)] == [
+        "950",
+        "999k",
+        "1M",
+        "1B",
+        "16.4k",
+    ]
 
 
 def test_a_change_has_its_sign_and_one_that_rounds_to_nothing_has_none():
-    assert [signed(one, 2) for one in (0.125, -1.5, -0.004, 0.0)] == ["+0.12", "−1.50", "0.00", "0.00"]
+    assert [signed_change(one, 2) for one in (0.125, -1.5, -0.004, 0.0)] == ["+0.12", "−1.50", "0.00", "0.00"]
 
 
 def test_parts_are_named_so_that_none_reads_as_a_number():

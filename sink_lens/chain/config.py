@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields
 
-from ..configuration import check_least, check_most, check_types
+from ..configuration import check_at_least, check_at_most, check_types
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL, MIN_SINK_RATE, SINK_THRESHOLD, KernelChoice
@@ -77,7 +77,7 @@ class ReadConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_described(self)
-        check_least(self, 1, "batch_size")
+        check_at_least(self, 1, "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,8 @@ class Question(ReadConfig):
 
     def __post_init__(self) -> None:
         ReadConfig.__post_init__(self)
-        check_least(self, 1, "intervention_sequences", "max_outliers")
-        check_most(self, MOST_CONTROLS, "controls")
+        check_at_least(self, 1, "intervention_sequences", "max_outliers")
+        check_at_most(self, MOST_CONTROLS, "controls")
         intervention_length = getattr(self, "intervention_length", None)
         if intervention_length is not None and intervention_length < 16:
             raise InputError(

@@ -5,7 +5,7 @@ from ..estimate import LIBRARIES, Pass, Passes, Sizes
 from ..models.header import check_fits
 from ..models.memory import LOSS_CHUNK, free_bytes
 from ..models.sized import Sized
-from ..text import size
+from ..text import size_text
 from .config import PATH_CONTROLS, PATH_LENGTH, TraceConfig
 
 _PASSES_OF_LINKS, _PASSES_A_STEP = 32, 4
@@ -43,7 +43,7 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
     sequences, length = len(config.prompts) or config.sequences, config.length
     tokens, scouted = sequences * length, 2 * min(sequences, 8) * min(length, 64)
     patterns = header.n_layers * header.n_heads * min(64, length) ** 2
-    facts = {"disk": f"about {size(patterns + 8 * tokens + 2_000_000)}"}
+    facts = {"disk": f"about {size_text(patterns + 8 * tokens + 2_000_000)}"}
     if sizes.lens is not None:
         from ..activations.attention import choose_kernel
 
@@ -110,7 +110,9 @@ def check_room(model: Sized, config: TraceConfig) -> None:
     """
     needed, free = bytes_beside(model, config), free_bytes()
     if needed > free:
-        raise InputError(f"the trace takes about {size(needed)} beside the model and {size(free)} are free; {_LESS}")
+        raise InputError(
+            f"the trace takes about {size_text(needed)} beside the model and {size_text(free)} are free; {_LESS}"
+        )
 
 
 def whole_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:

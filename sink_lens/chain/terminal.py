@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..records import read_run
-from ..text import interval as interval_text
-from ..text import listed, percent, words
+from ..text import interval_text as interval_text
+from ..text import listed, name_in_words, percent
 from .links import LINKS
 from .page.story import find_story, headline, headline_numbers
 from .page.words import why_undecided
@@ -63,7 +63,7 @@ def _verdict_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) ->
         verdict = str(next(row["verdict"] for row in _row_dicts(links) if row["link"] == link and row["is_primary"]))
         did, control, why = "not intervened on", "", why_undecided(frames, str(link))
         if why:
-            reasons.setdefault(why, []).append(_ARROWS.get(link, words(str(link))))
+            reasons.setdefault(why, []).append(_ARROWS.get(link, name_in_words(str(link))))
         if link in intervened:
             row = intervened[link]
             largest = row.get("control_largest", np.nan)
@@ -71,7 +71,7 @@ def _verdict_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) ->
             makes = "makes" if row["position"] != sink_position else "removes"
             did = f"{makes} {percent(row['share'])} {_percent_bounds(row)}"
         marked = Text(f"{_MARKS.get(verdict, '-')} {verdict}", style=_STYLES.get(verdict, "dim"))
-        table.add_row(_ARROWS.get(link, words(str(link))), marked, did, control)
+        table.add_row(_ARROWS.get(link, name_in_words(str(link))), marked, did, control)
     return [table, *(Text(f"? {listed(links)}: {why}") for why, links in reasons.items())]
 
 

@@ -23,7 +23,7 @@ from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.precision import rounding
 from ..activations.record import capture
-from ..configuration import refuse_unknown_names, with_fields
+from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, load_model, make_tokens
@@ -34,7 +34,7 @@ from ..models.running import exclusive_use, holds_views, note_memory
 from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_folder, read_run
-from ..text import size
+from ..text import size_text
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
@@ -243,9 +243,9 @@ def _call_config(
     if isinstance(model, TraceConfig):
         if given is not None:
             raise InputError("two configurations were given; need one, and a LensModel or a name before it")
-        return with_fields(TraceConfig, model, fields, where="trace")
+        return make_config(TraceConfig, model, fields, where="trace")
     name = model.name if isinstance(model, LensModel) else str(model)
-    return with_fields(TraceConfig, given, fields | {"model": name}, where="trace")
+    return make_config(TraceConfig, given, fields | {"model": name}, where="trace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,7 +461,7 @@ def _room_for_baseline(
     if lens.device.type != "cpu" or needed <= free:
         return contextlib.nullcontext()
     said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
-    _LOG.warning(said, size(free))
+    _LOG.warning(said, size_text(free))
     if holds_views(lens):  # the bridge's parts of fused projections would keep the memory
         return contextlib.nullcontext()
     return _weights_in_file(lens, folder=folder)

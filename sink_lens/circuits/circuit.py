@@ -20,16 +20,16 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
-from ..errors import InputError, check_home
+from ..errors import InputError, refuse_tilde
 from ..models.load import ModelLike, as_lens
 from ..patching.config import refuse_equal_tokens
 from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
-from ..text import words
+from ..text import name_in_words
 from . import checks, stability
 from .ablated import circuit_values
 from .checks import Check
@@ -307,7 +307,7 @@ class Circuit:
             InputError: another ending, or a graph that the format cannot hold.
         """
         check_ending(path)
-        check_home(path, what="the file of the circuit")
+        refuse_tilde(path, what="the file of the circuit")
         path = Path(path)
         ending = ".graph.json" if path.name.lower().endswith(".graph.json") else path.suffix.lower()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -381,7 +381,7 @@ class Circuit:
             raise InputError(f"most is {most}; need at least 1 edge to draw")
         edges = self.edges
         edges["drawn"] = edges["edge"].isin(self.graph.names[self.strongest(most)].tolist())
-        metric, outputs = words(self.runs.metric.name), [self.graph.readers[one].name for one in self.outputs]
+        metric, outputs = name_in_words(self.runs.metric.name), [self.graph.readers[one].name for one in self.outputs]
         named: dict[str, Any] = {"n_layers": self.graph.n_layers, "group": self.graph.group, "outputs": outputs}
         title = f"The circuit of {metric}, {self.runs.lens.name}"
         graph = partial(self._attribution_graph, others=True)
@@ -421,7 +421,7 @@ def find(
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
     """
     lens = as_lens(lens)
-    config = with_fields(CircuitConfig, config, fields, where="circuits.find")
+    config = make_config(CircuitConfig, config, fields, where="circuits.find")
     config.check_found()
     spans = None
     if isinstance(clean, Task):

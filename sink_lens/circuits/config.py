@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..configuration import check_least, check_most, check_types, check_unread
+from ..configuration import check_at_least, check_at_most, check_types, refuse_unread_fields
 from ..data.described import BosCondition
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
@@ -133,10 +133,10 @@ class CircuitConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 1, "steps", "most_steps", "edges", "check_pairs", "batch_size")
-        check_least(self, 2, "pairs", "length")
-        check_least(self, 0, "random", "check", "threshold", "sink_position")
-        check_most(self, MOST_PAIRS, "pairs")
+        check_at_least(self, 1, "steps", "most_steps", "edges", "check_pairs", "batch_size")
+        check_at_least(self, 2, "pairs", "length")
+        check_at_least(self, 0, "random", "check", "threshold", "sink_position")
+        check_at_most(self, MOST_PAIRS, "pairs")
         if not 0 < self.tolerance < 1:
             raise InputError(f"tolerance is {self.tolerance}; need a share between 0 and 1")
         if not self.sizes or min(self.sizes) <= 0 or max(self.sizes) > 1:
@@ -155,11 +155,11 @@ class CircuitConfig:
         if self.circuit is not None and (self.edges is not None or self.choice != "top"):
             raise InputError("a circuit was given, and edges or choice would choose another; need one of them")
         if self.choice != "threshold":
-            check_unread(self, "threshold", reader="choice threshold")
+            refuse_unread_fields(self, "threshold", reader="choice threshold")
         if self.task != "text":
-            check_unread(self, "length", reader="task text")
+            refuse_unread_fields(self, "length", reader="task text")
         if self.reads != "sink_mass":
-            check_unread(self, "metric_layers", reader="metric sink_mass")
+            refuse_unread_fields(self, "metric_layers", reader="metric sink_mass")
         for name, at in self.positions_by_span.items():
             if isinstance(at, str) and self.task != "file":
                 raise InputError(
@@ -168,7 +168,7 @@ class CircuitConfig:
                 )
         check_method(self.method, self.replaced_by)
         if not METHODS[self.method].integrates:
-            check_unread(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
+            refuse_unread_fields(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
         for path in self.save:
             check_ending(path)
         if self.task == "text" and self.reads == "logit_difference":
@@ -190,7 +190,7 @@ class CircuitConfig:
 
     def check_found(self) -> None:
         """Refuse fields that ``find``, which is given its pairs and metric, does not read."""
-        check_unread(self, *_OF_A_RUN, reader="circuits.run")
+        refuse_unread_fields(self, *_OF_A_RUN, reader="circuits.run")
         check_method(self.method, self.replaced_by)
 
     @property

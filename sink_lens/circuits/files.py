@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from ..errors import InputError, SinkLensError, check_regular
+from ..errors import InputError, SinkLensError, check_regular_file
 from ..records import read_run
 from ..text import json_value, plural, visible
 from .choice import edges_between
@@ -120,7 +120,7 @@ def read(path: str | Path, *, lens: "LensModel | None" = None, n_kv_heads: int |
         if not found:
             raise InputError(f"{path} is no run and has neither importances.json nor importances.pt; need one of these")
         path = found[0]
-    check_regular(path, what="the file of the circuit")
+    check_regular_file(path, what="the file of the circuit")
     n_kv_heads = graph.n_kv_heads if n_kv_heads is None and graph is not None else n_kv_heads
     try:
         if path.suffix == ".csv":

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..edits.metrics import Metric
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -88,7 +88,7 @@ def evaluate(
         InputError: a circuit of another model, or an empty one; no metric; sizes without scores.
     """
     lens = as_lens(lens)
-    config = with_fields(CircuitConfig, config, fields, where="circuits.evaluate")
+    config = make_config(CircuitConfig, config, fields, where="circuits.evaluate")
     config.check_found()
     clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
     metric = pairs.metric if metric is None and isinstance(pairs, Task) else metric

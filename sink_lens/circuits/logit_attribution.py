@@ -38,7 +38,7 @@ from ..models.sites import site_of
 from ..models.unembedding import uncapped_logits, unembedding_of
 from ..models.weights import attention_weights, final_norm, mlp_weights, norm_weights
 from ..records import display
-from ..stats import strongest, t_intervals
+from ..stats import largest_rows, t_intervals
 from .stream import factor_behind
 
 By = Literal["layer", "head", "neuron"]
@@ -74,7 +74,7 @@ class LogitAttribution:
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest contributions, positive or negative."""
-        return strongest(self.frame, "contribution", n=n)
+        return largest_rows(self.frame, "contribution", n=n)
 
     def _repr_html_(self) -> str:
         """The strongest parts in a notebook."""

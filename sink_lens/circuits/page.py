@@ -23,7 +23,7 @@ from sink_lens.report.page import (
     shown_table,
     whole,
 )
-from sink_lens.text import edge_name, number, part_name, token, visible, words
+from sink_lens.text import edge_name, name_in_words, number, part_name, token_text, visible
 
 
 def edge_circuit(run: Run) -> EdgeCircuit:
@@ -37,7 +37,7 @@ def edge_circuit(run: Run) -> EdgeCircuit:
     title = f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}"
     return drawable_circuit(
         circuit,
-        metric=words(_metric_name(run)),
+        metric=name_in_words(_metric_name(run)),
         title=title,
         make_graph=lambda: _graph_json(run, title=title, group=group),
         n_layers=int(run.provenance.get("n_layers") or 0),
@@ -106,7 +106,7 @@ def _attention_json(run: Run) -> dict[str, Any]:
 
 def _title(run: Run) -> str:
     """Head the page with what the circuit keeps."""
-    task, metric = str(run.config.get("task", "")), words(str(run.config.get("metric") or ""))
+    task, metric = str(run.config.get("task", "")), name_in_words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
     table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric"])
     if table is None or not len(table):
@@ -116,7 +116,7 @@ def _title(run: Run) -> str:
         return f"The circuit of {what}: what it carries is undefined"
     if "faithfulness" not in row:
         return f"The circuit of {what}: {edges_sentence(row)}"
-    kept = f"keep {faithfulness_text(row)} of what all edges add to the {words(str(row['metric']))}"
+    kept = f"keep {faithfulness_text(row)} of what all edges add to the {name_in_words(str(row['metric']))}"
     return f"The circuit of {what}: {edges_sentence(row)} {kept}"
 
 
@@ -204,7 +204,9 @@ def _core_table(run: Run) -> tuple[str, PageTable]:
     """The table of core, undecided and contingent edges."""
     table = run.need("core", columns=["edge"])
     see = "Core edges first, then undecided ones, then contingent ones."
-    return see + more(len(table), "core"), _name_heads(table, {str(name): words(str(name)) for name in table.columns})
+    return see + more(len(table), "core"), _name_heads(
+        table, {str(name): name_in_words(str(name)) for name in table.columns}
+    )
 
 
 def _name_heads(table: pd.DataFrame, heads: Mapping[str, str]) -> PageTable:
@@ -227,8 +229,8 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
     shown = table.assign(
         clean=[visible(one, limit=120) for one in table["clean"]],
         corrupted=[visible(one, limit=120) for one in table["corrupted"]],
-        correct=[token(one) for one in table["correct"]],
-        incorrect=[token(one) for one in table["incorrect"]],
+        correct=[token_text(one) for one in table["correct"]],
+        incorrect=[token_text(one) for one in table["incorrect"]],
     )
     return "The prompts (a dot is a space)." + more(len(table), "pairs"), shown_table(shown, heads, most=8)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.described import BosCondition
-from ..errors import InputError, check_regular
+from ..errors import InputError, check_regular_file
 from ..text import json_value, plural, visible
 from .config import CircuitConfig, positions_in
 
@@ -150,7 +150,7 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
         InputError: the file cannot be read, a line lacks what a pair needs, or a span has more positions in one pair.
     """
     path = Path(file)
-    check_regular(path, what="the file of pairs")
+    check_regular_file(path, what="the file of pairs")
     try:
         text = path.read_text("utf-8-sig")
         lines: list[Any] = text.split("\n")  # splitlines breaks texts at U+2028 too

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..estimate import Pass, Passes, Sizes, bytes_of_a_layer
 from ..models.header import Header
-from ..text import size
+from ..text import size_text
 from .config import REST, CircuitConfig
 from .graph import Graph
 from .methods import METHODS
@@ -58,7 +58,7 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
         unit="pair",
         bytes=stacks + header.n_layers * bytes_of_a_layer(header, tokens=rows) + of_pairs,
         facts={"edges": f"{graph.n_edges:,}"},
-        memory=f"; scores by pair take {size(of_pairs)} of it and of disk",
+        memory=f"; scores by pair take {size_text(of_pairs)} of it and of disk",
         apart="more points of the scores if sums are not complete",
         rows=rows,
         unembeds=config.reads != "sink_mass",

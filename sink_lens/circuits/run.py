@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_text
 from ..edits.metrics import Metric
@@ -207,7 +207,7 @@ def _ask(model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | Non
     """Resolve the arguments of ``run`` to the configuration, the model and the task if it is given."""
     if isinstance(model, CircuitConfig):
         config, model = model, None
-    asked = with_fields(CircuitConfig, config, fields, where="circuit")
+    asked = make_config(CircuitConfig, config, fields, where="circuit")
     asked.check_together()
     if asked.pairs_file is not None:
         read_pairs(

@@ -25,7 +25,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
@@ -94,7 +94,7 @@ class Runs:
         Raises:
             InputError: what is missing, or a metric that reads the stream.
         """
-        config = with_fields(CircuitConfig, config, fields, where="Runs.of")
+        config = make_config(CircuitConfig, config, fields, where="Runs.of")
         if config.replaced_by == "resample" and corrupted is None:
             raise InputError(
                 "resampling replaces what a node adds by what it adds on a corrupted prompt, and none was given; need "

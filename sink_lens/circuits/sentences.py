@@ -8,7 +8,7 @@ import pandas as pd
 
 from sink_lens.circuits.config import AT_MOST, CARRIES, SIZES
 from sink_lens.circuits.methods import METHODS
-from sink_lens.text import capital, listed, number, part_name, percent, plural, visible, words
+from sink_lens.text import capital, listed, name_in_words, number, part_name, percent, plural, visible
 
 _CARRIED = {
     "resample": "what they carry in the corrupted prompt",
@@ -56,7 +56,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
     )
     sentences += [
         f"{by} of {row['pairs']} pairs; other edges carry {carried} instead{frozen}.",
-        f"{capital(words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
+        f"{capital(name_in_words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
         f"{number(row['corrupted'])} with {replaced} replaced.",
     ]
     if _integrates(row):
@@ -196,7 +196,7 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
     judges = f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
     return (
         f"The circuit has {edges_sentence(row)} and keeps {faithfulness_text(row)} of what all edges add to the "
-        f"{words(str(row['metric']))}, {gap}, {judges}. All other edges, without it, "
+        f"{name_in_words(str(row['metric']))}, {gap}, {judges}. All other edges, without it, "
         f"keep {faithfulness_text(row, 'without_')}."
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
@@ -99,7 +99,7 @@ def task_of(
     from ..engine.forward import run_with
 
     named = {} if task is None else {"task": task}
-    config = with_fields(CircuitConfig, config, fields | named, where="circuits.task")
+    config = make_config(CircuitConfig, config, fields | named, where="circuits.task")
     name = config.task
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}; circuits.find takes token ids")

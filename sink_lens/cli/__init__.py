@@ -34,7 +34,7 @@ A thread that spins takes the core from the one that it waits for where another 
 
 
 def main() -> None:
-    """The ``sink-lens`` command."""
+    """Run the ``sink-lens`` command with the words of the command line."""
     for name, value in (_QUIET if "OMP_WAIT_POLICY" in os.environ else _QUIET | _SPIN).items():
         os.environ.setdefault(name, value)  # read when the libraries are first imported
     for stream in (sys.stdout, sys.stderr):
@@ -44,6 +44,7 @@ def main() -> None:
 
 
 def _show_version(asked: bool) -> bool:
+    """Print the version and stop, if ``--version`` was given; return what was given."""
     if asked:
         from importlib.metadata import version
 

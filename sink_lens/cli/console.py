@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SinkLensError
-from ..gone import check_command, check_option
+from ..gone import refuse_removed_command, refuse_removed_option
 from ..kinds import kinds
 from ..text import for_terminal, visible
 
@@ -58,7 +58,7 @@ class _RefusesVisibly:
             return super().make_context(*given, **named)  # type: ignore[misc]  # click's
         except _UsageError as error:
             if (option := getattr(error, "option_name", None)) is not None:
-                check_option(str(given[0]), option)
+                refuse_removed_option(str(given[0]), option)
             error.message = visible(error.message, limit=_LONGEST)
             raise
 
@@ -75,7 +75,7 @@ class Command(_RefusesVisibly, TyperCommand):
                     formatter.write_dl(shown)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples; what ``[dim]`` marks stands under its command."""
+        """Write the examples, one per line, each with what it does in the line below."""
         _write_examples(self.epilog or "", formatter)
 
 
@@ -83,7 +83,7 @@ class Group(_RefusesVisibly, TyperGroup):
     """A group of commands whose help lists them by what they are for."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples as commands do."""
+        """Write the examples as a command's are written."""
         _write_examples(self.epilog or "", formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -106,7 +106,7 @@ class Commands(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that is asked for; one that was removed says what to use instead."""
         if args and args[0] not in self.commands:
-            check_command(args[0])
+            refuse_removed_command(args[0])
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -132,7 +132,7 @@ class Typer(typer.Typer):
     """Makes commands of ours."""
 
     def command(self, name: str | None = None, **given: Any) -> Any:
-        """Put a command on the app, as typer does."""
+        """Put a command on the app, as typer does, of the class ``Command``."""
         named: dict[str, Any] = {"cls": Command} | given
         return super().command(name, **named)
 
@@ -147,7 +147,7 @@ app = Typer(
 
 
 def _write_examples(epilog: str, formatter: Any) -> None:
-    """Examples one per line and not wrapped, so that they can be copied; what each does, indented under it."""
+    """Write examples one per line and not wrapped, so that they can be copied; what each does stands indented below."""
     lines: list[str] = []
     for line in filter(None, (line.strip() for line in epilog.splitlines())):
         if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
@@ -192,7 +192,7 @@ def _log_to_stderr(*, debug: bool) -> Iterator[None]:
 
 
 def say(word: str, text: str) -> None:
-    """One coloured word and a plain text in one line, on stderr; never wrapped, so that paths can be copied."""
+    """Print a coloured word and a text in one line on stderr, which is never wrapped, so that paths can be copied."""
     from rich.text import Text
 
     style = "bold yellow" if word == "warning" else "bold red"
@@ -202,12 +202,12 @@ def say(word: str, text: str) -> None:
 
 
 def echo(text: object, *, nl: bool = True) -> None:
-    """A plain line on stdout."""
+    """Print a line on stdout, with invisible characters spelled out."""
     typer.echo(for_terminal(str(text)), nl=nl)
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """The console for results, or for messages (``stderr``); it spells out invisible characters in names."""
+    """A rich console on stdout, or stderr, that prints no markup and spells out invisible characters."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
@@ -244,8 +244,8 @@ class _Plain(logging.Formatter):
         return for_terminal(super().format(record))
 
 
-def plain_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
-    """The plain lines that would be printed."""
+def printed_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
+    """The lines that a console prints of a table or text, without colour."""
     from rich.console import Console
 
     text = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
@@ -287,7 +287,7 @@ def advice(error: BaseException) -> str | None:
     return f"{error.strerror}{where}; need a file or folder that allows it. Check the path and its permissions"
 
 
-def table_of(
+def terminal_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", texts: int = 1, wrapped: Sequence[str] = ()
 ) -> "Table":
     """A table for the terminal, without rules, which leaves 80 columns to its cells.
@@ -310,16 +310,16 @@ def table_of(
     return table
 
 
-def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
-    """Some columns of a frame, those that it has, as a table for the terminal, with the words and numbers of pages."""
+def frame_table(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
+    """Table for the terminal of those of the columns that a data frame has, with words and numbers as on pages."""
     from ..report.page import shown_table
 
     shown = shown_table(frame, columns, most=len(frame))
-    return table_of(shown.heads, shown.rows, texts=len(shown.heads), wrapped=shown.heads)
+    return terminal_table(shown.heads, shown.rows, texts=len(shown.heads), wrapped=shown.heads)
 
 
-def silence(quiet: bool) -> None:
-    """Show no progress bar, of ours or of other libraries, and no message, if that is asked for."""
+def silence_if_quiet(quiet: bool) -> None:
+    """With ``quiet``, show no progress bar, of ours or of other libraries, and no message."""
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
         logging.getLogger(PACKAGE).setLevel(logging.WARNING)

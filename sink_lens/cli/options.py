@@ -22,14 +22,14 @@ from ..configuration import (
     choices_of,
     convert_value,
     field_docs,
-    flatten,
+    flatten_tables,
+    make_config,
     parse_setting,
     refuse_unknown_names,
-    with_fields,
     without_none,
 )
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import advice, console, echo, plain_lines, render_report
+from .console import advice, console, echo, printed_lines, render_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,14 +100,14 @@ def configured(
             if file is not None:
                 from ..data.described import read_settings
 
-                settings = flatten(
+                settings = flatten_tables(
                     kind, read_settings(file, what=f"a configuration of {command.__name__}"), where=str(file)
                 )
             for name, field in known.items():
                 if "imports" in field.metadata and ":" in str(settings.get(name, "")):
                     raise InputError(
                         f"{file} has {name} = {settings[name]!r}, which is code to import; need it on the command "
-                        f"line, as {option_of(field)} {settings[name]}"
+                        f"line, as {option_name(field)} {settings[name]}"
                     )
             replacing = dict(parse_setting(pair) for pair in pairs or ())
             refuse_unknown_names(replacing, list(known), where="--set")
@@ -118,7 +118,7 @@ def configured(
                     field = known[name]
                     if field.metadata.get("written") in ("commas", "ranges"):
                         value = ",".join(value)  # the option may be given several times
-                    settings[name] = convert_value(field, field.type, value, name=option_of(field))
+                    settings[name] = convert_value(field, field.type, value, name=option_name(field))
             return command(build_config(kind, settings, where="" if file is None else str(file), make=make), **given)
 
         @functools.wraps(command)
@@ -168,7 +168,7 @@ def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, 
 
 
 def unfinished_answer(folder: Path, *, shard: str | None, quiet: bool) -> "Answer":
-    """The answer of a shard that is done while others are not."""
+    """Say that a shard is done while others are not, and return that as the command's answer."""
     from ..records.shards import Shard
 
     own = Shard.parse(str(shard))  # of an array job, which one it was
@@ -178,11 +178,12 @@ def unfinished_answer(folder: Path, *, shard: str | None, quiet: bool) -> "Answe
 
 
 def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Rows of a table for ``--json``: a mapping for each row, undefined numbers null."""
+    """A mapping of column to value for each row of a table, for ``--json``."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
+    """Print one JSON object; data frames become lists of rows, undefined numbers null."""
     from ..records.provenance import plain_json
 
     found = {name: json_rows(value) if hasattr(value, "to_dict") else value for name, value in found.items()}
@@ -193,17 +194,17 @@ def build_config(
     kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
 ) -> C:
     """Make the configuration that a command is called with; the arguments are those of ``configured``."""
-    return with_fields(kind, None, settings, where=where) if make is None else make(settings, where)
+    return make_config(kind, None, settings, where=where) if make is None else make(settings, where)
 
 
-def option_of(field: Field[Any]) -> str:
-    """The option of a configuration's field, such as ``--intervention-length``."""
+def option_name(field: Field[Any]) -> str:
+    """Name of the option of a configuration's field, such as ``--intervention-length``."""
     return "--" + str(field.metadata.get("option", field.name)).replace("_", "-")
 
 
-def off_of(field: Field[Any]) -> str:
-    """The option that sets a boolean field to false, such as ``--no-interventions``."""
-    return "--" + field.metadata["off"] if "off" in field.metadata else f"--no-{option_of(field)[2:]}"
+def off_option_name(field: Field[Any]) -> str:
+    """Name of the option that sets a boolean field to false, such as ``--no-interventions``."""
+    return "--" + field.metadata["off"] if "off" in field.metadata else f"--no-{option_name(field)[2:]}"
 
 
 def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
@@ -232,13 +233,13 @@ def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
             )
     else:
         kind = item
-    option = option_of(field)
+    option = option_name(field)
     if field.metadata.get("positional"):
         info = typer.Argument(metavar=field.metadata.get("metavar", field.name.upper()), **shown)
     elif item is bool and "flag" in field.metadata:
         info = typer.Option(option, *field.metadata["flag"], **shown)
     elif item is bool:
-        info = typer.Option(f"{option}/{off_of(field)}", **shown)
+        info = typer.Option(f"{option}/{off_option_name(field)}", **shown)
     else:
         info = typer.Option(option, metavar=metavar, **shown)
     return inspect.Parameter(
@@ -269,24 +270,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and write nothing.")]
 
 
-def print_cost(config: Any, passes: "CountPasses") -> Answer:
-    """Print what a run with these passes would cost."""
+def print_estimate(config: Any, passes: "CountPasses") -> Answer:
+    """Estimate and print what a run with these passes would cost; return it as a dry run's answer."""
     from ..estimate import estimate
 
-    return cost_in_words(estimate(config, passes))
+    return print_cost_table(estimate(config, passes))
 
 
-def cost_in_words(cost: "Cost") -> Answer:
-    """Print what a run would cost."""
+def print_cost_table(cost: "Cost") -> Answer:
+    """Print the cost of a run as a table; return its lines as a dry run's answer."""
     from ..estimate import cost_table
 
     said = cost_table(cost)
     console().print(said)
-    return Answer(found=lambda: {"dry_run": plain_lines(said)})
+    return Answer(found=lambda: {"dry_run": printed_lines(said)})
 
 
-def example_of(text: str) -> Any:
-    """``--example``: print a file to begin with, and stop."""
+def example_option(text: str) -> Any:
+    """The option ``--example``, which prints this text, a file to begin with, and stops."""
 
     def printed(asked: bool) -> None:
         if asked:

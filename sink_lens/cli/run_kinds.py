@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..kinds import RunKind, import_object, kinds
-from .console import app, columns_of, console, echo, plain_lines, render_report, say, silence, table_of
+from .console import (
+    app,
+    console,
+    echo,
+    frame_table,
+    printed_lines,
+    render_report,
+    say,
+    silence_if_quiet,
+    terminal_table,
+)
 from .options import (
     Answer,
     DryRun,
@@ -16,9 +26,9 @@ from .options import (
     Overwrite,
     Quiet,
     configured,
-    example_of,
+    example_option,
     json_rows,
-    print_cost,
+    print_estimate,
     unfinished_answer,
 )
 
@@ -29,7 +39,7 @@ def add_command(kind: RunKind) -> None:
     def command(config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any) -> Answer:
         """Run it, draw its page, and print what it found."""
         view, file, shard = (asked.get(name) for name in ("view", "file", "shard"))
-        silence(quiet)
+        silence_if_quiet(quiet)
         if out is None and file is not None:
             out = Path("runs") / file.stem
         if shard is not None:
@@ -42,7 +52,7 @@ def add_command(kind: RunKind) -> None:
             return (
                 _print_parts(import_object(kind.cost)(config))
                 if kind.cost
-                else print_cost(config, import_object(kind.passes))
+                else print_estimate(config, import_object(kind.passes))
             )
         how = {"shard": shard} if kind.shards else {}
         result = import_object(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
@@ -51,7 +61,7 @@ def add_command(kind: RunKind) -> None:
         return _print_result(kind, result, *(() if view is None else (view,)), quiet=quiet)
 
     annotated = {"file": File, "out": Out, "shard": InShard, "overwrite": Overwrite, "quiet": Quiet, "dry_run": DryRun}
-    annotated |= {"example": Annotated[bool, example_of(import_object(kind.example))]} if kind.example else {}
+    annotated |= {"example": Annotated[bool, example_option(import_object(kind.example))]} if kind.example else {}
     has = {"file": kind.example, "shard": kind.shards, "dry_run": kind.passes or kind.cost}
     command.__signature__ = Signature(  # type: ignore[attr-defined]  # the options that this kind has
         [Parameter("config", Parameter.POSITIONAL_OR_KEYWORD)]
@@ -75,7 +85,10 @@ _EMPTY = ("file", "out", "shard")
 
 
 def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer:
-    """Draw a run's page and print what its kind shows; of one without a folder that alone, quiet or not."""
+    """Draw the page of a run and print what its kind shows; return what ``--json`` prints of it.
+
+    A result without a folder has no page, and is printed even if ``quiet``.
+    """
     folders = getattr(result, "folders", () if result.folder is None else (result.folder,))
     pages = [render_report(folder, quiet=True) for folder in folders]
     if quiet and folders:
@@ -99,7 +112,7 @@ def _print_parts(parts: Iterable[Any]) -> Answer:
     for part in parts:
         if isinstance(part, Cost):
             part = cost_table(part)
-            found += plain_lines(part)
+            found += printed_lines(part)
         elif not isinstance(part, str):
             part, numbers = _printed_and_rows(part)
             found += numbers
@@ -114,8 +127,8 @@ def _printed_and_rows(part: Any) -> tuple[Any, list[dict[str, Any]]]:
     from ..report.page import PageTable
 
     if isinstance(part, PageTable):
-        return table_of(part.heads, part.rows, wrapped=part.heads), json_rows(part.numbers)
-    return columns_of(part, list(part.columns)) if isinstance(part, pd.DataFrame) else part, []
+        return terminal_table(part.heads, part.rows, wrapped=part.heads), json_rows(part.numbers)
+    return frame_table(part, list(part.columns)) if isinstance(part, pd.DataFrame) else part, []
 
 
 for _kind in kinds().values():

@@ -8,8 +8,8 @@ import typer
 from ..data.config import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
-from ..text import size
-from .console import app, columns_of, console, echo, say, table_of
+from ..text import size_text
+from .console import app, console, echo, frame_table, say, terminal_table
 from .options import Answer, Json, Quiet, configured, json_rows, run_and_answer
 
 _REPORT_EXAMPLES = """\
@@ -76,11 +76,11 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show how far a run is: its state, and of a sweep in shards each shard's."""
-    run_and_answer(ctx, lambda: _status(run, quiet=quiet), as_json=as_json)
+    run_and_answer(ctx, lambda: _print_status(run, quiet=quiet), as_json=as_json)
 
 
-def _status(folder: Path, *, quiet: bool) -> Answer:
-    """Print how far a run is."""
+def _print_status(folder: Path, *, quiet: bool) -> Answer:
+    """Print the state of a run, and of each of its shards; return both as the command's answer."""
     from ..records import read_run, run_state
     from ..records.shards import shard_progress
 
@@ -91,7 +91,7 @@ def _status(folder: Path, *, quiet: bool) -> Answer:
     if not quiet:
         echo(f"{folder}: {run.kind}, {state}")
         if len(shards):
-            console().print(columns_of(shards.astype(object).fillna(""), list(shards.columns)))
+            console().print(frame_table(shards.astype(object).fillna(""), list(shards.columns)))
     return Answer(found=lambda: {"run": folder, "kind": run.kind, "state": state, "shards": json_rows(shards)})
 
 
@@ -120,16 +120,16 @@ def cache(
         echo("\n".join(entry.name for entry in chosen))
     elif not config.clear:
         states = {True: "whole", False: "unfinished or damaged"}
-        lines = [(entry.kind, entry.name, size(entry.bytes), states[entry.complete]) for entry in chosen]
+        lines = [(entry.kind, entry.name, size_text(entry.bytes), states[entry.complete]) for entry in chosen]
         heads = ("kind", "name", "size", "state")
-        console().print(table_of(heads, lines, title=f"{cache_folder()}", texts=4, wrapped=heads))
+        console().print(terminal_table(heads, lines, title=f"{cache_folder()}", texts=4, wrapped=heads))
     if not config.clear:
         return Answer(found=lambda: found)
     n_bytes = sum(entry.bytes for entry in chosen)
     what = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} folders"
     if chosen and not yes:
-        typer.confirm(f"Remove {what} ({size(n_bytes)}) from {cache_folder()}?", abort=True)
+        typer.confirm(f"Remove {what} ({size_text(n_bytes)}) from {cache_folder()}?", abort=True)
     freed = clear_cache(name=name)
     if not quiet:
-        echo(f"freed {size(freed)}")
+        echo(f"freed {size_text(freed)}")
     return Answer(found=lambda: {**found, "freed_bytes": freed})

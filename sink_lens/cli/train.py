@@ -9,7 +9,7 @@ import typer
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
 from .console import INTERRUPTED, app, console, echo, render_report
-from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, cost_in_words, example_of
+from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_option, print_cost_table
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -30,20 +30,21 @@ Exit codes: 0 trained to the end, 2 bad input, 130 interrupted.
 """
 
 
-def _config(settings: Mapping[str, Any], where: str) -> TrainConfig:
+def _make_config(settings: Mapping[str, Any], where: str) -> TrainConfig:
+    """Make the configuration of a training from settings; ``where`` names their file, empty if there is none."""
     if not settings and not where:
         raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
     return train_config(settings, where=where or "train")
 
 
 @app.command(epilog=_EXAMPLES)
-@configured(TrainConfig, make=_config)
+@configured(TrainConfig, make=_make_config)
 def train(
     config: TrainConfig,
     file: File = None,
     out: Out = None,
     dry_run: DryRun = False,
-    example: Annotated[bool, example_of(EXAMPLE)] = False,
+    example: Annotated[bool, example_option(EXAMPLE)] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> Answer | None:
@@ -51,7 +52,7 @@ def train(
     if dry_run:
         from ..training.passes import estimate_cost
 
-        return cost_in_words(estimate_cost(config))
+        return print_cost_table(estimate_cost(config))
     from ..records import RUN_FILE
     from ..training.train import leave_processes
     from ..training.train import train as run

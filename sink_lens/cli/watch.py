@@ -1,7 +1,7 @@
 """``sink-lens watch``."""
 
 from ..training.config import WatchConfig
-from .console import app, console, echo, render_report, table_of
+from .console import app, console, echo, render_report, terminal_table
 from .options import Answer, Quiet, configured
 
 _EXAMPLES = """\
@@ -37,7 +37,7 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     if not quiet:
         table = checkpoint_table(frame, threshold=threshold, heads=BRIEF)
         title = f"sinks above {threshold:g}, mass on position 0, its ratios to other tokens, rank with and without it"
-        console().print(table_of(table.heads, table.rows, title=title, texts=0))
+        console().print(terminal_table(table.heads, table.rows, title=title, texts=0))
     console().print(born.sentence, soft_wrap=True)
     page = render_report(run, quiet=quiet)
     if not quiet:

@@ -17,7 +17,7 @@ from typing import Any
 import platformdirs
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import InputError, RunError, is_own_name
+from sink_lens.errors import InputError, RunError, is_plain_file_name
 from sink_lens.text import json_value
 
 MANIFEST = "manifest.json"
@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = json_value((folder / MANIFEST).read_text(encoding="utf-8"))
         names = manifest["files"]
         believed = all(
-            is_own_name(name) and type(one["bytes"]) is int and type(one["sha256"]) is str
+            is_plain_file_name(name) and type(one["bytes"]) is int and type(one["sha256"]) is str
             for name, one in names.items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sink_lens.data.cache import expand_home
-from sink_lens.errors import InputError, check_regular, first_line
+from sink_lens.errors import InputError, check_regular_file, first_line_of_error
 
 _BUNDLED = "moby_dick.txt"
 _COLUMN = "text"
@@ -41,7 +41,7 @@ def read_text(path: str | Path) -> str:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder; need one UTF-8 text file. Give the path of a file in it.")
-    check_regular(path, what="the text file")
+    check_regular_file(path, what="the text file")
     if not path.exists():
         raise InputError(f"there is no file {path}; need a UTF-8 text file. Check the path.")
     try:
@@ -101,7 +101,7 @@ def open_texts(source: str) -> Texts:
         if not files:
             raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need at least one. Give a folder of texts.")
     else:
-        check_regular(path, what="the file of texts")
+        check_regular_file(path, what="the file of texts")
         files = [path]
     return Texts(source, lambda: chain.from_iterable(map(_read_documents, files)))
 
@@ -167,7 +167,7 @@ def _readable_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise InputError(
-            f"{what} ({first_line(error)}); need text in its column '{_COLUMN}'. Check the name."
+            f"{what} ({first_line_of_error(error)}); need text in its column '{_COLUMN}'. Check the name."
         ) from error
 
 
@@ -225,7 +225,9 @@ def _read_parquet(path: Path) -> Iterator[str]:
             for batch in file.iter_batches(batch_size=64, columns=columns or None):
                 yield from _texts_of_rows(batch.to_pylist(), what=str(path))
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read ({first_line(error)}); need a whole file. Write it again.") from error
+        raise InputError(
+            f"{path} cannot be read ({first_line_of_error(error)}); need a whole file. Write it again."
+        ) from error
 
 
 def _unix_newlines(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ..errors import InputError, check_name, check_regular
+from ..errors import InputError, check_file_name, check_regular_file
 
 TokenKind = Literal["text", "random", "repeated"]
 BosCondition = Literal["auto", "with", "without"]
@@ -81,8 +81,8 @@ def check_described(config: Described) -> None:
     if (config.text is not None or config.prompts) and config.tokens != "text":
         raise InputError(f"a text or prompts were given together with tokens {config.tokens!r}; need one of them")
     if config.text is not None:
-        check_name(config.text, what="the text file")
-        check_regular(config.text, what="the text file")
+        check_file_name(config.text, what="the text file")
+        check_regular_file(config.text, what="the text file")
         if not Path(config.text).exists():
             raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
 
@@ -99,8 +99,8 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     Raises:
         InputError: the file is missing, cannot be read, or holds no table.
     """
-    check_name(path, what="the name of the file")
-    check_regular(path, what=f"the file of {what}")
+    check_file_name(path, what="the name of the file")
+    check_regular_file(path, what=f"the file of {what}")
     path = Path(path)
     try:
         text = _read_settings_text(path)

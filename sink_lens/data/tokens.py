@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import checked, value_text
+from ..arguments import checked, value_in_words
 from ..errors import InputError
 from ..records import display
 from .described import BosCondition
@@ -551,7 +551,9 @@ def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
     """Refuse token ids and lengths of the wrong type, shape or range."""
     for name, given in (("tokens", tokens), ("lengths", lengths)):
         if not isinstance(given, Tensor) or given.is_meta:
-            raise InputError(f"{name} of a TokenBatch are {value_text(given)}; need a tensor of int64. Use from_tensor")
+            raise InputError(
+                f"{name} of a TokenBatch are {value_in_words(given)}; need a tensor of int64. Use from_tensor"
+            )
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or 0 in tokens.shape:
         raise InputError(
             f"tokens are {_type_and_shape(tokens)}; need int64 of shape (sequences, positions), neither 0. "

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import checked, value_text
+from ..arguments import checked, value_in_words
 from ..data.token_ids import answer_id
 from ..data.tokens import TokenBatch
 from ..edits.outcome import Outcome
@@ -370,7 +370,8 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
     """
     if not isinstance(metric, Metric) or not isinstance(run, Outcome):
         raise InputError(
-            f"evaluate was given {value_text(metric)} and {value_text(run)}; need a Metric and an Outcome of run_with"
+            f"evaluate was given {value_in_words(metric)} and {value_in_words(run)}; need a Metric and an Outcome of "
+            "run_with"
         )
     held = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
     with note_user_function(f"the metric {metric.name!r}", given=(one for one in held if one is not None)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..models.sites import SITES
 from ..schema import CENTRES, MEANS
-from ..text import strength
+from ..text import edit_strength
 from .part import AXES, Part
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class EditSpec:
     def label(self) -> str:
         """The edit in words, for messages."""
         words = self.part.words
-        return f"{self.kind} {self.part.site}{strength(self.options)}" + (f" ({words})" if words else "")
+        return f"{self.kind} {self.part.site}{edit_strength(self.options)}" + (f" ({words})" if words else "")
 
     @property
     def arguments(self) -> dict[str, Any]:

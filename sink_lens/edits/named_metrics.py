@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..configuration import check_unread
+from ..configuration import refuse_unread_fields
 from ..errors import InputError
 from ..models.sized import Sized
 from .index_notation import axis_values
@@ -155,7 +155,7 @@ def check_metric_fields(config: Any, name: str) -> None:
     for one, options in FIELDS.items():
         readers = [other for other, (known, _) in METRICS.items() if options & set(known)]
         if name not in readers:
-            check_unread(config, one, reader=f"metric {' and '.join(readers)}")
+            refuse_unread_fields(config, one, reader=f"metric {' and '.join(readers)}")
 
 
 def spec_of(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:

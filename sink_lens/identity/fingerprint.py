@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..errors import InputError
-from ..estimate import seconds_of
+from ..estimate import wall_seconds
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
@@ -97,7 +97,7 @@ def fingerprint(
     Reference: arXiv 2509.26404.
     """
     check_free(out, overwrite=overwrite)
-    config = with_fields(FingerprintConfig, config, fields, where="fingerprint")
+    config = make_config(FingerprintConfig, config, fields, where="fingerprint")
     device, dtype, cache = config.device, config.dtype, config.cache
     found = _models_to_compare(models, config)
     opened = {one.name: _open_later(one, device=device, dtype=dtype) for one in found}
@@ -194,7 +194,7 @@ def _choose_inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs
 def _time_inputs(lens: LensModel, inputs: Inputs) -> float:
     """Seconds that a model's forward pass takes for one input, measured on a few inputs."""
     few = replace(inputs, sequences=min(inputs.sequences, max(2, 256 // inputs.length)))
-    once = seconds_of(lambda: features(lens, few), device=lens.device, warm_up=1)
+    once = wall_seconds(lambda: features(lens, few), device=lens.device, warm_up=1)
     return once / few.sequences * inputs.sequences
 
 

@@ -17,17 +17,17 @@ import numpy as np
 import pandas as pd
 
 from ..activations.record import stream
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..errors import InputError, SinkLensError, UndrawnError
-from ..estimate import seconds_of, synchronised_time
+from ..estimate import synchronised_time, wall_seconds
 from ..models.lens import LensModel
 from ..models.load import find_device
 from ..models.memory import held_bytes
 from ..progress import tqdm
 from ..records import Result, create_run, default_folder, display, read_run, versions
 from ..report.page import PageTable, shown_table
-from ..text import duration, short
+from ..text import duration, short_count
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .contraction import agreement, contraction, sums_and_readings
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
@@ -143,7 +143,7 @@ def cost(config: SurveyConfig) -> Iterator[str | PageTable]:
         affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
         size = min(size_of_forward(lens, length=draws.length), affordable, draws.sequences)
         part = next(iter(draws.chunk(lens, 0).batches(size)))
-        seconds = seconds_of(partial(KINDS[config.kind].step(lens, draws), part), device=lens.device, warm_up=1)
+        seconds = wall_seconds(partial(KINDS[config.kind].step(lens, draws), part), device=lens.device, warm_up=1)
         each = opened + seconds / part.n_sequences * draws.sequences
         rows.append(
             {
@@ -157,8 +157,8 @@ def cost(config: SurveyConfig) -> Iterator[str | PageTable]:
         )
     frame = pd.DataFrame(rows)
     shown = frame.assign(
-        parameters=frame["parameters"].map(short),
-        tokens=frame["tokens"].map(short),
+        parameters=frame["parameters"].map(short_count),
+        tokens=frame["tokens"].map(short_count),
         seconds=frame["seconds"].map(duration),
         memory=[f"{held / 1e9:.2f} GB" for held in frame["memory"]],
     )
@@ -171,11 +171,11 @@ def cost(config: SurveyConfig) -> Iterator[str | PageTable]:
 def _survey_config(config: SurveyConfig | str, fields: Mapping[str, Any]) -> SurveyConfig:
     """The configuration of a call: a given one, or one of the named kind with these fields."""
     if not isinstance(config, str):
-        return with_fields(type(config), config, fields)
+        return make_config(type(config), config, fields)
     kinds: dict[str, type[SurveyConfig]] = {"preference": PreferenceConfig, "contraction": ContractionConfig}
     if config not in kinds:
         raise InputError(f"there is no survey {config!r}; need one of {', '.join(kinds)}")
-    return with_fields(kinds[config], None, fields, where=config)
+    return make_config(kinds[config], None, fields, where=config)
 
 
 def _random_sequences(config: SurveyConfig) -> RandomSequences:

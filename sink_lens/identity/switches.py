@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
-from ..stats import difference
+from ..stats import summarise_differences
 from .untrained_models import ACTIVATIONS, NORMS, UntrainedConfig
 
 SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -68,12 +68,12 @@ def variant_table(summary: pd.DataFrame) -> pd.DataFrame:
         for variant, of_variant in of_measure.groupby("variant", sort=False):
             values: Any = of_variant.set_index("seed")["value"]
             base = values if base is None else base
-            found = difference(values.to_numpy(), generator=generator)
+            found = summarise_differences(values.to_numpy(), generator=generator)
             row = {"measure": measure, "variant": variant, "n": found.n, "mean": found.mean, "low": found.low}
             row["high"] = found.high
             if values is not base and values.index.is_unique and base.index.is_unique:
                 shared = values.index.intersection(base.index)
-                apart = difference((values[shared] - base[shared]).to_numpy(), generator=generator)
+                apart = summarise_differences((values[shared] - base[shared]).to_numpy(), generator=generator)
                 row |= {"difference": apart.mean, "difference_low": apart.low, "difference_high": apart.high}
                 row["p"] = apart.t_p
             rows.append(row)

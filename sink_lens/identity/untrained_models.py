@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ..arguments import check_seeds
-from ..configuration import check_most, check_types
+from ..configuration import check_at_most, check_types
 from ..errors import InputError
 from ..models.checks import check_architecture
 from ..models.family import Family
@@ -106,9 +106,9 @@ class UntrainedConfig:
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_mlp", "vocab_size", "n_context"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
                 raise InputError(f"{name} is {getattr(self, name)!r}; need a whole number from 1 on")
-        check_most(self, 10_000, "n_layers")
-        check_most(self, 1_000_000, "d_model", "n_heads", "n_kv_heads", "d_mlp")
-        check_most(self, 10_000_000, "vocab_size", "n_context")
+        check_at_most(self, 10_000, "n_layers")
+        check_at_most(self, 1_000_000, "d_model", "n_heads", "n_kv_heads", "d_mlp")
+        check_at_most(self, 10_000_000, "vocab_size", "n_context")
         if not (isinstance(self.init_std, (int, float)) and 0 < self.init_std < math.inf):
             raise InputError(f"init_std is {self.init_std!r}; need a positive number")
         assert self.n_kv_heads is not None

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import ModelError, first_line
+from ..errors import ModelError, first_line_of_error
 from .checks import probe_tokens
 from .evaluating import evaluating, without_compiled_forwards
 from .private_apis import forget_adapter
@@ -91,7 +91,7 @@ def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
                 plain.get_submodule(parent)._modules[leaf] = _merged_layer(layer)
     except Exception as error:
         raise ModelError(
-            f"the adapter of {name} cannot be merged ({first_line(error)}); need one "
+            f"the adapter of {name} cannot be merged ({first_line_of_error(error)}); need one "
             f"that peft can merge into weights of 16 or 32 bit. {_ADVICE}"
         ) from error
     _clear_adapter_marks(plain)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import ModelError, first_line, is_own_name
+from ..errors import ModelError, first_line_of_error, is_plain_file_name
 from ..text import json_value
 from .evaluating import evaluating, without_compiled_forwards
 from .families import TEXT_PART, family_of, family_of_model
@@ -108,7 +108,7 @@ def _check_index(folder: Path) -> None:
     for index in folder.glob("*.safetensors.index.json"):
         try:
             files = set(json_value(index.read_text("utf-8"))["weight_map"].values())
-            away = sorted(str(name) for name in files if not isinstance(name, str) or not is_own_name(name))
+            away = sorted(str(name) for name in files if not isinstance(name, str) or not is_plain_file_name(name))
             lost = sorted(name for name in files if name not in away and not (folder / str(name)).is_file())
         except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(
@@ -251,7 +251,9 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
         need = "a model that runs as transformers and as TransformerLens have it"
         if plain.dtype != torch.float32:
             need = "a type in which both the plain model and TransformerLens run. Use float32"
-        raise ModelError(f"a forward pass in {plain.dtype} fails ({first_line(error)}); need {need}") from error
+        raise ModelError(
+            f"a forward pass in {plain.dtype} fails ({first_line_of_error(error)}); need {need}"
+        ) from error
     finally:
         set_attention(plain, kernel)
     if not bool(expected.isfinite().all()):

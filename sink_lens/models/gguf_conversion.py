@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError, check_regular, first_line
+from ..errors import ModelError, check_regular_file, first_line_of_error
 from .header import read_gguf_header
 
 _MAGIC = b"GGUF"
@@ -22,7 +22,7 @@ def check_magic(gguf: Path) -> None:
     Raises:
         ModelError: the file does not exist, cannot be read, or does not begin like a GGUF file.
     """
-    check_regular(gguf, what="the GGUF file")
+    check_regular_file(gguf, what="the GGUF file")
     if not gguf.is_file():
         raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
     try:
@@ -84,7 +84,9 @@ def convert_gguf(gguf: Path, *, folder: Path) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
-        raise _no_room_error(gguf, folder=folder, needed=header.weight_bytes, found=first_line(error)) from error
+        raise _no_room_error(
+            gguf, folder=folder, needed=header.weight_bytes, found=first_line_of_error(error)
+        ) from error
     except (ValueError, NotImplementedError) as error:  # a tensor of a type that gguf does not read
         raise _unreadable_error(gguf, error) from error
 
@@ -139,7 +141,7 @@ def _parsed_once() -> Iterator[None]:
 def _unreadable_error(gguf: Path, error: Exception) -> ModelError:
     """The error for a GGUF file that cannot be read."""
     return ModelError(
-        f"{gguf.name}: its weights or its tokenizer cannot be read ({first_line(error)}); need a whole GGUF "
+        f"{gguf.name}: its weights or its tokenizer cannot be read ({first_line_of_error(error)}); need a whole GGUF "
         "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
         "safetensors folder of the same model"
     )

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ..data.described import Described
-from ..errors import InputError, ModelError, check_regular, first_line
+from ..errors import InputError, ModelError, check_regular_file, first_line_of_error
 from ..text import json_value
 from .families import TEXT_PART, family_of
 from .family import Family
@@ -168,7 +168,7 @@ def read_gguf_header(gguf: Path) -> Header:
         has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
     except Exception as error:  # the reader does not check the file: damage shows as IndexError, ValueError and others
         raise ModelError(
-            f"{gguf.name} begins as a GGUF file and cannot be read to its end ({first_line(error)}); "
+            f"{gguf.name} begins as a GGUF file and cannot be read to its end ({first_line_of_error(error)}); "
             f"found {gguf.stat().st_size:,} bytes. It is damaged or cut short: fetch it again"
         ) from error
     if parts > 1:
@@ -210,7 +210,7 @@ def refuse_named_pipes(folder: Path) -> None:
     """
     with contextlib.suppress(OSError):  # a folder that cannot be read is refused with its reason later
         for file in folder.iterdir():
-            check_regular(file, what=f"a file of the model {folder.name}")
+            check_regular_file(file, what=f"a file of the model {folder.name}")
 
 
 def read_folder_header(folder: Path) -> Header | None:

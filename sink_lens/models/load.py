@@ -30,7 +30,7 @@ from transformers.utils import logging as of_transformers
 from transformers.utils.hub import cached_file
 
 from ..data.cache import expand_home
-from ..errors import InputError, ModelError, check_name, first_line
+from ..errors import InputError, ModelError, check_file_name, first_line_of_error
 from ..schema import DEFAULT_MODEL
 from . import checks
 from .adapters import check_no_adapter
@@ -257,7 +257,7 @@ def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Pa
     if name == DEFAULT_MODEL:
         gguf = bundled_gguf()
         return converted_folder(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
-    check_name(name, what="the name of a model")
+    check_file_name(name, what="the name of a model")
     path = expand_home(name)
     if path.suffix == ".gguf":
         return converted_folder(path, announce=announce), (_FROM_GGUF.format(path.name),)
@@ -276,7 +276,7 @@ def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Pa
 
 def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
     """Error text that says why a model cannot be loaded, and what is needed."""
-    reason = first_line(error)
+    reason = first_line_of_error(error)
     if folder is None:
         return (
             f"{name!r} is no folder and no file here, and the hub gave: {reason.rstrip('.')}. Need a folder "
@@ -301,7 +301,7 @@ def _find_config_fault(folder: Path) -> str:
         with keep_random_state(), torch.device("meta"):
             AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  # as above
-        return first_line(error)
+        return first_line_of_error(error)
     return ""
 
 
@@ -326,8 +326,8 @@ def _load_tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTo
                 raise ValueError(f"its special token {token!r:.60} has the id {number!r:.60}")
     except Exception as error:  # tokenizers raises a bare Exception
         raise ModelError(
-            f"the tokenizer of {source} cannot be read ({first_line(error)}); need its files as save_pretrained "
-            "wrote them. Repair them, or pass tokenizer="
+            f"the tokenizer of {source} cannot be read ({first_line_of_error(error)}); need its files as "
+            "save_pretrained wrote them. Repair them, or pass tokenizer="
         ) from error
     return found
 
@@ -386,6 +386,6 @@ def find_device(device: torch.device | str | None) -> torch.device:
         torch.zeros(1, device=found).item()
     except (RuntimeError, AssertionError, TypeError) as error:  # what torch raises, by device
         raise InputError(
-            f"device {device!s} cannot be used here ({first_line(error)}); need cpu, cuda or cuda:N"
+            f"device {device!s} cannot be used here ({first_line_of_error(error)}); need cpu, cuda or cuda:N"
         ) from error
     return found

@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import load
 from ..records import default_folder
-from ..text import interval, number, plural, token
+from ..text import interval_text, number, plural, token_text
 from .attribution import attribution_patch
 from .config import PatchConfig, PatchView
 from .passes import check_before
@@ -72,7 +72,8 @@ def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[R
     yield f"the prompts differ in {plural(n, 'token')}{most}"
     few = found.differences.head(_MOST_DIFFERENCES)
     lines = [
-        (str(sequence), str(position), token(a), token(b)) for sequence, position, a, b in few.itertuples(index=False)
+        (str(sequence), str(position), token_text(a), token_text(b))
+        for sequence, position, a, b in few.itertuples(index=False)
     ]
     yield _text_table(("sequence", "position", "clean", "corrupted"), lines)
     yield (
@@ -91,14 +92,14 @@ def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "Pa
     frame = found.strongest(top)
     heads |= {"effect": "approx."} if "method" in frame else {}
     if "ci_low" in frame.columns:
-        frame["95%"] = [interval(low, high) for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)]
+        frame["95%"] = [interval_text(low, high) for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)]
     names = [name for name in heads if name in frame.columns and bool(frame[name].notna().any())]
     lines = []
     for row in frame.to_dict("records"):
         text = found.labels.get(int(row["position"]), "") if "position" in row else ""
         where = [row[name] if name == "site" else str(int(row[name])) for name in found.by]
         cells = (row[name] if isinstance(row[name], str) else number(float(row[name])) for name in names)
-        lines.append((*where, token(text) if text else "", *cells))
+        lines.append((*where, token_text(text) if text else "", *cells))
     return _text_table((*found.by, "token", *(heads[name] for name in names)), lines)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import check_least, check_types, check_unread
+from ..configuration import check_at_least, check_types, refuse_unread_fields
 from ..data.described import BosCondition
 from ..edits.named_edits import KINDS
 from ..edits.named_metrics import MetricSpec, check_metric_fields, spec_of
@@ -124,8 +124,8 @@ class PatchConfig:
         check_types(self)
         object.__setattr__(self, "edits", (self.edits,) if hasattr(self.edits, "site") else tuple(self.edits))
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
-        check_least(self, 1, "steps", "check", "batch_size")
-        check_least(self, 0, "screen", "controls")
+        check_at_least(self, 1, "steps", "check", "batch_size")
+        check_at_least(self, 0, "screen", "controls")
 
     @property
     def chosen_indices(self) -> dict[str, Any]:
@@ -147,9 +147,9 @@ class PatchConfig:
         if self.approximate and self.site == EVERY:
             raise InputError(f"approximate and site {EVERY} were given; an approximation is of one site")
         if not self.approximate:
-            check_unread(self, "check", reader="approximate")
+            refuse_unread_fields(self, "check", reader="approximate")
             if not self.screen:
-                check_unread(self, "steps", reader="approximate and screen")
+                refuse_unread_fields(self, "steps", reader="approximate and screen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

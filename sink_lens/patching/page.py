@@ -11,7 +11,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, map_panel, without_formulas
-from sink_lens.text import capital, listed, number, percent, site_words, token, visible, words
+from sink_lens.text import capital, listed, name_in_words, number, percent, site_words, token_text, visible
 
 _FAR = 2.0
 """Larger shares of the way are written as multiples of it."""
@@ -86,7 +86,7 @@ def _position_labels(run: Run) -> dict[int, str]:
     """Position -> text of the prompts' tokens there; of several pairs, of the first that differ there."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
-    same = {int(row["position"]): token(row["text"]) for row in rows}
+    same = {int(row["position"]): token_text(row["text"]) for row in rows}
     return same | _changed_labels(run)
 
 
@@ -96,7 +96,7 @@ def _changed_labels(run: Run) -> dict[int, str]:
     if table is None:
         return {}
     rows = table.drop_duplicates("position").to_dict("records")
-    return {int(row["position"]): f"{token(row['clean'])}/{token(row['corrupted'])}" for row in rows}
+    return {int(row["position"]): f"{token_text(row['clean'])}/{token_text(row['corrupted'])}" for row in rows}
 
 
 def _title(run: Run) -> str:
@@ -160,9 +160,11 @@ def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
 
 def _metric_text(run: Run) -> str:
     """The metric in words, with the tokens that it compares."""
-    name = visible(run.config.get("metric_name") or words(str(run.config.get("metric", "the metric"))))
+    name = visible(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
-    return f"{name} ({token(correct)} − {token(incorrect)})" if name == "logit difference" and correct else name
+    return (
+        f"{name} ({token_text(correct)} − {token_text(incorrect)})" if name == "logit difference" and correct else name
+    )
 
 
 def _strongest_text(table: pd.DataFrame) -> str:
@@ -252,7 +254,7 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the positions at which the prompts differ."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     shown = table.assign(
-        clean=[token(text) for text in table["clean"]], corrupted=[token(text) for text in table["corrupted"]]
+        clean=[token_text(text) for text in table["clean"]], corrupted=[token_text(text) for text in table["corrupted"]]
     )
     see = "Where the two prompts differ (a dot is a space)." + more(len(table), "differences")
     return see, shown_table(shown, ("sequence", "position", "clean", "corrupted"))

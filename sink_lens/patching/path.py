@@ -28,7 +28,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
@@ -138,7 +138,7 @@ def path_patch(
         InputError: as in ``patch``; or the receiver is computed before a sender.
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
     """
-    lens, asked = as_lens(lens), with_fields(PathConfig, config, fields, where="path_patch")
+    lens, asked = as_lens(lens), make_config(PathConfig, config, fields, where="path_patch")
     for name, such in (("sender", "('z', 3, 0)"), ("receiver", "('q', 4, 1)"), ("metric", "metrics.sink_mass(0)")):
         if getattr(asked, name) is None:
             raise InputError(f"no {name} was given; need one, such as {such}")

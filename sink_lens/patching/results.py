@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..models.sites import SITES
 from ..models.unchanged import Values
 from ..records import RunWriter, display
-from ..stats import strongest
+from ..stats import largest_rows
 from .config import ADDED, EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
 from .parts import identity_of
@@ -70,7 +70,7 @@ class Swept:
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The n rows with the largest effects, positive or negative."""
-        return strongest(self.frame, "effect", n=n)
+        return largest_rows(self.frame, "effect", n=n)
 
     def heatmap(self, value: str = "effect") -> "Figure":
         """The sweep as a heat map; with three axes, it shows the strongest effect along the third."""

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arguments import value_text
-from ..configuration import with_fields
+from ..arguments import value_in_words
+from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
@@ -245,10 +245,12 @@ def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping
         InputError: an unknown field, or a value that cannot be used.
     """
     given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
-    found = with_fields(PatchConfig, config, given, where="patch")
+    found = make_config(PatchConfig, config, given, where="patch")
     for one in found.edits:
         if not isinstance(one, Edit):
-            raise InputError(f"edits have {value_text(one)}; need edits of sink_lens.edits, such as edits.zero('z')")
+            raise InputError(
+                f"edits have {value_in_words(one)}; need edits of sink_lens.edits, such as edits.zero('z')"
+            )
     return found
 
 

@@ -16,8 +16,8 @@ import safetensors
 import safetensors.numpy
 from pandas.api import types
 
-from sink_lens.errors import InputError, RunError, check_home, check_name, is_own_name
-from sink_lens.gone import check_kind
+from sink_lens.errors import InputError, RunError, check_file_name, is_plain_file_name, refuse_tilde
+from sink_lens.gone import refuse_removed_kind
 from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
 from sink_lens.records.long_tables import Shortened, shorten, shorten_log
 from sink_lens.schema import table_of
@@ -199,7 +199,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     """
     folder = Path(folder)
     record = read_record(folder)
-    check_kind(record["kind"], folder)
+    refuse_removed_kind(record["kind"], folder)
     written = {Path(file).stem for file in record["files"]}
     gone = [Path(file).stem for file in record["files"] if not (folder / file).exists()]
     tables = Tables(folder, files=record["files"], kind=record["kind"])
@@ -262,7 +262,7 @@ def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool)
 def read_record(folder: Path) -> dict[str, Any]:
     """Read run.json of a folder, and check that it has every required field, of the right type."""
     path = folder / RUN_FILE
-    check_name(path, what="the folder of a run")
+    check_file_name(path, what="the folder of a run")
     if not path.is_file():
         raise RunError(f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to.")
     try:
@@ -285,7 +285,7 @@ def _check_record(record: Any) -> None:
     if not all(isinstance(name, str) for name in record["expects"]):
         raise ValueError("expects should be names")
     for file, entry in record["files"].items():
-        if not is_own_name(file):
+        if not is_plain_file_name(file):
             raise ValueError(f"it lists {file!r:.60}, which is no file of this folder")
         if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
             raise ValueError(f"{file} has no size and hash")
@@ -302,7 +302,7 @@ def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
         InputError: The file is run.json itself, is listed in run.json, or exists with another suffix; or the path
             begins with ``~``.
     """
-    check_home(path, what="the name of the file")
+    refuse_tilde(path, what="the name of the file")
     target = Path(os.path.realpath(path))  # resolve() raises at a loop of links
     for folder in target.parents:
         if not (folder / RUN_FILE).is_file():

@@ -18,7 +18,7 @@ import pandas as pd
 import safetensors.numpy
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_home, check_name
+from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_file_name, refuse_tilde
 from sink_lens.records.log import in_use_error
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, plain_json
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file_error, is_intact, read_record, read_table
@@ -292,8 +292,8 @@ def create_run(
             of another kind, configuration, inputs or software; or it cannot be written.
     """
     folder = Path(folder)
-    check_name(folder, what="the folder of the run")
-    check_home(folder, what="the folder of the run")
+    check_file_name(folder, what="the folder of the run")
+    refuse_tilde(folder, what="the folder of the run")
     record = {
         "kind": kind,
         "status": "running",
@@ -350,8 +350,8 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
     if folder is None:
         return
     folder = Path(folder)
-    check_name(folder, what="the folder of the run")
-    check_home(folder, what="the folder of the run")
+    check_file_name(folder, what="the folder of the run")
+    refuse_tilde(folder, what="the folder of the run")
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if there.is_file():
         raise RunError(f"{there} is a file; need a folder for the run. Choose another name.")

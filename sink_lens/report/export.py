@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from sink_lens.errors import InputError, RunError, check_home
+from sink_lens.errors import InputError, RunError, refuse_tilde
 from sink_lens.records import Run, read_run, refuse_file_of_run
 from sink_lens.report.page import Drawn, attempt, csv
 from sink_lens.report.pages import belongs, page_of
@@ -38,7 +38,7 @@ def save_figures(
         RunError: There is no run in a folder, or a file cannot be written.
         InputError: A format or figure that is not known, or a file of a run that would be overwritten.
     """
-    check_home(folder, what="the folder of the figures")
+    refuse_tilde(folder, what="the folder of the figures")
     check_formats(formats)
     folder, files, missing = Path(folder), [], []
     shown = [(run, [one for one in page_of(run).figures if belongs(run, one)]) for run in map(read_run, runs)]

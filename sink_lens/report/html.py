@@ -17,7 +17,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from sink_lens.errors import RunError, check_name
+from sink_lens.errors import RunError, check_file_name
 from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
 from sink_lens.report import explorer, views
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv
@@ -207,7 +207,7 @@ def render(
         InputError: Too many runs, or the page would be written over a file that belongs to a run.
     """
     path = _page_path(Path(out)) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
-    check_name(path, what="the name of the page")
+    check_file_name(path, what="the name of the page")
     refuse_file_of_run(path, replaceable=(".html", ".htm"))
     text = page_text(folder, *others, by=by)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too

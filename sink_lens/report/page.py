@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from sink_lens.errors import SinkLensError
-from sink_lens.text import capital, interval, number, visible, words
+from sink_lens.text import capital, interval_text, name_in_words, number, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ Heads = Mapping[str, str] | Iterable[str]
 
 def shown_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> PageTable:
     """A data frame as text: those of the columns that it has, undefined texts empty."""
-    heads = heads if isinstance(heads, Mapping) else {name: words(str(name)) for name in heads}
+    heads = heads if isinstance(heads, Mapping) else {name: name_in_words(str(name)) for name in heads}
     columns = [name for name in heads if name in frame.columns]
     numeric = [
         pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name]) for name in columns
@@ -117,7 +117,7 @@ def intervals(
     frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = number
 ) -> list[str]:
     """The interval of every row as text, from the columns of its ends; empty where there is none."""
-    return [interval(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
+    return [interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
 
 
 def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:

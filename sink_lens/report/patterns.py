@@ -9,7 +9,7 @@ import pandas as pd
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import largest_first
-from sink_lens.text import number, token
+from sink_lens.text import number, token_text
 
 MOST_BYTES = 2_000_000
 """Most bytes of patterns in a page, as encoded in it."""
@@ -85,7 +85,7 @@ def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
 
 def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
     """Position and text of the first sequence's first tokens, as a page shows them."""
-    return [(place, token(text)) for place, text in first_tokens(run, most=most).items()]
+    return [(place, token_text(text)) for place, text in first_tokens(run, most=most).items()]
 
 
 def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
@@ -126,7 +126,7 @@ def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
             f"Patterns of {len(chosen):,} of {len(there):,} heads are in this page, those with the highest sink score "
             f"({weakest} and above): more would make it too large"
         )
-    texts = [token(text, counted=False) for _, text in drawn_tokens(run, most=length)]
+    texts = [token_text(text, counted=False) for _, text in drawn_tokens(run, most=length)]
     data = {
         "length": length,
         "layers": scores.shape[0],

@@ -11,7 +11,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Content, Shown, attempt, csv
 from sink_lens.schema import VERDICTS
-from sink_lens.text import interval, listed, number, visible, words
+from sink_lens.text import interval_text, listed, name_in_words, number, visible
 
 MOST_RUNS = 6
 """More than these do not fit beside each other, nor into 5 MB."""
@@ -110,7 +110,7 @@ class Beside:
             if (texts := tuple(cell.text for cell in row.cells)) == self.names:
                 continue  # the names of the runs say it
             values = [f"{_setting_text(text)} in {name}" for text, name in zip(texts, self.names, strict=True)]
-            settings.append(f"{words(row.name.removeprefix('config.'))} {', '.join(values)}")
+            settings.append(f"{name_in_words(row.name.removeprefix('config.'))} {', '.join(values)}")
         settings = list(dict.fromkeys(settings))  # a model is in the configuration and in the provenance
         more = [f"{len(settings) - _MOST_MADE} more"] * (len(settings) > _MOST_MADE)
         return f"Made with {'; '.join(settings[:_MOST_MADE] + more)}." if settings else ""
@@ -225,6 +225,6 @@ def _summary_values(run: Run) -> dict[str, str]:
         value = row["value"]
         with contextlib.suppress(TypeError, ValueError):
             value = float(value)
-        bounds = interval(row.get("ci_low"), row.get("ci_high"))
+        bounds = interval_text(row.get("ci_low"), row.get("ci_high"))
         shown[visible(row["quantity"])] = f"{number(value)} {bounds}".strip()
     return shown

@@ -32,7 +32,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import refuse_file_of_run
-from sink_lens.text import token
+from sink_lens.text import token_text
 
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
 PAPER = "#fefefe"
@@ -226,7 +226,7 @@ def _ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapp
     """Label an axis of positions, layers or other indices."""
     axis = axes.yaxis if y else axes.xaxis
     if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
-        texts = [token(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
+        texts = [token_text(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
         axis.set_ticks(range(len(values)), labels=[f"{one} {text}" for one, text in zip(values, texts, strict=True)])
         axis.set_tick_params(labelsize=FONT - 3)
     elif values and list(values) == list(range(len(values))):

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from sink_lens.arguments import value_text
+from sink_lens.arguments import value_in_words
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, refuse_file_of_run
 from sink_lens.records.provenance import plain_json
 from sink_lens.report.page import MAKES, about
 from sink_lens.report.patterns import ends_of_ranking, first_tokens, kept_patterns
-from sink_lens.text import head_name, number, plural, token
+from sink_lens.text import head_name, number, plural, token_text
 
 _LOADER = """(async () => {
   if (!window.%s) {
@@ -293,12 +293,12 @@ def _to_array(source: Any) -> np.ndarray:
     try:
         return np.asarray(source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float)
     except (TypeError, ValueError, NotImplementedError) as error:  # the last by a tensor on the device "meta"
-        raise InputError(f"the source is {value_text(source)}, without numbers; need an array of them") from error
+        raise InputError(f"the source is {value_in_words(source)}, without numbers; need an array of them") from error
 
 
 def _harmless_text(text: object, *, limit: int = 24) -> str:
     """A token as it is shown, which no parser takes for markup."""
-    return re.sub("[<&]", lambda found: found[0] + _JOINER, token(text, limit=limit, counted=False))
+    return re.sub("[<&]", lambda found: found[0] + _JOINER, token_text(text, limit=limit, counted=False))
 
 
 def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = None) -> list[str]:

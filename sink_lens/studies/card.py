@@ -30,8 +30,8 @@ from ..models.load import ModelLike, as_lens, weights_hash
 from ..records import check_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..stats import Interval, interval, paired_difference
-from ..text import costs, listed, neuron_name, number, percent, plural, span, visible
-from ..text import interval as bounds
+from ..text import interval_text as bounds
+from ..text import listed, loss_change_text, neuron_name, number, percent, plural, span, visible
 from .bos_check import bos_in_front, said_in_front
 from .card_pair import compare
 from .config import CardConfig
@@ -336,7 +336,7 @@ def sentence(found: Mapping[str, Any]) -> str:
         parts.append(f"There is no sink to keep: {rated} attend to the first token")
     if outliers:
         zeroed = found["loss"]["zeroed"]["change"]
-        cost = costs(zeroed["value"], zeroed["low"], zeroed["high"])
+        cost = loss_change_text(zeroed["value"], zeroed["low"], zeroed["high"])
         what = "dimension" if len(outliers) == 1 else "dimensions"
         sure = zeroed["low"] is None or zeroed["low"] > 0  # one sequence has no interval
         worth = zeroed["value"] is not None and zeroed["value"] >= WORTH_KEEPING_NATS and sure
@@ -349,7 +349,7 @@ def sentence(found: Mapping[str, Any]) -> str:
     bos = found["bos"]
     if bos["needed"] is not None:
         change = bos["cost_without_nats"]
-        cost = costs(change["value"], change["low"], change["high"])
+        cost = loss_change_text(change["value"], change["low"], change["high"])
         parts.append(f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out {cost}")
     return "; ".join(parts) + "."
 

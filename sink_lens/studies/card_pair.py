@@ -23,7 +23,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
 from ..models.private_apis import NAME_OF_CONFIG
 from ..stats import paired_difference
-from ..text import interval as bounds
+from ..text import interval_text as bounds
 from ..text import listed, named_parts, number, visible
 from .bos_check import bos_in_front
 from .config import CardConfig

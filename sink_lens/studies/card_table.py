@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from ..chain.page.story import judged_links
-from ..configuration import refuse_unknown_names, with_fields
+from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import Tokens
 from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
-from ..text import interval, json_value, number, visible
+from ..text import interval_text, json_value, number, visible
 from .card import card, rows_of_card
 from .config import CardConfig, is_run
 from .study import Study
@@ -41,7 +41,7 @@ class Cell:
         """The number to three digits with its interval."""
         if self.value is None or self.value == "":
             return ""
-        return f"{number(self.value)} {interval(self.low, self.high)}".strip()
+        return f"{number(self.value)} {interval_text(self.low, self.high)}".strip()
 
 
 Row = Mapping[str, Cell]
@@ -79,7 +79,7 @@ def cards(
         InputError: no model, a column that no row has, or what ``card`` refuses.
         RunError: a folder that holds a run of another kind, or what ``card`` refuses.
     """
-    asked = with_fields(CardConfig, config, fields)
+    asked = make_config(CardConfig, config, fields)
     rows = rows_of(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
     return frame_of(rows, chosen_columns(rows, columns or asked.columns))
 
@@ -213,7 +213,7 @@ def frame_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     for name in columns:
         cells = [row.get(name, Cell(value=None)) for row in rows]
         made[name] = [cell.value for cell in cells]
-        if any(interval(cell.low, cell.high) for cell in cells):
+        if any(interval_text(cell.low, cell.high) for cell in cells):
             made |= {f"{name}_low": [cell.low for cell in cells], f"{name}_high": [cell.high for cell in cells]}
     return pd.DataFrame(made, dtype=object)
 
@@ -225,7 +225,7 @@ def as_objects(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, An
         values = {}
         for name in columns:
             cell = row.get(name, Cell(value=None))
-            bounded = bool(interval(cell.low, cell.high))
+            bounded = bool(interval_text(cell.low, cell.high))
             values[name] = {"value": cell.value, "low": cell.low, "high": cell.high} if bounded else cell.value
         objects.append(values)
     return objects

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
-from ..configuration import check_least, check_most
+from ..configuration import check_at_least, check_at_most
 from ..errors import InputError
 from ..schema import CENTRES, FACTORS, SINK_THRESHOLD, Centre, QuantisedFormat
 
@@ -167,8 +167,8 @@ class QuantiseConfig(ReadConfig):
 
     def __post_init__(self) -> None:
         ReadConfig.__post_init__(self)
-        check_least(self, 0, "controls")
-        check_most(self, MOST_CONTROLS, "controls")
+        check_at_least(self, 0, "controls")
+        check_at_most(self, MOST_CONTROLS, "controls")
         if not 0 < self.goal <= 1:
             raise InputError(f"goal is {self.goal}; need a share above 0, at most 1")
         if any(size < 1 for size in self.channels):

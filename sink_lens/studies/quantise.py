@@ -31,8 +31,8 @@ from ..models.sites import sites_of
 from ..progress import tqdm
 from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat
 from ..stats import Interval, interval, paired_difference
-from ..text import costs, listed, number, percent, plural
-from ..text import interval as bounds
+from ..text import interval_text as bounds
+from ..text import listed, loss_change_text, number, percent, plural
 from .config import QuantiseConfig
 from .study import Measured, study
 
@@ -375,7 +375,8 @@ def _decision(
 
 def _sentence(found: Mapping[str, Any]) -> str:
     cost = (
-        f"{found['format']} {costs(found['cost_nats'], found['cost_low'], found['cost_high'])} on held-out text "
+        f"{found['format']} {loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} "
+        "on held-out text "
         f"({number(found['clean_loss_nats'])} → {number(found['quantised_loss_nats'])})"
     )
     if found["verdict"] == "nothing to keep":

@@ -22,7 +22,7 @@ from ..chain.config import Question, ReadConfig, TraceConfig
 from ..chain.inputs import provenance
 from ..chain.measure import scout
 from ..chain.setting import Setting, check_interior, setting_of, why_no_interventions
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..edits.part import checked_index
 from ..errors import InputError
@@ -102,16 +102,16 @@ def config_of_study(
     given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
     if not isinstance(model, ReadConfig):
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
-        return with_fields(kind, config, given | {"model": name}, where=where)
+        return make_config(kind, config, given | {"model": name}, where=where)
     if config is not None:
         raise InputError(f"{where} was given two configurations; need one, or a model before it")
     if isinstance(model, kind):
-        return with_fields(kind, model, given, where=where)
+        return make_config(kind, model, given, where=where)
     if not issubclass(kind, StudyConfig) or not isinstance(model, Question):
         raise InputError(f"{where} was given a {type(model).__name__}; need a {kind.__name__}, or a model before it")
     shared = {one.name for one in dataclasses.fields(kind)} - {"target_position"}  # that of a trace was never a study's
     same = {one.name: getattr(model, one.name) for one in dataclasses.fields(model) if one.name in shared}
-    return with_fields(kind, None, same | given, where=where)
+    return make_config(kind, None, same | given, where=where)
 
 
 def prepare(config: StudyConfig, lens: LensModel, batch: TokenBatch) -> tuple[Setting, TraceConfig]:

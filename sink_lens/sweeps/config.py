@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import check_least, check_types, flatten, refuse_unknown_names, with_fields
+from ..configuration import check_at_least, check_types, flatten_tables, make_config, refuse_unknown_names
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
 from ..edits.named_edits import KINDS
 from ..errors import InputError
@@ -92,7 +92,7 @@ class SweepConfig:
 
         check_types(self)
         check_described(self)
-        check_least(self, 1, "workers")
+        check_at_least(self, 1, "workers")
         if self.devices:
             object.__setattr__(self, "device", self.devices[0])
         if not isinstance(self.grid, Grid):
@@ -141,7 +141,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     """
     from .grid import Grid
 
-    options = flatten(SweepConfig, given, where=where)
+    options = flatten_tables(SweepConfig, given, where=where)
     known = [*(one.name for one in fields(SweepConfig) if one.name != "grid"), "edits"]
     refuse_unknown_names(options, known, where=where, options={"grid": "edits", "prompt": "prompts"})
     edits = _checked_tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
@@ -155,7 +155,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
         raise InputError(f"prompts of {where} is []; need a list of texts, one at least")
     options |= changes
     grid = options.pop("grid", None) or Grid(edits=blocks, seed=options.get("seed", 0))
-    return with_fields(SweepConfig, None, {**options, "grid": grid}, where=where)
+    return make_config(SweepConfig, None, {**options, "grid": grid}, where=where)
 
 
 def _read_edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":

@@ -14,8 +14,8 @@ from ..edits.metrics import Metric
 from ..edits.part import AXES
 from ..errors import InputError, RunError
 from ..records import Result
-from ..stats import strongest
-from ..text import interval, number
+from ..stats import largest_rows
+from ..text import interval_text, number
 from .cells import Cells
 from .words import cell_name
 
@@ -58,7 +58,7 @@ class SweepResult(Result):
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
         """The cells with the largest effects of either sign on a metric; on the first metric if None."""
-        return strongest(self._rows_of_metric(metric), "effect", n=n)
+        return largest_rows(self._rows_of_metric(metric), "effect", n=n)
 
     def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
         """The effects as a heat map over two swept axes, or as a line over one."""
@@ -168,9 +168,9 @@ def show(found: SweepResult) -> "Iterator[str | PageTable]":
             (
                 cell_name(row),
                 number(row["effect"]),
-                interval(row["ci_low"], row["ci_high"]) or "none",
+                interval_text(row["ci_low"], row["ci_high"]) or "none",
                 number(row["control_effect"]) if pd.notna(row["control_effect"]) else "none",
-                interval(row["over_low"], row["over_high"]) or "none",
+                interval_text(row["over_low"], row["over_high"]) or "none",
             )
             for row in rows.to_dict("records")
         ]

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..activations.forward import check_tokens
-from ..configuration import refuse_unknown_names, with_fields
+from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
@@ -268,7 +268,7 @@ def _collect_request(
         if what is not None:
             raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
         grid = {"grid": replace(model.grid, seed=fields["seed"])} if "seed" in fields else {}  # which draws controls
-        how = with_fields(SweepConfig, model, grid | dict(fields), where="sweep")
+        how = make_config(SweepConfig, model, grid | dict(fields), where="sweep")
         _check_before(how, tokens=tokens, metrics=not given)
         lens, what = load_model(how), how.grid
         given = given or list(how.metrics)
@@ -278,7 +278,7 @@ def _collect_request(
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
         refuse_unknown_names(fields, _OF_CALL, where="sweep of a loaded model")
         of = what if isinstance(what, Grid) else Grid.of(EditGrid(site="z"))  # cells of one's own say themselves
-        how = with_fields(SweepConfig, None, {**fields, "grid": of}, where="sweep")
+        how = make_config(SweepConfig, None, {**fields, "grid": of}, where="sweep")
         lens, batch = as_lens(model), tokens
     check_tokens(lens, batch)
     read: list[Measured] = given or [MetricSpec(name="sink_mass")]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..schema import FEW
-from ..text import interval, number, plural, site_words, strength, visible
+from ..text import edit_strength, interval_text, number, plural, site_words, visible
 
 MARK = "†"
 """Behind an interval of few sequences."""
@@ -161,7 +161,7 @@ def stands_out(rows: pd.DataFrame) -> np.ndarray:
 def effect_text(row: Mapping[Any, Any]) -> str:
     """An effect with its interval as text, marked by † if the interval is of few sequences."""
     marked = MARK if 0 < row.get("n", FEW) < FEW else ""
-    return f"{number(float(row['effect']))} {interval(row['ci_low'], row['ci_high'])}{marked}"
+    return f"{number(float(row['effect']))} {interval_text(row['ci_low'], row['ci_high'])}{marked}"
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:
@@ -169,7 +169,7 @@ def cell_name(row: Mapping[Any, Any]) -> str:
     if named := _name_parts(row, {"name": visible}):
         return named[0]
     edit = _name_parts(row, {"kind": visible, "site": site_words})
-    return ", ".join([*([" ".join(edit) + strength(row)] if edit else []), *_name_parts(row, {"where": visible})])
+    return ", ".join([*([" ".join(edit) + edit_strength(row)] if edit else []), *_name_parts(row, {"where": visible})])
 
 
 def _name_parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:

@@ -12,7 +12,7 @@ from ..data.cache import cache_folder, lock_folder, write_manifest, write_new_fo
 from ..data.corpora import open_texts, text_hash
 from ..data.packing import pack
 from ..data.vocabulary import train_vocabulary
-from ..errors import InputError, first_line
+from ..errors import InputError, first_line_of_error
 from ..models.bundled import bundled_gguf, converted_folder
 from ..schema import DEFAULT_MODEL
 from .config import TrainConfig
@@ -122,7 +122,7 @@ def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # tokenizers raises a bare Exception
         raise InputError(
-            f"the tokenizer {config.tokenizer} cannot be read ({first_line(error)}); need bpe, a folder that "
+            f"the tokenizer {config.tokenizer} cannot be read ({first_line_of_error(error)}); need bpe, a folder that "
             f"save_pretrained wrote, {DEFAULT_MODEL}, or a hub name and a network"
         ) from error
 

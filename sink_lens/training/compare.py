@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..errors import InputError
 from ..records import Finding, Run, check_free, create_run, default_folder, versions
-from ..stats import Difference, difference, t_intervals
-from ..text import interval, listed, number, plural, short, signed, words
+from ..stats import Difference, summarise_differences, t_intervals
+from ..text import interval_text, listed, name_in_words, number, plural, short_count, signed_change
 from .config import CompareConfig
 from .loss_curves import band_table, curve_table, final_table, seed_means
 from .sink_birth import Birth, find_birth, whole_model_rows
@@ -91,7 +91,7 @@ def compare(
         if config is not None:
             raise InputError("two configurations were given; need one, or folders of runs before it")
         runs, config = runs.runs, runs
-    config = with_fields(CompareConfig, config, {"runs": runs} | fields, where="compare")
+    config = make_config(CompareConfig, config, {"runs": runs} | fields, where="compare")
     check_free(out, overwrite=overwrite)
     generator = np.random.default_rng(config.seed) if generator is None else generator
     threshold, smooth_frac = config.threshold, config.smooth_frac
@@ -143,7 +143,7 @@ def _differences(
     for variant in variants.others:
         for curve in dict.fromkeys(finals["curve"].tolist()):
             rows = _rows_of_curve(finals, variant, curve)
-            differences.append((variant, curve, difference(rows["difference"], generator=generator)))
+            differences.append((variant, curve, summarise_differences(rows["difference"], generator=generator)))
     return differences
 
 
@@ -161,12 +161,12 @@ def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
     """First sentence: what the variants differ in, how many seeds each has, and tokens per run."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(map(_quoted, variants.others))
-    differing = ["learning rate" if name == "lr" else words(name) for name in variants.by]
+    differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.by]
     same = "" if "data_seed" in variants.by else ", on the same data in the same order"
     return (
         f"The runs differ in {listed(differing)}: {others} against "
         f"{_quoted(variants.baseline)}, {plural(len(variants.seeds), 'seed')} each "
-        f"({', '.join(map(str, variants.seeds))}), {short(tokens)} tokens per run{same}."
+        f"({', '.join(map(str, variants.seeds))}), {short_count(tokens)} tokens per run{same}."
     )
 
 
@@ -179,10 +179,10 @@ def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: 
     """Say if a variant is ahead of the baseline at the end, and how sure that is."""
     own, base = (float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
     ends = f"The {curve} loss ends at {own:.4f} nats for {_quoted(variant)} and at {base:.4f} for {_quoted(baseline)}"
-    change = signed(one.mean, 4)
+    change = signed_change(one.mean, 4)
     if one.n < 2:
         return f"{ends}. The difference, {change}, is of one seed, so it has no interval."
-    bounds = interval(one.low, one.high)
+    bounds = interval_text(one.low, one.high)
     sure = f"{one.n} seeds; " + (f"paired t test: p = {number(one.t_p)}; " if one.t_p == one.t_p else "")
     sure += f"sign flips: p = {number(one.flip_p)}, at least {number(one.flip_smallest)} with so many seeds"
     if one.n < FEWEST_SEEDS:
@@ -204,7 +204,7 @@ def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     if not there.any():
         return f"{target.format('does not reach')} in any of {plural(n, 'seed')}."
     each = listed((f"{one:.2f}" for one in ratio[there]), most=8)
-    own, base = (short(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy()))
+    own, base = (short_count(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy()))
     when = f"after {own} tokens, the baseline after {base}"
     if not there.all():
         return (
@@ -240,7 +240,7 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
     seeds = plural(len(born), "seed")
     if not whens:
         return f"{_quoted(variant)} has no sink in any of {seeds} (fewer than {least:.0%} of heads). {now}"
-    when = listed((f"{short(one)}" for one in whens), most=8)
+    when = listed((f"{short_count(one)}" for one in whens), most=8)
     return f"{_quoted(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..configuration import check_least, check_most, check_types, convert_value, refuse_unknown_names, with_fields
+from ..configuration import check_at_least, check_at_most, check_types, convert_value, make_config, refuse_unknown_names
 from ..data.described import read_settings
 from ..errors import InputError
 from ..models.variants import Attention, StreamNorm, ValueNorm, ValueNormInit
@@ -192,9 +192,9 @@ class TrainConfig:
     def _check_numbers(self) -> None:
         """Refuse numbers out of their range, and sizes that do not fit together."""
         for least, names in _LEAST.items():
-            check_least(self, least, *names)
+            check_at_least(self, least, *names)
         for most, names in _MOST.items():
-            check_most(self, most, *names)
+            check_at_most(self, most, *names)
         for name in ("lr", "init_std", "rope_theta", "rms_eps"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number above 0")
@@ -253,9 +253,9 @@ class WatchConfig:
         if not self.run:
             raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
         if self.step_tokens is not None:
-            check_least(self, 1, "step_tokens")
-        check_least(self, 1, "sequences")
-        check_least(self, 10, "length")
+            check_at_least(self, 1, "step_tokens")
+        check_at_least(self, 1, "sequences")
+        check_at_least(self, 10, "length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +340,7 @@ def config_of_call(config: TrainConfig | str | Path | None, fields: Mapping[str,
     if isinstance(config, TrainConfig):
         if "size" in fields:
             raise InputError("a configuration and a size were given; the configuration has its own: leave one out")
-        return with_fields(TrainConfig, config, fields, where="train")
+        return make_config(TrainConfig, config, fields, where="train")
     return train_config({}, **fields) if config is None else read_train(config, **fields)
 
 
@@ -361,4 +361,4 @@ def train_config(given: Mapping[str, Any], *, where: str = "the configuration", 
     """
     given = {name: value for name, value in given.items() if name not in _GONE}
     refuse_unknown_names(given, [one.name for one in fields(TrainConfig)], where=where)
-    return with_fields(TrainConfig, None, {**given, **changes}, where="train")
+    return make_config(TrainConfig, None, {**given, **changes}, where="train")

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..errors import CheckpointError, RunError, SinkLensError, first_line
+from ..errors import CheckpointError, RunError, SinkLensError, first_line_of_error
 from ..models.headnorm import undecayed
 from ..models.private_apis import SHARDED, UNCOMPILED, save_checkpoint
 from ..models.wrapping import keep_random_state
@@ -117,8 +117,9 @@ class Loop(Trainer):
                 raise
             self.rows = []
             raise CheckpointError(
-                f"{checkpoint.folder} cannot be resumed from ({first_line(error)[:200]}); need the weights and the "
-                "state that the run wrote. Train into another folder, or overwrite=True (--overwrite) to begin again."
+                f"{checkpoint.folder} cannot be resumed from ({first_line_of_error(error)[:200]}); need the weights "
+                "and the state that the run wrote. Train into another folder, or overwrite=True (--overwrite) to "
+                "begin again."
             ) from error
         finally:
             self._end()
@@ -347,7 +348,7 @@ class Loop(Trainer):
                 checkpoint_files.remove_superseded(self._folder, finished=step == self.config.steps)
         except _UNWRITTEN as error:
             shutil.rmtree(self._part, ignore_errors=True)
-            raise self._write_error(target, first_line(error)) from error
+            raise self._write_error(target, first_line_of_error(error)) from error
         self.accelerator.wait_for_everyone()
         if first and prefix == checkpoint_files.KEPT and self._watch is not None:
             begun = time.perf_counter()

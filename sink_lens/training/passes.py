@@ -5,9 +5,9 @@ On the CPU no model is made; on a GPU the model is made and a step is timed.
 
 from typing import Any
 
-from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_a_token, seconds_of
+from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_a_token, wall_seconds
 from ..models.memory import peak_bytes
-from ..text import size
+from ..text import size_text
 from .config import TrainConfig
 
 _OVERHEAD = 1.7
@@ -33,7 +33,7 @@ def count_passes(config: TrainConfig) -> Passes:
             "steps": f"{config.steps:,} of {config.batch} sequences of {config.length} tokens",
             "tokens": f"{config.steps * tokens:,} ({config.steps * tokens / n_parameters:.1f} a parameter)",
             # weights in each, two moments in the last
-            "checkpoints": f"{kept} kept, {size(4 * n_parameters * (kept + 2))}",
+            "checkpoints": f"{kept} kept, {size_text(4 * n_parameters * (kept + 2))}",
         },
         apart="evaluations",
         memory=f", at {micro} x {config.length} tokens per forward",
@@ -94,7 +94,7 @@ def time_step(config: TrainConfig) -> tuple[float, int, str]:
             optimizer.step()
             optimizer.zero_grad()
 
-        return seconds_of(update, device=device, warm_up=1), peak_bytes(device), device
+        return wall_seconds(update, device=device, warm_up=1), peak_bytes(device), device
 
 
 def count_parameters(config: TrainConfig) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, relu
 from transformers import PreTrainedModel
 
-from ..configuration import check_least, check_types, refuse_unknown_names, with_fields
+from ..configuration import check_at_least, check_types, make_config, refuse_unknown_names
 from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import head_sizes
@@ -83,7 +83,7 @@ class PrefixConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 1, "rank")
+        check_at_least(self, 1, "rank")
         if self.phi == "constant" and self.rank is not None:
             raise InputError(f"phi is constant and rank {self.rank}: M has one row then; need rank None")
         if self.layers is not None and len(set(self.layers)) < len(self.layers):
@@ -394,7 +394,7 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
         ModelError: the class is of no known family, or has such a module.
         InputError: a field is unknown or has no such value.
     """
-    return PrefixModel(model, with_fields(PrefixConfig, config, fields))
+    return PrefixModel(model, make_config(PrefixConfig, config, fields))
 
 
 def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
@@ -414,4 +414,4 @@ def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
     about = ("peft_type", "task_type", "base_model_name_or_path", "base_model_class")
     fields = {name: value for name, value in saved.items() if name not in about}
     refuse_unknown_names(fields, PrefixConfig.__dataclass_fields__, where=str(folder / CONFIG_FILE))
-    return with_fields(PrefixConfig, None, fields)
+    return make_config(PrefixConfig, None, fields)

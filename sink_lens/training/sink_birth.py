@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..errors import InputError
 from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
-from ..text import listed, number, short
+from ..text import listed, number, short_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,10 @@ class Birth:
         if self.tokens is None:
             return f"no sink at threshold {self.threshold:g}"
         if self.before is None:
-            at = f"{short(self.tokens)} {self.unit}"
+            at = f"{short_count(self.tokens)} {self.unit}"
             return f"the sink was there at the first checkpoint already ({at}), so its birth is not known"
-        return f"the sink was born between {short(self.before)} and {short(self.tokens)} {self.unit} (step {self.step})"
+        between = f"{short_count(self.before)} and {short_count(self.tokens)} {self.unit}"
+        return f"the sink was born between {between} (step {self.step})"
 
     @property
     def sentence(self) -> str:
@@ -55,7 +56,7 @@ class Birth:
         at_others = listed(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
         rates = f"{self.rate:.1%} of layers and heads above {self.threshold:g}" + f" ({at_others})" * bool(at_others)
         mass = f"layer {self.layer} has most: mean mass {number(self.mass)}, uniform attention {number(self.uniform)}"
-        return f"{self.brief}; at the last checkpoint ({short(self.last)} {self.unit}) {rates}; {mass}"
+        return f"{self.brief}; at the last checkpoint ({short_count(self.last)} {self.unit}) {rates}; {mass}"
 
 
 def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chain.chain_measures import chain_measures
-from ..configuration import with_fields
+from ..configuration import make_config
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, ModelError, RunError, SinkLensError
@@ -118,7 +118,7 @@ def watch(
     configured = isinstance(run_folder, WatchConfig)
     folder = isinstance(run_folder, str | Path)
     named = {} if configured else {"run": run_folder if folder else "checkpoints"}
-    config = with_fields(WatchConfig, run_folder if configured else None, named | fields, where="watch")
+    config = make_config(WatchConfig, run_folder if configured else None, named | fields, where="watch")
     source = config.run if configured or folder else run_folder
     if not _is_run(source):
         return _watch_others(source, config=config, tokens=tokens, progress=progress)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from analyses.tiny_families import tiny
 from sink_lens import cli, load, read_run
-from sink_lens.cli.console import table_of
+from sink_lens.cli.console import terminal_table
 from sink_lens.identity import fingerprint
 from sink_lens.identity.fingerprint import FingerprintConfig
 from sink_lens.identity.pages import fingerprint as page
@@ -47,7 +47,9 @@ def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
         object.__setattr__(lens, "name", f"model {number}")
     found = fingerprint(models, config=FEW, out=tmp_path / "out", progress=False)
     shown = Console(width=80, file=io.StringIO())
-    shown.print(*(part if isinstance(part, str) else table_of(part.heads, part.rows) for part in page.show(found)))
+    shown.print(
+        *(part if isinstance(part, str) else terminal_table(part.heads, part.rows) for part in page.show(found))
+    )
     assert "…" not in shown.file.getvalue()  # at 80 columns nothing is cut
     assert (found.frame["verdict"] == "same lineage").tolist() == [True, False, False, False, False, True]
     assert "2 of 6 pairs look as if they began with the same weights: 0 with 1 and 2 with 3." in found.headline

@@ -12,7 +12,7 @@ from legible import faults
 from sink_lens.chain.page import figures
 from sink_lens.report import style
 from sink_lens.report.style import svg
-from sink_lens.text import token
+from sink_lens.text import token_text
 
 
 def heads(*, layers=4, n_heads=3, position=0):
@@ -145,7 +145,7 @@ def test_dimensions_stand_in_order_of_magnitude():
 @pytest.mark.parametrize("text", ["$x$", "$\\frac{1}", "<b>&amp;", "]]>", "‮", "日本", "a" * 1000, "\x00", ""])
 def test_a_token_at_an_axis_is_text(text):
     figure = style.canvas()
-    style.panel(figure).set_xticks(range(2), [token(one, limit=8, counted=False) for one in (text, "x")])
+    style.panel(figure).set_xticks(range(2), [token_text(one, limit=8, counted=False) for one in (text, "x")])
     drawn = svg(style.without_formulas(figure), name="p")
     shown = [found for found in texts(drawn) if found == "x" or found.startswith(text[:8].strip("‮\x00") or "⟨")]
     assert len(shown) >= 2 or text == ""

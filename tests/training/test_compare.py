@@ -8,7 +8,7 @@ import pytest
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
-from sink_lens.stats import difference
+from sink_lens.stats import summarise_differences
 from sink_lens.training.compare import compare, write
 from sink_lens.training.config import CompareConfig
 from sink_lens.training.loss_curves import smooth, tokens_to_reach
@@ -68,7 +68,7 @@ def test_a_target_is_reached_where_the_loss_stays_under_it(losses, target, token
 
 def test_a_paired_difference_by_hand():
     # Mean 2, standard deviation 1, over 3: t = 2 / (1 / sqrt 3) = 3.4641; t(0.975, 2) = 4.3027, so 2 -+ 2.4841.
-    found = difference([1.0, 2.0, 3.0], generator=generator())
+    found = summarise_differences([1.0, 2.0, 3.0], generator=generator())
     assert found.mean == 2
     assert (found.low, found.high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
     assert found.t_p == pytest.approx(0.0742, abs=1e-4)
@@ -78,12 +78,12 @@ def test_a_paired_difference_by_hand():
 
 
 def test_few_seeds_tell_little():
-    one = difference([-1.0], generator=generator())
+    one = summarise_differences([-1.0], generator=generator())
     assert one.n == 1
     assert math.isnan(one.low)
     assert not one.told
-    assert difference([-1.0, -1.01], generator=generator()).flip_smallest == 0.5
-    alike = difference([-1.0, -1.0, -1.0], generator=generator())
+    assert summarise_differences([-1.0, -1.01], generator=generator()).flip_smallest == 0.5
+    alike = summarise_differences([-1.0, -1.0, -1.0], generator=generator())
     assert (alike.low, alike.high) == (-1, -1)
     assert math.isnan(alike.t_p)
 

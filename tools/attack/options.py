@@ -9,7 +9,7 @@ import typer.main
 from bad_values import NUMBERS, TEXTS
 
 from sink_lens.cli import app
-from sink_lens.cli.options import option_of
+from sink_lens.cli.options import option_name
 from sink_lens.configuration import choices_of, without_none
 
 COMMANDS: Mapping[str, Any] = typer.main.get_group(app).commands
@@ -44,7 +44,7 @@ def small(name: str) -> list[str]:
     if any(one.name == "file" for one in COMMANDS[name].params):  # its settings lie in a file
         return [*_NEEDED[name]]
     model = ["MODEL"] if "model" in known else []
-    sizes = [word for size, value in _SMALL.items() if size in known for word in (option_of(known[size]), value)]
+    sizes = [word for size, value in _SMALL.items() if size in known for word in (option_name(known[size]), value)]
     return [*model, *sizes, *_NEEDED.get(name, ())]
 
 

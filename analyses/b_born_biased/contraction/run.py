@@ -5,7 +5,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, main
 from sink_lens.identity import UntrainedConfig, contraction, untrained
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
-from sink_lens.stats import Interval, difference
+from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {
     "ReLU": {"style": "gpt2", "activation": "relu"},
@@ -31,7 +31,7 @@ def measure(work: Work) -> Measured:
         return wide.loc[(name, arm)].to_numpy()
 
     def over_seeds(values):
-        found = difference(values, generator=work.rng())
+        found = summarise_differences(values, generator=work.rng())
         return Interval(estimate=found.mean, low=found.low, high=found.high, n=found.n)
 
     def left(style):

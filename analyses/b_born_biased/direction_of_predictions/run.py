@@ -11,7 +11,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens.data.tokens import random_tokens
 from sink_lens.identity import UntrainedConfig, untrained
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.stats import Interval, difference
+from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {"GPT-2, ReLU": {"style": "gpt2", "activation": "relu"}, "Llama": {"style": "llama"}}
 SHAPE = {"n_layers": 6, "d_model": 384, "n_heads": 6}
@@ -36,7 +36,7 @@ def measure(work: Work) -> Measured:
 
 def over_seeds(work: Work, values: np.ndarray, *, factor: bool) -> Interval:
     """The mean over seeds, or over pairs of them, with its t interval; a geometric one of factors."""
-    found = difference(np.log(values) if factor else values, generator=work.rng())
+    found = summarise_differences(np.log(values) if factor else values, generator=work.rng())
     low, mid, high = (np.exp(one) if factor else one for one in (found.low, found.mean, found.high))
     return Interval(estimate=float(mid), low=float(low), high=float(high), n=found.n)
 

@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.identity import UntrainedConfig, preference, untrained
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.stats import Interval, difference
+from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {
     "GPT-2, ReLU": {"style": "gpt2", "activation": "relu"},
@@ -59,7 +59,7 @@ def share_over_null(table: pd.DataFrame) -> pd.DataFrame:
 
 def over_seeds(work: Work, values: np.ndarray) -> Interval:
     """The geometric mean over seeds with its t interval."""
-    found = difference(np.log(values), generator=work.rng())
+    found = summarise_differences(np.log(values), generator=work.rng())
     mean, low, high = np.exp([found.mean, found.low, found.high]).tolist()
     return Interval(estimate=mean, low=low, high=high, n=found.n)
 

@@ -8,7 +8,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import load
 from sink_lens.identity import UntrainedConfig, preference, untrained
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.stats import Interval, difference
+from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {
     "GPT-2, ReLU": {"style": "gpt2", "activation": "relu"},
@@ -28,7 +28,7 @@ def measure(work: Work) -> Measured:
     course = work.once("course", lambda: trained(work)) if trains else pd.read_csv(work.folder / "course.csv")
 
     def over_seeds(values, *, factor=False):
-        found = difference(np.log(values) if factor else values, generator=work.rng())
+        found = summarise_differences(np.log(values) if factor else values, generator=work.rng())
         ends = np.array([found.mean, found.low, found.high])
         mean, low, high = (np.exp(ends) if factor else ends).tolist()
         return Interval(estimate=mean, low=low, high=high, n=found.n)

@@ -9,7 +9,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.identity import UntrainedConfig, contraction, preference, untrained
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.stats import Interval, difference
+from sink_lens.stats import Interval, summarise_differences
 
 ARMS: dict[str, dict[str, Any]] = {
     "ReLU": {"style": "gpt2", "activation": "relu"},
@@ -31,7 +31,7 @@ def measure(work: Work) -> Measured:
     gain, factor = (table.pivot(index="model", columns="seed", values=name) for name in ("gain", "factor"))
 
     def over_seeds(values: np.ndarray, *, factors: bool = False) -> Interval:
-        found = difference(np.log(values) if factors else values, generator=work.rng())
+        found = summarise_differences(np.log(values) if factors else values, generator=work.rng())
         ends = np.array([found.mean, found.low, found.high])
         mean, low, high = (np.exp(ends) if factors else ends).tolist()
         return Interval(estimate=mean, low=low, high=high, n=found.n)

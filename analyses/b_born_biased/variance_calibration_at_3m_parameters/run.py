@@ -7,7 +7,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import load, read_run
 from sink_lens.identity import contraction, preference
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, panel, without_formulas
-from sink_lens.stats import Interval, difference
+from sink_lens.stats import Interval, summarise_differences
 from sink_lens.training import compare
 
 ARMS = {"softmax": "none", "headnorm": "shared", "position": "position"}
@@ -28,7 +28,7 @@ def measure(work: Work) -> Measured:
             pair = np.stack([wide.loc[(name, one)].to_numpy() for one in (arm, "softmax")])
             if name in FACTORS:
                 pair = np.log(pair)
-            found = difference(pair[0] - pair[1], generator=work.rng())
+            found = summarise_differences(pair[0] - pair[1], generator=work.rng())
             ends = np.array([found.mean, found.low, found.high])
             mean, low, high = (np.exp(ends) if name in FACTORS else ends).tolist()
             numbers[f"{name} @ {arm}"] = Interval(estimate=mean, low=low, high=high, n=found.n)

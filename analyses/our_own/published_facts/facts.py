@@ -15,7 +15,7 @@ from typing import Any
 
 from analyses.our_own.published_facts.quantities import QUANTITIES, Value
 from sink_lens.configuration import refuse_unknown_names
-from sink_lens.errors import InputError, check_regular
+from sink_lens.errors import InputError, check_regular_file
 
 FACTS_SCHEMA = "sink_lens.facts/1"
 """Version of the files; the number grows where a field goes or changes its meaning."""
@@ -92,7 +92,7 @@ def read_facts(paths: Iterable[str | Path] = ()) -> list[Fact]:
 
 def facts_of(path: str | Path) -> list[Fact]:
     """The facts of one file; the errors are those of ``read_facts``."""
-    check_regular(path, what="the file of facts")
+    check_regular_file(path, what="the file of facts")
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

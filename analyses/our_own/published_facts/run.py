@@ -29,7 +29,7 @@ from sink_lens.models.lens import LensModel
 from sink_lens.report.style import BLUE, ORANGE, QUIET, canvas, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
-from sink_lens.text import interval as bounds
+from sink_lens.text import interval_text as bounds
 from sink_lens.text import listed, number, plural
 
 VERDICTS = ("agree", "disagree", "not comparable")

@@ -9,7 +9,7 @@ from analyses.claims import Measured, Work, main
 from analyses.trigger_training import BATCH, LENGTH, RATE, VOCAB, train_on_trigger
 from sink_lens.models.headnorm import undecayed
 from sink_lens.report.style import COLOURS, MARKS, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.stats import Interval, difference
+from sink_lens.stats import Interval, summarise_differences
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
 from sink_lens.training.muon import MuonWithAdamW
@@ -39,7 +39,7 @@ def measure(work: Work) -> Measured:
     last = table[table["step"] == table["step"].max()].set_index(["variant", "seed"])
 
     def over_seeds(values) -> Interval:
-        found = difference(values, generator=work.rng())
+        found = summarise_differences(values, generator=work.rng())
         return Interval(estimate=found.mean, low=found.low, high=found.high, n=found.n)
 
     def gap(name, variant):

@@ -32,7 +32,7 @@ from sink_lens.report.explorer import Explorer, chain_graph, pattern_base64
 from sink_lens.report.page import largest_first
 from sink_lens.report.patterns import first_tokens, studied_position
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import head_name, json_value, neuron_name, token, visible
+from sink_lens.text import head_name, json_value, neuron_name, token_text, visible
 
 NODE_COLUMNS = (
     *("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value"),
@@ -291,7 +291,7 @@ def _shared_nodes(
         if kind == "position":
             tokens = run.optional("tokens", columns=["position", "text"])
             texts = [] if tokens is None else tokens.loc[tokens["position"] == position, "text"].unique().tolist()
-            detail = f"{len(texts)} different\ntokens" if len(texts) > 1 else "".join(map(token, texts))
+            detail = f"{len(texts)} different\ntokens" if len(texts) > 1 else "".join(map(token_text, texts))
             yield _node_row(kind, label=f"position {position}", detail=detail)
         elif kind in deviations:
             label, statistic = deviations[kind]

@@ -18,7 +18,7 @@ from sink_lens.records import Run
 from sink_lens.report.explorer import templates
 from sink_lens.report.page import FirstScreen, Judged, attempt
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
-from sink_lens.text import words
+from sink_lens.text import name_in_words
 
 
 def first_screen(run: Run) -> FirstScreen:
@@ -54,7 +54,7 @@ def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
         chain=chain_steps(named_links(run), verdicts),
         traced=traced_sentence(verdicts),
         signs=VERDICTS,
-        questions={words(name): text for name, text in QUESTIONS.items()},
+        questions={name_in_words(name): text for name, text in QUESTIONS.items()},
         error_rates=ERROR_RATES,
     )
 

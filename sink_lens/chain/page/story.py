@@ -15,17 +15,17 @@ from sink_lens.report.patterns import sink_rates
 from sink_lens.schema import MEASURED, QUESTIONS, UNTESTED, VERDICTS
 from sink_lens.text import (
     capital,
-    interval,
+    interval_text,
     layers_in_words,
     listed,
+    name_in_words,
     named_parts,
     neuron_name,
     number,
     percent,
     plural,
-    signed,
+    signed_change,
     visible,
-    words,
 )
 
 
@@ -154,14 +154,14 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
         has = f"have the sink at position {story.position}, at {over}"
         if not story.is_sink and story.threshold is not None:
             has = f"have a sink score above {story.threshold:g} at position {story.position}"
-        bounds = interval(*(story.sink_interval or (np.nan, np.nan)), shown=percent)
+        bounds = interval_text(*(story.sink_interval or (np.nan, np.nan)), shown=percent)
         found.append((f"{story.sink_rate:.0%}", f"of heads {has}{where} {bounds}".rstrip()))
     columns = ["set", "control_of", "size", "parts", "removed", "target", "ci_low", "ci_high", "control_largest", "n"]
     makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
             parts, are = listed(named_parts(row["parts"]).split(", "), most=3), "is" if row["size"] == 1 else "are"
-            bounds = interval(row["ci_low"], row["ci_high"], shown=percent)
+            bounds = interval_text(row["ci_low"], row["ci_high"], shown=percent)
             random = "" if np.isnan(row["control_largest"]) else f"; random parts: at most {row['control_largest']:.0%}"
             lost = _TARGETS.get(row["target"], f"the {row['target']}")
             what = f"of {lost} is lost if {parts} {are} ablated"
@@ -173,7 +173,7 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
         what = "nats of loss when later tokens cannot attend to it"
-        found.append((signed(masked - before, 2), what))
+        found.append((signed_change(masked - before, 2), what))
     return found
 
 
@@ -430,7 +430,7 @@ def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
         str(row["link"]): {
             "intervention": edit_name(row["edit"]),
             "intervention_share": percent(row["share"]),
-            "intervention_interval": interval(row["ci_low"], row["ci_high"], shown=percent),
+            "intervention_interval": interval_text(row["ci_low"], row["ci_high"], shown=percent),
             "control_share": _percent_or_empty(row["control_share"]),
             "control_largest": _percent_or_empty(row.get("control_largest", math.nan)),
             "loss": _loss_text(row),
@@ -453,7 +453,7 @@ def _loss_text(row: Mapping[Any, Any]) -> str:
     """Loss before and after an intervention, and its change, as text; empty if the run does not have it."""
     before, after = row.get("baseline_loss_nats", math.nan), row.get("loss_nats", math.nan)
     known = not (math.isnan(before) or math.isnan(after))
-    return f"{before:.2f} → {after:.2f} ({signed(after - before, 2)})" if known else ""
+    return f"{before:.2f} → {after:.2f} ({signed_change(after - before, 2)})" if known else ""
 
 
 def _rows_of_link(
@@ -465,7 +465,7 @@ def _rows_of_link(
     remarks: tuple[str, ...],
 ) -> list[LinkRow]:
     """Rows of one link, one per statistic, the primary first; only the primary has the claim, answers and remarks."""
-    claim, title = ("", words(visible(name))) if link is None else (link.sentence, link.words)
+    claim, title = ("", name_in_words(visible(name))) if link is None else (link.sentence, link.words)
     if not rows:
         return [LinkRow(link=visible(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
     rows = sorted(rows, key=lambda row: not row.get("is_primary", True))
@@ -475,7 +475,11 @@ def _rows_of_link(
     for statistic in dict.fromkeys(row["statistic"] for row in rows):
         of = [row for row in rows if row["statistic"] == statistic]
         first, primary = of[0], not shown
-        nulls = [(words(_safe_text(row["null_name"])), number(row["null_value"])) for row in of if _is_null_shown(row)]
+        nulls = [
+            (name_in_words(_safe_text(row["null_name"])), number(row["null_value"]))
+            for row in of
+            if _is_null_shown(row)
+        ]
         criterion, decided = _plain_words(_safe_text(first["criterion"])), _safe_text(first["verdict"])
         shown.append(
             LinkRow(
@@ -484,15 +488,17 @@ def _rows_of_link(
                 claim=claim if primary else "",
                 verdict=verdict,
                 primary=primary,
-                statistic=words(_safe_text(statistic)),
+                statistic=name_in_words(_safe_text(statistic)),
                 value=number(first["value"]),
-                interval=interval(first["ci_low"], first["ci_high"]),
+                interval=interval_text(first["ci_low"], first["ci_high"]),
                 nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
                 criterion=criterion if primary or first["criterion"] != rows[0]["criterion"] else "",
                 measured=_safe_text(first.get("measured")) if primary and decided == "not applicable" else "",
                 own=decided if primary or decided != _safe_text(rows[0]["verdict"]) else "",
                 answers=tuple(
-                    (words(one), _safe_text(first[one])) for one in QUESTIONS if primary and _safe_text(first.get(one))
+                    (name_in_words(one), _safe_text(first[one]))
+                    for one in QUESTIONS
+                    if primary and _safe_text(first.get(one))
                 ),
                 remarks=remarks if primary else (),
                 **(effects.get(name, {}) if primary else {}),
@@ -503,7 +509,7 @@ def _rows_of_link(
 
 def _plain_words(text: str) -> str:
     """The sentence with its code names in plain words: ``s2_ratio`` becomes "S2 ratio"."""
-    return re.sub(r"\b\w+_\w+\b", lambda found: words(found[0]), text)
+    return re.sub(r"\b\w+_\w+\b", lambda found: name_in_words(found[0]), text)
 
 
 def _is_null_shown(row: Mapping[str, Any]) -> bool:

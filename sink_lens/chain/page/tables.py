@@ -12,7 +12,7 @@ from sink_lens.records import Run
 from sink_lens.report.page import Listed, PageTable, intervals, largest_first, listed_table, more, shown_table
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import capital, named_parts, percent, signed, words
+from sink_lens.text import capital, name_in_words, named_parts, percent, signed_change
 
 
 def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
@@ -74,7 +74,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     table = causal_table(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     titles = {link.name: link.words for link in named_links(run)}
     shown = table.assign(
-        link=[titles.get(name, words(str(name))) for name in table["link"]],
+        link=[titles.get(name, name_in_words(str(name))) for name in table["link"]],
         interval=intervals(table, shown=percent),
         share=[percent(share) for share in table["share"]],
         edit=[edit_name(edit) for edit in table["edit"]],
@@ -82,7 +82,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     if "control_largest" in table.columns:
         shown["control_largest"] = [percent(share) for share in table["control_largest"]]
     if {"loss_nats", "baseline_loss_nats"} <= set(table.columns):
-        shown["cost"] = [signed(cost, 2) for cost in table["loss_nats"] - table["baseline_loss_nats"]]
+        shown["cost"] = [signed_change(cost, 2) for cost in table["loss_nats"] - table["baseline_loss_nats"]]
     heads = {
         "link": "link",
         "edit": "intervention",

@@ -22,7 +22,7 @@ from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Page, for_paper, largest_first, whole
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ANOTHER_PATH
-from sink_lens.text import head_name, interval, number, plural
+from sink_lens.text import head_name, interval_text, number, plural
 
 _MOST_POSITIONS = 200
 _LEAST_ADDED = 0.01
@@ -279,7 +279,7 @@ def _amplification_figure(run: Run) -> tuple[str, Figure]:
     if best["change"] >= _LEAST_ADDED:
         most = (
             f"The most is added at factor {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: "
-            f"{number(best['change'])} {interval(best['change_low'], best['change_high'])}".rstrip()
+            f"{number(best['change'])} {interval_text(best['change_low'], best['change_high'])}".rstrip()
         )
     see = (
         f"Position {first['target_position']}: its aggregated values are moved away from a mean by a factor, up to "

@@ -14,7 +14,7 @@ import pandas as pd
 
 from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_by_link
 from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, TELLING_LOSS
-from sink_lens.text import capital, listed, percent, plural, signed
+from sink_lens.text import capital, listed, percent, plural, signed_change
 
 MOST_WORDS = 45
 """Most words of a headline."""
@@ -140,7 +140,7 @@ def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
     loss = float(row.get("loss_nats", math.nan))
     if not off_distribution({**row, "uniform_loss_nats": uniform, "beyond_masking_nats": loss - masked}):
         return ""
-    return f"loss {signed(loss - row['baseline_loss_nats'], 1)} nats"
+    return f"loss {signed_change(loss - row['baseline_loss_nats'], 1)} nats"
 
 
 def _carrier_phrases(tables: Tables) -> list[Phrase]:
@@ -228,7 +228,7 @@ def why_undecided(tables: Tables, link: str) -> str:
     damages = ""
     if own and off_distribution(own[0]):
         cost = own[0]["loss_nats"] - own[0]["baseline_loss_nats"]
-        damages = f"this edit damages the model itself (loss {signed(cost, 1)} nats)"
+        damages = f"this edit damages the model itself (loss {signed_change(cost, 1)} nats)"
     if answers["present"] == "undecided":
         close = "what was measured is too close to its floor to tell"
         return f"{close}, and {damages}" if damages else close

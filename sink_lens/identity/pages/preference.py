@@ -28,7 +28,7 @@ from sink_lens.identity.pages.survey import (
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import GRID, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.text import number, token
+from sink_lens.text import number, token_text
 
 
 def coverage_figure(table: pd.DataFrame) -> Figure:
@@ -153,7 +153,7 @@ def _token_table(run: Run) -> tuple[str, PageTable]:
         "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
     )
     first = table.groupby(["model", "kind"], sort=False).head(3)
-    first = with_short_names(first).assign(text=[token(text) for text in first["text"].tolist()])
+    first = with_short_names(first).assign(text=[token_text(text) for text in first["text"].tolist()])
     heads = {"model": "model", "kind": "kind", "token": "id", "text": "token", "count": "times", "share": "share"}
     heads |= {"probability_ratio": "mean probability × vocabulary"}
     see = "The three tokens that each model predicts most often; tokens.parquet has twenty."

@@ -13,7 +13,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Listed, PageTable, more, shown_table
 from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.text import number, plural, visible, words
+from sink_lens.text import name_in_words, number, plural, visible
 
 MOST_VARIANTS = 10
 """More variants than these are not drawn."""
@@ -188,7 +188,7 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
     see = "Means and 95% t intervals over seeds, and the difference from the first line of its kind, paired by seed."
     shown = variants.assign(
         variant=[legend_name(variant, among=among) for variant in variants["variant"].tolist()],
-        measure=[words(str(name)) for name in variants["measure"]],
+        measure=[name_in_words(str(name)) for name in variants["measure"]],
     )
     return see + more(len(variants), "variants.csv", most=200), shown_table(shown, heads, most=200)
 

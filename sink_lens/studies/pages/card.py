@@ -17,7 +17,7 @@ from sink_lens.report.page import (
     whole,
 )
 from sink_lens.report.style import BLUE, ORANGE, canvas, logarithmic, panel, whole_numbers, without_formulas
-from sink_lens.text import capital, interval, listed, percent, visible
+from sink_lens.text import capital, interval_text, listed, percent, visible
 
 _LOSSES = {
     "clean": "as it is",
@@ -59,7 +59,7 @@ def _title(run: Run) -> str:
     row = table.astype("string").fillna("").to_dict("records")[0]
     sinks, dims = (str(row[name]).split(",") if row[name] else [] for name in ("sink_positions", "outlier_dimensions"))
     numbers = table.to_dict("records")[0]
-    bounds = interval(numbers.get("sink_rate_low"), numbers.get("sink_rate_high"), shown=percent)
+    bounds = interval_text(numbers.get("sink_rate_low"), numbers.get("sink_rate_high"), shown=percent)
     rate = f"{percent(float(numbers.get('sink_rate', float('nan'))))} {bounds}".strip()
     sink = f"a sink at position {listed(sinks)} in {rate} of heads" if sinks else f"no sink ({rate} of heads)"
     dimension = f"outlier dimension{'s' * (len(dims) > 1)} {listed(dims)}" if dims else "no outlier dimension"

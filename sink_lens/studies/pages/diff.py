@@ -6,7 +6,7 @@ import pandas as pd
 
 from sink_lens.records import Run
 from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals, listed_table, sentence_of, shown_table
-from sink_lens.text import interval, named_parts, number, visible
+from sink_lens.text import interval_text, named_parts, number, visible
 
 
 def with_names(rows: pd.DataFrame) -> pd.DataFrame:
@@ -28,7 +28,9 @@ def _title(run: Run) -> str:
     if table is None or table.empty:
         return "Two models compared"
     row = table.to_dict("records")[0]
-    change = f"{number(row['loss_change_nats'])} {interval(row['loss_change_low'], row['loss_change_high'])}".rstrip()
+    change = (
+        f"{number(row['loss_change_nats'])} {interval_text(row['loss_change_low'], row['loss_change_high'])}".rstrip()
+    )
     others = run.config.get("others") or [run.config.get("other")]  # a run of 0.2 has one
     other = Path(str(others[0] or "the second model"))
     second = other.name if other.is_absolute() else other

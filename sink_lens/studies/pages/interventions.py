@@ -25,8 +25,8 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.schema import NORM_ALONE
-from sink_lens.text import interval as bounds
-from sink_lens.text import named_parts, number, percent, plural, signed, visible
+from sink_lens.text import interval_text as bounds
+from sink_lens.text import named_parts, number, percent, plural, signed_change, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
 _RANDOM = ["random_mean", "random_max"]
@@ -117,7 +117,7 @@ def _sentence(row: dict[Any, Any]) -> str:
     if "times" in row:
         what += f" ({number(row['times'])} times the attention)"
     if "loss_change_low" in row:
-        change = signed(row["loss_change_nats"], 3)
+        change = signed_change(row["loss_change_nats"], 3)
         over = bounds(row["loss_change_low"], row["loss_change_high"])
         cost = f"; the loss changes by {change} {over}".rstrip() + " nats"
     return (

@@ -7,7 +7,7 @@ import pandas as pd
 
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Listed, Page, PageTable, intervals, more, sentence_of, shown_table
-from sink_lens.text import percent, plural, visible, words
+from sink_lens.text import name_in_words, percent, plural, visible
 
 _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
 
@@ -19,7 +19,7 @@ def _title(run: Run) -> str:
         return "What a low-precision format costs"
     row = table.to_dict("records")[0]
     kept = visible(row.get("sentence", row["verdict"]), limit=160).partition(": ")[0].rstrip(".")
-    return f"{words(visible(row['format']))}: {kept[:1].lower()}{kept[1:]}"
+    return f"{name_in_words(visible(row['format']))}: {kept[:1].lower()}{kept[1:]}"
 
 
 def _judged_rows(run: Run) -> pd.DataFrame:

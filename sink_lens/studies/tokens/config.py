@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...chain.config import ReadConfig
-from ...configuration import check_least
+from ...configuration import check_at_least
 from ...errors import InputError
 from ...schema import KernelChoice
 
@@ -47,7 +47,7 @@ class TokensConfig(ReadConfig):
 
     def __post_init__(self) -> None:
         ReadConfig.__post_init__(self)
-        check_least(self, 1, "max_outliers")
+        check_at_least(self, 1, "max_outliers")
         for name in ("energy_frac", "coverage"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; need a share above 0, at most 1")

@@ -23,7 +23,7 @@ from sink_lens.report.style import (
     whole_numbers,
     without_formulas,
 )
-from sink_lens.text import listed, number, percent, plural, token
+from sink_lens.text import listed, number, percent, plural, token_text
 
 _SCORES = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm ÷ the sequence's median", BLUE)}
 """Score -> its axis and colour."""
@@ -236,7 +236,7 @@ def _ids(run: Run) -> tuple[str, PageTable]:
 
 def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
     """The table with its column ``text`` made safe and short to show, with dots for spaces."""
-    return table.assign(text=[token(text) for text in table["text"]])
+    return table.assign(text=[token_text(text) for text in table["text"]])
 
 
 def _agreement(run: Run) -> tuple[str, PageTable]:

@@ -33,7 +33,17 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.schema import SINK_THRESHOLD
-from sink_lens.text import interval, listed, number, percent, plural, short, signed, visible, words
+from sink_lens.text import (
+    interval_text,
+    listed,
+    name_in_words,
+    number,
+    percent,
+    plural,
+    short_count,
+    signed_change,
+    visible,
+)
 from sink_lens.training.sink_birth import Birth, find_birth
 from sink_lens.training.variants import FEWEST_SEEDS
 
@@ -253,7 +263,7 @@ class _Tokens:
         logarithmic(axes, axis="x")
         low, high = self._low / margin, self._high * margin
         ticks = [tick for tick in axes.get_xticks() if max(low, self._least * 0.99) <= tick <= high]
-        names = [short(tick) for tick in ticks]
+        names = [short_count(tick) for tick in ticks]
         if self._has_zero:
             ticks, names = [self._zero, *ticks], ["0", *names]
         axes.set_xticks(ticks, names)
@@ -406,7 +416,7 @@ def _sentences(run: Run) -> list[str]:
             values = log[column].to_numpy(float) if column in log.columns else np.array([])
             if np.isfinite(values).any():
                 parts.append(f"{name} loss {values[np.isfinite(values)][-1]:.4f} nats")
-        at = f"{log['step'].max():,.0f} steps, {short(log['tokens'].to_numpy(float).max())} tokens"
+        at = f"{log['step'].max():,.0f} steps, {short_count(log['tokens'].to_numpy(float).max())} tokens"
         sentences.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
     watch = run.optional("watch", columns=_WATCH)
     return sentences if watch is None else [*sentences, _sink_sentence(watch)]
@@ -430,7 +440,8 @@ def _sink_sentence(watch: pd.DataFrame) -> str:
         return f"No attention sink at position 0: {end}."
     if born.before is None:
         return f"Position 0 is a sink from the first checkpoint on: {end}."
-    return f"Position 0 became a sink between {short(born.before)} and {short(born.tokens)} {born.unit}: {end}."
+    between = f"{short_count(born.before)} and {short_count(born.tokens)} {born.unit}"
+    return f"Position 0 became a sink between {between}: {end}."
 
 
 def _course_figure(run: Run) -> tuple[str, Figure]:
@@ -541,15 +552,17 @@ def _variant_names(run: Run) -> list[str]:
 
 def _compare_title(run: Run) -> str:
     """Title of a comparison: the variants, and the difference of their final loss."""
-    names = ["learning rate" if name == "lr" else words(str(name)) for name in run.config.get("by") or ["variants"]]
+    names = [
+        "learning rate" if name == "lr" else name_in_words(str(name)) for name in run.config.get("by") or ["variants"]
+    ]
     title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variant_names(run))))}"
     table = run.optional("differences", columns=["variant", "curve", "mean", "low", "high"])
     if table is None or not len(table):
         return title
     rows = table.to_dict("records")
     last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
-    bounds = interval(last["low"], last["high"]) or "(with one seed each, it cannot be told from chance)"
-    change = signed(last["mean"], 3)
+    bounds = interval_text(last["low"], last["high"]) or "(with one seed each, it cannot be told from chance)"
+    change = signed_change(last["mean"], 3)
     told = f"{visible(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
     if last["low"] <= 0 <= last["high"] or not bounds:
         told = "no difference can be told" if bounds else ""
@@ -583,7 +596,7 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
         "interval leaves out zero, the difference can be told from chance. Bottom right: attention to position 0."
     )
     variants = _variant_names(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
-    by = "/".join(words(str(name)) for name in run.config.get("by") or [])
+    by = "/".join(name_in_words(str(name)) for name in run.config.get("by") or [])
     return see, comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
 
 
@@ -623,8 +636,8 @@ def measures_side_by_side(table: pd.DataFrame) -> PageTable:
     cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
         level = row["threshold"]
-        name = _MEASURES.get(row["measure"], words(row["measure"])) + f" above {level:g}" * (level == level)
-        cell = f"{number(row['mean'])} {interval(row['low'], row['high'])}".strip()
+        name = _MEASURES.get(row["measure"], name_in_words(row["measure"])) + f" above {level:g}" * (level == level)
+        cell = f"{number(row['mean'])} {interval_text(row['low'], row['high'])}".strip()
         cells.setdefault(name, {})[str(row["variant"])] = cell
     variants = list(dict.fromkeys(table["variant"].tolist()))
     rows = [(visible(name), *(own.get(variant, "") for variant in variants)) for name, own in cells.items()]
