@@ -9,7 +9,7 @@ import pytest
 from sink_lens.records import create_run, read_run
 from sink_lens.report.html import page_text
 from sink_lens.report.style import canvas, figure_bytes, panel, svg
-from sink_lens.report.views import View, script
+from sink_lens.report.views import View
 
 from .circuits import traced
 from .test_pages import CONFIGS, SAYS, frames_of
@@ -56,4 +56,4 @@ def test_texts_of_a_figure_may_hold_anything():
 
 def test_numbers_of_a_view_may_be_infinite():
     view = View(kind="A", props={"values": [0.5, 1e309, -1e309]}, height=1)
-    assert re.search(r"\[0\.5,null,null\]", script({"view": view}))
+    assert re.search(r"\[0\.5,null,null\]", view.html)
