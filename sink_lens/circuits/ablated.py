@@ -27,7 +27,7 @@ _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position 
 def circuit_values(
     runs: Runs, kept: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda passes: None
 ) -> Float[Tensor, "circuit pair"]:
-    """The metric of every pair with only each circuit's edges.
+    """The metric of every pair in a run with each circuit's edges alone, all other edges replaced.
 
     Cost: for each batch of pairs two forwards, and for each circuit about two.
     """
@@ -90,24 +90,24 @@ class _Ablated:
     def values(self) -> Float[Tensor, " pair"]:
         """Run the model with the circuit's edges; return the metric of every pair."""
         runs, graph = self.runs, self.runs.graph
-        hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._embedded)]
+        hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding)]
         for layer in range(graph.n_layers):
             named: list[tuple[str, Any]] = []
             kinds = HEADS if graph.gated else HEADS[:3]
             named += [(kind, partial(self._project, kind=kind, layer=layer)) for kind in kinds]
-            named.append(("z", partial(self._wrote, layer=layer, which="attention", sites=("z",))))
+            named.append(("z", partial(self._store_written, layer=layer, which="attention", sites=("z",))))
             named.append(("mlp_in", partial(self._read_mlp, layer=layer)))
             if layer in graph.neurons:
                 sites = ("gate", "up") if runs.weights.layers[layer].w_gate is not None else ("up",)
                 named += [(site, partial(self._read_neurons, layer=layer, site=site)) for site in sites]
-                named += [(site, partial(self._hold, layer=layer, site=site)) for site in ("neurons", "down_out")]
-            named.append(("mlp_out", partial(self._wrote, layer=layer, which="mlp", sites=("mlp_out",))))
+                named += [(site, partial(self._keep_site, layer=layer, site=site)) for site in ("neurons", "down_out")]
+            named.append(("mlp_out", partial(self._store_written, layer=layer, which="mlp", sites=("mlp_out",))))
             hooks += [(hook_name_of(runs.lens, site, layer), function) for site, function in named]
         hooks.append((hook_name_of(runs.lens, "final", 0), self._read_last))
         return runs.values(runs.outcome(runs.part(self.rows), self.rows, hooks))
 
-    def _stream(self, place: tuple[str, int], kinds: tuple[str, ...]) -> Float[Tensor, "pair reader position d_model"]:
-        """The streams that the readers of some kinds read at a place."""
+    def _streams(self, place: tuple[str, int], kinds: tuple[str, ...]) -> Float[Tensor, "pair reader position d_model"]:
+        """The stream that each reader of these kinds reads at a place, with only its own edges' writers."""
         graph = self.runs.graph
         index = [one for one in graph.places[place] if graph.readers[one].kind in kinds]
         first = graph.before(index[0])
@@ -123,11 +123,11 @@ class _Ablated:
             total = total + (one if self.masks is None else one * self.masks[span][:, None, :, None])
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
-    def _late(self, x: Tensor, new: Tensor) -> Tensor:
-        """A tensor of the run with its positions from the first that differs replaced."""
+    def _replace_late(self, x: Tensor, new: Tensor) -> Tensor:
+        """A tensor with its positions from the first that differs on replaced by ``new``."""
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
-    def _embedded(self, x: Tensor, hook: object) -> None:
+    def _store_embedding(self, x: Tensor, hook: object) -> None:
         """Store the difference between the embedding and its replacement."""
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
@@ -135,20 +135,20 @@ class _Ablated:
         """Change queries, keys or values to those of the stream with their edges' writers only."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
-        read = apply_norm(self._stream(("attention", layer), (kind,)), own.attn_norm)
+        read = apply_norm(self._streams(("attention", layer), (kind,)), own.attn_norm)
         new = einsum(read, weight, _TO_HEADS) + bias
-        return self._late(x, new if x.dim() == 4 else new.flatten(2))
+        return self._replace_late(x, new if x.dim() == 4 else new.flatten(2))
 
     def _read_mlp(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
         """Change the MLP's input to the stream with its edges' writers only."""
         own = self.runs.weights.layers[layer]
-        return self._late(x, apply_norm(self._stream(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
+        return self._replace_late(x, apply_norm(self._streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _read_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
         """Change the named neurons to those of the stream with their own edges' writers only."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
-            apply_norm(self._stream(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
+            apply_norm(self._streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
         )
         weight = own.w_gate if site == "gate" else own.w_up
         assert weight is not None
@@ -159,14 +159,14 @@ class _Ablated:
     def _read_last(self, x: Tensor, hook: object) -> Tensor:
         """Change the final norm's input to the stream with its edges' writers only."""
         graph = self.runs.graph
-        read = self._stream(("logits", graph.n_layers), ("logits",))
-        return self._late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
+        read = self._streams(("logits", graph.n_layers), ("logits",))
+        return self._replace_late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
-    def _hold(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
-        """Keep a site's tensor."""
+    def _keep_site(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
+        """Keep the tensor at a site for the layer's ``_store_written``."""
         self.kept[site, layer] = x[:, self.begin :]
 
-    def _wrote(self, x: Tensor, hook: object, *, layer: int, which: str, sites: tuple[str, ...]) -> None:
+    def _store_written(self, x: Tensor, hook: object, *, layer: int, which: str, sites: tuple[str, ...]) -> None:
         """Store the difference between a sublayer's output in this run and its replacement."""
         graph: Graph = self.runs.graph
         self.kept[sites[0], layer] = x[:, self.begin :]

@@ -103,7 +103,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
 def _parts(
     about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " sample"]
 ) -> Iterator[dict[str, Any]]:
-    """The largest parts and the rest, which sum to the advantage."""
+    """Yield a row for each of the largest parts of a head's advantage, and one for the rest; their values sum to it."""
     order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
     for at in order:
         yield about | {"by": by, "part": names[at], "value": float(values[at])}

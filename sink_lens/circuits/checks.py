@@ -58,20 +58,20 @@ class Check:
 
     @property
     def outside(self) -> tuple[int, int]:
-        """Sampled edges outside the circuit that really do more than its weakest edge scores, and all sampled."""
+        """(sampled edges outside the circuit that do more than its weakest edge scores, all sampled outside it)."""
         other = self.frame["drawn"].to_numpy() == "other"
         real = np.abs(self.frame["exact"].to_numpy(float)[other])
         return int((real > self.weakest).sum()), len(real)
 
     @property
     def at_most(self) -> int:
-        """The most such edges that there may be outside, at 95% confidence; see ``stability.most_edges_outside``."""
+        """Most edges outside the circuit that may do more than its weakest edge scores, at 95% confidence."""
         found, sampled = self.outside
         return stability.most_edges_outside(found, sampled=sampled, total=self.n_outside)
 
     @property
     def missed(self) -> float:
-        """Sum of |score - exact| over the sum of |exact|."""
+        """Sum of |score - exact| over the sum of |exact|; nan if every exact effect is 0."""
         total = np.abs(self.frame["exact"].to_numpy(float)).sum()
         return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
 
@@ -87,7 +87,7 @@ def check_edges(
     some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
     rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
     numbers = np.concatenate([some, rest])
-    rows, real = _patch_edges(runs, numbers, pairs=pairs, generator=generator, progress=progress)
+    rows, real = _patched_sample(runs, numbers, pairs=pairs, generator=generator, progress=progress)
     found = scores.values[rows][:, numbers].mean(0)
     frame = pd.DataFrame({"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real})
     frame["drawn"] = ["circuit"] * len(some) + ["other"] * len(rest)
@@ -95,7 +95,7 @@ def check_edges(
 
 
 def check_from_table(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame, *, n_pairs: int) -> Check:
-    """Make the check of a circuit from a table that was written before."""
+    """Make the check of a circuit from its table, one row per sampled edge."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
     outside = int(patchable_edges(scores.graph.names[~chosen]).sum())
@@ -105,8 +105,8 @@ def check_from_table(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: p
 def check_nodes(
     runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
 ) -> pd.DataFrame:
-    """Compare a real patch of every node with its edges' scores, over the ``difference`` of all edges."""
-    graph, rows = scores.graph, _some_pairs(runs, pairs, np.random.default_rng([seed, 8]))
+    """Table of each node's real patch beside its edges' scores; ``difference`` is what replacing all edges does."""
+    graph, rows = scores.graph, _random_pairs(runs, pairs, np.random.default_rng([seed, 8]))
     with tqdm(total=len(graph.writers), desc="real patches", unit="node", disable=not progress, leave=False) as bar:
         exact = exact_node_scores(runs.some(rows), advance=bar.update).mean(0)
     values = scores.values[rows].mean(0)
@@ -119,7 +119,7 @@ def check_nodes(
 def patch_core(
     runs: Runs, edges: np.ndarray, *, difference: float, seed: int, pairs: int, progress: bool = False
 ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
-    """The real effect of each edge of a core, and a mask of the edges that can go together at no loss.
+    """(real effect of each edge of a core, mask of those that can all be replaced together at no loss).
 
     Cost: a run of ``pairs`` pairs for each edge, and for each group of edges that cancel.
 
@@ -132,7 +132,7 @@ def patch_core(
         progress: show a progress bar.
     """
     generator = np.random.default_rng([seed, 7])
-    rows, real = _patch_edges(runs, edges, pairs=pairs, generator=generator, progress=progress)
+    rows, real = _patched_sample(runs, edges, pairs=pairs, generator=generator, progress=progress)
     difference, runs = abs(difference), runs.some(rows)
     own = np.abs(real) >= CONFIRMED * difference
     groups = cancelling_groups(runs.graph, edges[own], real[own])
@@ -157,18 +157,18 @@ def patch_core(
     return real, np.isin(edges, gone)
 
 
-def _patch_edges(
+def _patched_sample(
     runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
-    """Draw pairs; return their indices, and the mean over them of the real effect of every edge."""
-    rows = _some_pairs(runs, pairs, generator)
+    """(indices of randomly drawn pairs, real effect of each edge as a mean over these pairs)."""
+    rows = _random_pairs(runs, pairs, generator)
     with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
         real = exact_scores(runs.some(rows), edges.tolist(), advance=bar.update)
     return rows, real.mean(0)
 
 
-def _some_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
-    """A random sample of ``pairs`` pairs."""
+def _random_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
+    """Indices of ``pairs`` randomly drawn pairs, or of all if there are fewer."""
     return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 

@@ -22,7 +22,7 @@ _TOP, _PAIRS = 200, 8
 
 
 def with_position_apart(runs: Runs, position: int) -> Runs:
-    """The runs in which edges at one position are a span of their own."""
+    """The same runs, with the edges at one position as a span of their own."""
     whole = replace(runs, graph=replace(runs.graph, spans=("",)), masks=None)
     return with_spans(whole, {"sink": [position]})
 

@@ -38,7 +38,7 @@ def draw_weights(
 def inclusion(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"], *, n: int
 ) -> Float[np.ndarray, " edge"]:
-    """Share of the draws in which each edge is among the n largest by magnitude."""
+    """Share of the bootstrap samples in which each edge is among the n largest by magnitude."""
     counts = np.zeros(values.shape[1])
     for start in range(0, len(weights), _AT_ONCE):
         for mean in weights[start : start + _AT_ONCE] @ values:

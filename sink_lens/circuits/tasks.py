@@ -127,7 +127,7 @@ def task_of(
 
 
 def _batch_task(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
-    """The task with its prompts as batches."""
+    """The task of these pairs, with all clean and all corrupted prompts as batches."""
     lengths = torch.tensor([len(one.clean) for one in kept])
 
     def batch(prompts: Sequence[list[int]]) -> TokenBatch:
