@@ -96,7 +96,7 @@ class _Form:
     bold: bool
 
 
-def _form(style: Style, width: float) -> _Form:
+def _form_of_style(style: Style, width: float) -> _Form:
     """The sizes and fonts of a diagram of this style and width."""
     if style == "page":
         return _Form(width=width, family="sans-serif", down=False, bold=True, largest=11, smallest=7)
@@ -123,8 +123,8 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figur
         raise InputError(f"the style is {style!r}; need one of {', '.join(WIDTHS)}")
     if not diagram.boxes:
         raise RunError("the circuit has no node, so there is nothing to draw. Run again with other settings to see one")
-    form = _form(style, width or WIDTHS[style])
-    levels = _levels(diagram)
+    form = _form_of_style(style, width or WIDTHS[style])
+    levels = _boxes_by_level(diagram)
     form = replace(form, down=form.down and len(levels) > 2)
     forms = [form] if form.down else [form, replace(form, down=True)]  # what is too wide is read from top to bottom
     for one, size in itertools.product(forms, range(form.largest, form.smallest - 1, -1)):
@@ -138,8 +138,8 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figur
     raise InputError(f"{said}; need about {max(least, form.width + 0.5):.1f}. Draw it wider, or with fewer nodes")
 
 
-def _levels(diagram: Diagram) -> list[list[Box]]:
-    """Boxes by level: each after all that lead to it, a box that nothing leads to just before what it leads to."""
+def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
+    """Boxes by level: each after all that lead to it; one that nothing leads to just before what it leads to."""
     if all(box.column is not None for box in diagram.boxes):
         columns = sorted({box.column for box in diagram.boxes if box.column is not None})
         return [[box for box in diagram.boxes if box.column == column] for column in columns]
@@ -162,12 +162,12 @@ def _levels(diagram: Diagram) -> list[list[Box]]:
     for box in diagram.boxes:
         levels[level[box.id] - first].append(box)
     if all(box.row is None for box in diagram.boxes):
-        _order(levels, into, out)
+        _sort_levels(levels, into, out)
     return levels
 
 
-def _order(levels: list[list[Box]], into: Mapping[str, list[str]], out: Mapping[str, list[str]]) -> None:
-    """Sort each level by where the boxes stand that it is joined to, several times over."""
+def _sort_levels(levels: list[list[Box]], into: Mapping[str, list[str]], out: Mapping[str, list[str]]) -> None:
+    """Sort the boxes of each level in place by where those stand that they are joined to, several times over."""
     place = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
     for turn in range(6):
         joined, some = (into, levels) if turn % 2 == 0 else (out, levels[::-1])
@@ -193,7 +193,7 @@ class _Placed:
 
 
 def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, room_for: float) -> _Placed | None:
-    """Place all boxes and arrows at a size of type; None where they do not fit."""
+    """Places of all boxes and arrows at a font size, over ``room_for`` points; None where they do not fit."""
     em, edge = size / 72, 0.25 * form.width / 13.33 + 0.04
     pad, line = 0.45 * em, 1.22 * em
     small = _small_size(form, size)
@@ -255,7 +255,7 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
 def _side_length(name: str, diagram: Diagram, *, em: float) -> float:
     """Compute the length of the side of a box that its arrows need, beside each other."""
     sides = ([one for one in diagram.arrows if getattr(one, end) == name] for end in ("source", "target"))
-    return max(sum(0.45 * em + _width(one, em=em) / 72 for one in some) for some in sides)
+    return max(sum(0.45 * em + _arrow_width(one, em=em) / 72 for one in some) for some in sides)
 
 
 def _row_places(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
@@ -336,7 +336,7 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
     axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[], **limits)
     em = size / 72
-    curves = [_curve(arrow, placed, diagram, form=form, em=em) for arrow in diagram.arrows]
+    curves = [_arrow_curve(arrow, placed, diagram, form=form, em=em) for arrow in diagram.arrows]
     for arrow, curve in zip(diagram.arrows, curves, strict=True):
         _draw_arrow(axes, arrow, curve, em=em)
     for name, box in placed.boxes.items():
@@ -347,7 +347,7 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
         for at, line in enumerate(lines):
             y = (box.y0 + box.y1) / 2 + ((len(lines) - 1) / 2 - at) * 1.22 * em
             _write(axes, (box.x0 + box.x1) / 2, y, line, form=form, size=size)
-    _draw_labels(axes, diagram, curves, placed, form=form, size=size)
+    _draw_arrow_numbers(axes, diagram, curves, placed, form=form, size=size)
     _draw_words(axes, diagram, placed, form=form, size=size)
     without_formulas(figure)
     for text in axes.texts:
@@ -379,19 +379,19 @@ def _write(
     return axes.text(x, y, text, fontsize=size, fontweight="bold" if bold else "normal", **given)
 
 
-def _curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> np.ndarray:
+def _arrow_curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> np.ndarray:
     """Points of an arrow from the edge of one box to that of another, past those between; it ends straight."""
-    parts = _route(arrow, placed, diagram, form=form, em=em)
+    parts = _arrow_pieces(arrow, placed, diagram, form=form, em=em)
     tip, before = np.array(parts[-1][3]), np.array(parts[-1][2])
     along = (tip - before) / (np.hypot(*(tip - before)) or 1.0)
-    long = min(_head_size(arrow, em=em)[0], 0.6 * float(np.hypot(*(tip - np.array(parts[-1][0])))))
+    long = min(_arrow_head_size(arrow, em=em)[0], 0.6 * float(np.hypot(*(tip - np.array(parts[-1][0])))))
     parts[-1] = (*parts[-1][:3], tuple(tip - along * long))
     t = np.linspace(0, 1, 60)[:, None]
     weights = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
     return np.vstack([*(weights @ np.array(part) for part in parts), tip])
 
 
-def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> list[_Piece]:
+def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> list[_Piece]:
     """The pieces of an arrow, each by the four control points of a curve."""
     source, target = placed.boxes[arrow.source], placed.boxes[arrow.target]
     from_level, to_level = placed.at[arrow.source], placed.at[arrow.target]
@@ -402,11 +402,11 @@ def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
     if from_level == to_level and not form.down:  # between rows
         x = (source.x0 + source.x1) / 2
         start, end = ((x, source.y0), (x, target.y1)) if source.y0 > target.y0 else ((x, source.y1), (x, target.y0))
-        return [_straight(start, end)]
+        return [_straight_piece(start, end)]
     if from_level == to_level:
         y = (source.y0 + source.y1) / 2
         start, end = ((source.x1, y), (target.x0, y)) if source.x0 < target.x0 else ((source.x0, y), (target.x1, y))
-        return [_straight(start, end)]
+        return [_straight_piece(start, end)]
     if form.down:
         ports = [_arrow_place(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
         start, end = (ports[0], source.y0), (ports[1], target.y1)
@@ -436,7 +436,8 @@ def _route(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: 
     return pieces
 
 
-def _straight(start: _Point, end: _Point) -> _Piece:
+def _straight_piece(start: _Point, end: _Point) -> _Piece:
+    """A straight line from one point to another as the control points of a curve."""
     thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
     return start, thirds[0], thirds[1], end
 
@@ -464,21 +465,22 @@ def _arrow_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, 
     return own.x0 + own.width * share if down else own.y0 + own.height * share
 
 
-def _width(arrow: Arrow, *, em: float) -> float:
-    """Points: how wide an arrow is, by its share and the size of the type."""
+def _arrow_width(arrow: Arrow, *, em: float) -> float:
+    """The width of an arrow in points, by its share and the font size."""
     share = 0.0 if math.isnan(arrow.share) else min(max(abs(arrow.share), 0.0), 1.0)
     return 72 * em * (0.09 + 0.6 * share)
 
 
-def _head_size(arrow: Arrow, *, em: float) -> tuple[float, float]:
+def _arrow_head_size(arrow: Arrow, *, em: float) -> tuple[float, float]:
     """Compute the length of the head of an arrow, and half of its width."""
-    width = _width(arrow, em=em)
+    width = _arrow_width(arrow, em=em)
     return 0.35 * em + width / 90, 0.2 * em + width / 95
 
 
 def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> None:
+    """Draw an arrow along a curve, with its head."""
     colour, line = _KINDS.get(arrow.kind, (QUIET, "dotted"))
-    width = _width(arrow, em=em)
+    width = _arrow_width(arrow, em=em)
     unit = max(width, 1.0)
     dashes: dict[str, Any] = {
         "solid": "solid",
@@ -489,14 +491,14 @@ def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> No
     axes.plot(*curve[:-1].T, color=colour, linewidth=width, linestyle=dashes[line], **style)
     base, tip = curve[-2], curve[-1]
     along = (tip - base) / (np.hypot(*(tip - base)) or 1.0)
-    across = np.array([-along[1], along[0]]) * _head_size(arrow, em=em)[1]
+    across = np.array([-along[1], along[0]]) * _arrow_head_size(arrow, em=em)[1]
     axes.add_patch(Polygon([tip, base + across, base - across], facecolor=colour, linewidth=0, zorder=1))
 
 
-def _draw_labels(
+def _draw_arrow_numbers(
     axes: Axes, diagram: Diagram, curves: Sequence[np.ndarray], placed: _Placed, *, form: _Form, size: int
 ) -> None:
-    """The number of each arrow beside it, where it meets no box, no arrow and no other number."""
+    """Write each arrow's number beside it, where it meets no box, no arrow and no other number."""
     em = size / 72
     taken = [box.padded(0.04 * em) for box in placed.boxes.values()]
     top = placed.height - 0.25 * form.width / 13.33 - 0.04 - len(placed.title) * 1.22 * em
@@ -511,7 +513,7 @@ def _draw_labels(
         best: tuple[float, float, float, Bbox] | None = None
         out, into = (sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS)
         middle = 0.5 if out == into else 0.34 if into > out else 0.66  # away from where the arrows meet
-        line = 2 * _head_size(arrow, em=em)[1]
+        line = 2 * _arrow_head_size(arrow, em=em)[1]
         for cost, (x, y) in _label_places(curve, wide, tall, line=line, middle=middle):
             box = Bbox.from_bounds(x - wide / 2, y - tall / 2, wide, tall)
             cost += 100 * sum(box.overlaps(other) for other in taken)

@@ -67,7 +67,7 @@ class Explorer:
 
 
 def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
-    """A curve as a graph holds it."""
+    """The rows of a curve as dicts, as the graph in JSON holds them."""
     return [{name: _json_cell(row[name]) for name in CURVE} for row in curve.to_dict("records")]
 
 
@@ -181,7 +181,7 @@ def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: i
 
 
 def _depths(nodes: Sequence[str], links: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """The length of the longest path to each node; a circle ends where it began."""
+    """Name of each node -> the length of the longest path to it; a circle ends where it began."""
     depth = dict.fromkeys(nodes, 0)
     for _ in nodes:
         moved = {one["target"]: depth[one["source"]] + 1 for one in sorted(links, key=lambda one: depth[one["source"]])}
@@ -216,6 +216,7 @@ def _neuronpedia_json(
 
 
 def _node_id(name: str, span: str) -> str:
+    """A node's id: its name, and the token span at which it stands, if it has one."""
     return f"{name}@{span}" if span else name
 
 
@@ -254,13 +255,13 @@ def script(graphs: Sequence[Mapping[str, Any]]) -> str:
 
 @cache
 def bundle() -> str:
-    """The library and the explorer's own script, which sets the function ``exploreCircuits``."""
+    """The JavaScript of the D3 library and of the explorer, which sets the function ``exploreCircuits``."""
     return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in ("vendor/d3.min.js", "explorer.js"))
 
 
 @cache
 def templates(folder: Path = _HERE) -> jinja2.Environment:
-    """The templates in a folder; those of all pages by default."""
+    """The environment of the Jinja templates in a folder; those of all pages by default."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,

@@ -83,11 +83,13 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def _check_only(only: Sequence[str], keys: Sequence[str]) -> None:
+    """Refuse names of figures that no page has."""
     if unknown := [name for name in only if name not in keys]:
         raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(dict.fromkeys(keys))}")
 
 
 def _file_path(folder: Path, name: str) -> Path:
+    """The path of a figure's file in a folder, without an ending."""
     path = folder / name
     refuse_file_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
     return path

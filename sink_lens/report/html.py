@@ -35,11 +35,11 @@ _OF_THE_PAGE = ("report", "report.html")
 _HERE = Path(__file__).parent
 
 
-def content(run: Run, *, prefix: str = "") -> Content:
+def page_content(run: Run, *, prefix: str = "") -> Content:
     """Collect everything that the page of a run shows; ids of its parts begin with the prefix."""
-    run = _for_page(run)
+    run = _run_for_page(run)
     page = page_of(run)
-    incomplete = _incomplete(run)  # reads every table
+    incomplete = _incomplete_sentence(run)  # reads every table
     first = page.first_screen(run) if page.first_screen else None
     own = run.provenance.get("notes") or []
     notes = (*_shortened_notes(run), *(own if isinstance(own, list) else [own]), *(first.notes if first else ()))
@@ -52,14 +52,14 @@ def content(run: Run, *, prefix: str = "") -> Content:
         notes=[capital(visible(note, limit=400)) for note in notes],
         incomplete=incomplete,
         first=first,
-        figures=[_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and belongs(run, of)],
-        tables=[_table(run, of, prefix=prefix) for of in page.tables if belongs(run, of)],
+        figures=[_shown_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and belongs(run, of)],
+        tables=[_shown_table(run, of, prefix=prefix) for of in page.tables if belongs(run, of)],
         provenance=_provenance(run),
     )
 
 
-def _for_page(run: Run) -> Run:
-    """The run with its tables read once, and of those that are too long for a page some rows."""
+def _run_for_page(run: Run) -> Run:
+    """The run with its tables read once; too long tables keep only some rows."""
     return dataclasses.replace(run, tables=run.tables.kept(most=MOST_READ))
 
 
@@ -79,7 +79,7 @@ def conclusion(folder: str | os.PathLike[str]) -> str:
     Raises:
         RunError: There is no run in the folder, or its run.json is damaged.
     """
-    run = _for_page(read_run(folder))
+    run = _run_for_page(read_run(folder))
     return attempt(run, lambda: page_of(run).title(run))[0] or f"A run of {visible(run.kind)}"
 
 
@@ -90,9 +90,9 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
         RunError: The runs are not comparable.
         InputError: Too few or too many of them.
     """
-    runs = [_for_page(run) for run in runs]
+    runs = [_run_for_page(run) for run in runs]
     check_comparable(runs, by=by)
-    parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
+    parts = [page_content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
     return parts, _with_common_figure(runs, set_beside(runs, parts))
 
 
@@ -117,7 +117,7 @@ def run_name(run: Run) -> str:
     return str(model or run.folder.resolve().name)
 
 
-def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
+def _shown_figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
     """A figure as the page shows it, or why it cannot be drawn."""
     key = f"{prefix}{of.key}"
 
@@ -139,7 +139,7 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
     return made or Shown(key=key, title=of.title, missing=missing, wide=True)
 
 
-def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
+def _shown_table(run: Run, of: Listed, *, prefix: str) -> Shown:
     """A table as the page shows it, or why it cannot be made."""
     key = f"{prefix}{of.key}"
     made, missing = attempt(run, lambda: of.make(run))
@@ -153,8 +153,8 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
     return Shown(key=key, title=of.title, see=see, table=explained, csv=csv(table.numbers))
 
 
-def _incomplete(run: Run) -> str:
-    """Say what the folder lacks; empty if nothing."""
+def _incomplete_sentence(run: Run) -> str:
+    """A sentence on the files that the folder lacks; empty if it lacks none."""
     missing = [visible(name) for name in run.missing if name not in _OF_THE_PAGE]
     ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
     sentences = [f"This run {ended}"] if ended else []
@@ -178,7 +178,7 @@ def _provenance(run: Run) -> dict[str, str]:
 
 
 def _dotted_names(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested values as dotted names, texts cut."""
+    """(name, text) of each value of a nested mapping, the names of its levels joined by dots; long texts cut."""
     rows = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -247,7 +247,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
         InputError: Too many runs.
     """
     runs = [read_run(folder) for folder in folders]
-    parts, beside = ([content(runs[0])], None) if len(runs) == 1 else side_by_side(runs, by=by)
+    parts, beside = ([page_content(runs[0])], None) if len(runs) == 1 else side_by_side(runs, by=by)
     patterns = [_pattern_data(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     first = parts[0].first if beside is None else None
@@ -260,7 +260,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
         leads=first.leads if first else (),
         tokens=[drawn_tokens(part.run) for part in parts],
         embedded=patterns,
-        data=_script_json({"csv": _copied_numbers(parts, beside), "colours": _viridis()}),
+        data=_script_json({"csv": _copied_numbers(parts, beside), "colours": _viridis_digits()}),
         patterns=_script_json([one["data"] for one in patterns]),
         script=script,
         exploring=exploring,
@@ -300,7 +300,7 @@ def _script_json(value: Any) -> str:
 
 
 @functools.cache
-def _viridis() -> str:
-    """Viridis, 256 colours of six digits."""
+def _viridis_digits() -> str:
+    """The colour map viridis as 256 colours of six hexadecimal digits, one after the other."""
     rows = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype(int)
     return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in rows.tolist())

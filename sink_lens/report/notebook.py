@@ -48,7 +48,7 @@ def _part_html(part: object) -> str:
 
 
 def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20) -> str:
-    """The first rows of a data frame, with some of its columns, under other names where they are given."""
+    """The first rows of a data frame as an HTML table, with the columns of ``heads``, under other names if given."""
     shown = shown_table(frame, frame.columns if heads is None else heads, most=most)
     align = [f"{CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
     cells = zip(shown.heads, align, strict=True)
@@ -65,7 +65,7 @@ def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None =
 
 
 def facts(values: Mapping[str, Any]) -> str:
-    """Names and values, one per line."""
+    """Names and values as HTML, one per line."""
     style = f"{CELL} text-align: left"
     rows = [
         f"<th style='{style}'>{text_html(name)}</th><td style='{style}'>{text_html(number(value))}</td>"
@@ -76,9 +76,9 @@ def facts(values: Mapping[str, Any]) -> str:
 
 def image_html(figure: Any) -> str:
     """A figure as an image."""
-    from sink_lens.report.style import picture
+    from sink_lens.report.style import figure_html
 
-    return picture(figure)
+    return figure_html(figure)
 
 
 def text_html(text: object) -> str:
@@ -87,10 +87,10 @@ def text_html(text: object) -> str:
 
 
 def rows_html(rows: Iterable[str]) -> str:
-    """Rows of cells as table rows."""
+    """Rows of cells as the rows of an HTML table."""
     return "".join(f"<tr>{row}</tr>" for row in rows)
 
 
 def scrolled(inside: str) -> str:
-    """A table that scrolls sideways."""
+    """An HTML table within an element that scrolls sideways."""
     return f"<div style='overflow-x: auto'><table style='border-collapse: collapse'>{inside}</table></div>"

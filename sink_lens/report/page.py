@@ -104,7 +104,7 @@ def _cell_text(value: Any, *, is_number: bool) -> str:
 
 
 def sentence_of(run: Run, *, limit: int) -> list[str]:
-    """The sentence of a run's summary; none if the summary has no row."""
+    """The sentence of a run's summary, at most ``limit`` characters, in a list; no item if the summary has no row."""
     return [visible(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
 
@@ -121,7 +121,7 @@ def intervals(
 
 
 def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:
-    """Say how many rows of a table are shown, if these are not all; its file ends in .parquet if not otherwise."""
+    """A sentence on how many rows of a table are shown, and the file that has all; empty if all are shown."""
     file = name if "." in name else f"{name}.parquet"
     return f" The first {most} of {total}; all are in {file}." if total > most else ""
 
@@ -148,7 +148,7 @@ MAKES = {
 
 
 def about(run: Run) -> str:
-    """Name a run in an error: its folder and its kind."""
+    """The folder and the kind of a run, as an error names it."""
     return f"{run.folder} is a run of {visible(run.kind)}"
 
 
@@ -185,7 +185,7 @@ class Drawn:
 
 
 def for_paper(circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame]) -> Drawn:
-    """A circuit for a paper, as files of figures have it."""
+    """The part of a run's page that draws a circuit for a paper, written only as files of figures."""
     about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
     return Drawn(key="circuit-paper", make=lambda run: (see, cast("Any", circuit(run)).draw("paper")), **about)
 
@@ -210,7 +210,7 @@ def has_table(name: str) -> Callable[[Run], bool]:
 def listed_table(
     name: str, see: str, heads: Heads, *, need: Sequence[str] = ()
 ) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return a function that makes a page's table of one of the run's tables, as it is.
+    """Return a function that makes a page's table, with its caption, from a table of the run as it is.
 
     Args:
         name: of the run's table.

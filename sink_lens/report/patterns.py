@@ -54,7 +54,7 @@ def kept_patterns(run: Run) -> np.ndarray:
     return kept
 
 
-def ends_of_ranking(run: Run, *, strongest: int, weakest: int) -> list[tuple[int, int, float]]:
+def strongest_and_weakest_heads(run: Run, *, strongest: int, weakest: int) -> list[tuple[int, int, float]]:
     """Layer, head and sink score of the heads with the highest scores at the studied position, and of the lowest.
 
     Raises:
@@ -74,7 +74,7 @@ def ends_of_ranking(run: Run, *, strongest: int, weakest: int) -> list[tuple[int
 
 
 def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
-    """Position -> text of the first sequence's tokens, the first of them; none if the run has no such table."""
+    """Position -> text of the first ``most`` tokens of the run's first sequence; empty if the run has no such table."""
     table = run.optional("tokens", columns=["sequence", "position", "text"])
     if table is None:
         return {}
@@ -84,7 +84,7 @@ def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
 
 
 def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
-    """Position and text of the first sequence's first tokens, as a page shows them."""
+    """(position, text) of the first tokens of the run's first sequence, as a page shows them."""
     return [(place, token_text(text)) for place, text in first_tokens(run, most=most).items()]
 
 

@@ -58,7 +58,7 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Check whether the runs do not agree in it."""
+        """Check whether the runs differ in this row."""
         return any(cell.differs for cell in self.cells)
 
 
@@ -80,7 +80,7 @@ class Beside:
 
     @property
     def title(self) -> str:
-        """In how much they differ: their verdicts, or the numbers of the summary in runs without verdicts."""
+        """In how much the runs differ: their verdicts, or the numbers of the summary in runs without verdicts."""
         if self.said:
             return self.said
         runs = listed(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
@@ -103,7 +103,7 @@ class Beside:
 
     @property
     def made(self) -> str:
-        """The sentence of what the runs were made with, where that differs; empty where it does not."""
+        """The sentence on how the runs' settings differ; empty where they do not."""
         apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
         settings = []
         for row in apart:
@@ -127,6 +127,7 @@ class Beside:
 
 
 def _setting_text(text: str) -> str:
+    """A setting's value as the page shows it: "not set" for a dash."""
     return "not set" if text == "–" else visible(text, limit=40)
 
 
@@ -134,7 +135,7 @@ def set_beside(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     """The comparison of several runs, made from the content of their pages."""
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}
-    summaries = [attempt(run, lambda run=run: _summary_values(run))[0] or {} for run in runs]
+    summaries = [attempt(run, lambda run=run: _summary_texts(run))[0] or {} for run in runs]
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_make_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
@@ -199,6 +200,7 @@ def _run_names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]
 
 
 def _make_row(name: str, texts: Sequence[str]) -> Row:
+    """A row of one text per run; those that differ from the first run's are marked."""
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 
@@ -218,7 +220,8 @@ def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
     )
 
 
-def _summary_values(run: Run) -> dict[str, str]:
+def _summary_texts(run: Run) -> dict[str, str]:
+    """Quantity -> its value and interval as text, from the table ``summary`` of a run."""
     table = run.need("summary", columns=["quantity", "value"])
     shown = {}
     for row in table.to_dict("records"):

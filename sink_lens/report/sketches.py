@@ -45,7 +45,7 @@ def sketch_chain(circuit: Any) -> Diagram:
     at = dict(zip(nodes["id"], nodes["at"], strict=True))
     rows = None if one_step else {step: row for row, step in enumerate(sorted(set(nodes["step"].dropna())))}
     boxes = [
-        Box(id=str(name), text=_node_words(part), row=None if rows is None else rows.get(part["step"].iloc[0]))
+        Box(id=str(name), text=_box_words(part), row=None if rows is None else rows.get(part["step"].iloc[0]))
         for name, part in nodes.groupby("at", sort=False)
     ]
     if rows is not None:  # columns are kinds of nodes; what all growth steps share stands between them
@@ -99,7 +99,8 @@ def sketch_chain(circuit: Any) -> Diagram:
     )
 
 
-def _node_words(nodes: pd.DataFrame) -> str:
+def _box_words(nodes: pd.DataFrame) -> str:
+    """The words of the box of a kind of node, at most ``MOST_WORDS``, from its rows in the table of nodes."""
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
     layers = _layers_text(nodes["layers"].tolist())
@@ -130,6 +131,7 @@ def _join_labels(labels: Sequence[str]) -> str:
 
 
 def _layers_text(said: Sequence[str]) -> str:
+    """The layers of labels such as "layers 3–5", with a comma before them; empty for none or more than three."""
     spans = [one.partition(" ")[2] for one in said if one.startswith("layer")]
     if not spans or len(spans) > 3:
         return ""

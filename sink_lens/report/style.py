@@ -217,13 +217,13 @@ def map_panel(
     axes = panel(figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
     image = axes.imshow(grid, cmap=_SIGNED, vmin=-limit, vmax=limit, interpolation="none", aspect="auto")
-    _ticks(axes, rows, name=down, labels=labels or {}, y=True)
-    _ticks(axes, columns if across else [], name=across or "", labels={}, y=False)
+    _label_ticks(axes, rows, name=down, labels=labels or {}, y=True)
+    _label_ticks(axes, columns if across else [], name=across or "", labels={}, y=False)
     return axes, image
 
 
-def _ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
-    """Label an axis of positions, layers or other indices."""
+def _label_ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
+    """Label an axis of positions, layers or other indices; ``labels`` are texts instead of some values."""
     axis = axes.yaxis if y else axes.xaxis
     if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
         texts = [token_text(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
@@ -276,14 +276,14 @@ def layer_scale(figure: Figure, images: Sequence[ScalarMappable | None], panels:
 
 
 def whole_numbers(axes: Axes, *, y: bool = True) -> None:
-    """Ticks at whole numbers only, at x and, unless told, at y."""
+    """Put ticks at whole numbers only, at x and, unless told, at y."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
     if y:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
 def logarithmic(axes: Axes, *, axis: str) -> None:
-    """A logarithmic axis with plain numbers: matplotlib writes powers as formulas, not parsed here."""
+    """Make an axis logarithmic, with plain numbers: matplotlib writes powers as formulas, not parsed here."""
     (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
     if not low > 0:  # nothing is drawn
@@ -344,8 +344,8 @@ def fix_layout(figure: Figure) -> None:
         figure.set_layout_engine("none")
 
 
-def picture(figure: Figure) -> str:
-    """The figure as an image in HTML, which holds it itself."""
+def figure_html(figure: Figure) -> str:
+    """The figure as an HTML image that holds its data itself."""
     return f'<img alt="" src="data:image/png;base64,{base64.b64encode(figure_bytes(figure, "png")).decode()}">'
 
 
@@ -406,7 +406,7 @@ def svg(figure: Figure, *, name: str) -> str:
         element.tag = element.tag.rpartition("}")[2]
         for key, value in list(element.attrib.items()):
             del element.attrib[key]
-            element.set(key.rpartition("}")[2], _in_page(key, value, name=name))
+            element.set(key.rpartition("}")[2], _unique_ids(key, value, name=name))
         for child in [child for child in element if child.tag.rpartition("}")[2] in ("style", "metadata")]:
             element.remove(child)
     width = float(root.attrib["viewBox"].split()[2])
@@ -419,8 +419,8 @@ def svg(figure: Figure, *, name: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _in_page(key: str, value: str, *, name: str) -> str:
-    """An attribute of an SVG whose ids are made unique in the page."""
+def _unique_ids(key: str, value: str, *, name: str) -> str:
+    """The value of an SVG's attribute, its ids made unique in the page by a name in front."""
     local = key.rpartition("}")[2]
     if local == "id":
         return f"{name}-{value}"

@@ -26,7 +26,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, refuse_file_of_run
 from sink_lens.records.provenance import plain_json
 from sink_lens.report.page import MAKES, about
-from sink_lens.report.patterns import ends_of_ranking, first_tokens, kept_patterns
+from sink_lens.report.patterns import first_tokens, kept_patterns, strongest_and_weakest_heads
 from sink_lens.text import head_name, number, plural, token_text
 
 _LOADER = """(async () => {
@@ -241,6 +241,7 @@ def unpacking_script(bundle: str, *, name: str, then: str) -> str:
 
 @cache
 def _packed_bundle(bundle: str) -> str:
+    """A script compressed by gzip, in base64."""
     return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
 
 
@@ -355,7 +356,7 @@ def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple
         raise RunError(f"{about(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
     kept = kept_patterns(run)
     if heads is None:
-        ranked = ends_of_ranking(run, strongest=_STRONGEST, weakest=_WEAKEST)
+        ranked = strongest_and_weakest_heads(run, strongest=_STRONGEST, weakest=_WEAKEST)
         heads = [(layer, head) for layer, head, _ in ranked]
     if not heads:
         raise InputError("heads is empty; need pairs of layer and head, one at least")
@@ -397,6 +398,7 @@ def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tok
 
 
 def _head_names(names: Sequence[str], n: int) -> list[str]:
+    """The given names made safe to show; an error unless there is one for each of ``n`` heads."""
     if len(names) != n:
         raise InputError(f"there are {len(names)} names for {n} heads; need one each")
     return [_harmless_text(name, limit=16) for name in names]

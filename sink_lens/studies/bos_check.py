@@ -18,16 +18,19 @@ def bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     The chat's numbers are None without a chat template, or with one that ends with an error.
     """
     token = bos_id(tokenizer)
-    found: dict[str, int | None] = {"text": _leading(tokenizer("a", verbose=False)["input_ids"], token)}
-    chat = _chat(tokenizer)
+    found: dict[str, int | None] = {"text": _n_leading(tokenizer("a", verbose=False)["input_ids"], token)}
+    chat = _chat_text(tokenizer)
     if chat is None:
         return found | {"chat": None, "chat_tokenised_again": None}
     again = tokenizer(chat, verbose=False)["input_ids"]
-    return found | {"chat": _leading(text_ids(chat, tokenizer), token), "chat_tokenised_again": _leading(again, token)}
+    return found | {
+        "chat": _n_leading(text_ids(chat, tokenizer), token),
+        "chat_tokenised_again": _n_leading(again, token),
+    }
 
 
-def said_in_front(found: Mapping[str, int | None]) -> str:
-    """The counts of ``bos_in_front`` as a clause."""
+def bos_clause(found: Mapping[str, int | None]) -> str:
+    """A clause on the counts of BOS tokens that ``bos_in_front`` found."""
     said = f"the tokenizer puts {found['text'] or 'none'} in front of a text"
     if found["chat"] is not None:
         said += f", a chat begins with {found['chat'] or 'none'}"
@@ -36,7 +39,7 @@ def said_in_front(found: Mapping[str, int | None]) -> str:
     return said
 
 
-def _leading(ids: Sequence[int], token: int | None) -> int:
+def _n_leading(ids: Sequence[int], token: int | None) -> int:
     """Number of times that a token stands at the beginning of ids."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
@@ -44,7 +47,7 @@ def _leading(ids: Sequence[int], token: int | None) -> int:
     return count
 
 
-def _chat(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _chat_text(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """A chat of one turn as text; None without a chat template, or if the template fails."""
     if not getattr(tokenizer, "chat_template", None):
         return None

@@ -32,10 +32,10 @@ from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..stats import Interval, interval, paired_difference
 from ..text import interval_text as bounds
 from ..text import listed, loss_change_text, neuron_name, number, percent, plural, span, visible
-from .bos_check import bos_in_front, said_in_front
+from .bos_check import bos_clause, bos_in_front
 from .card_pair import compare
 from .config import CardConfig
-from .observed import SITES_READ, Observed, digits
+from .observed import SITES_READ, Observed, round_digits
 from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate, with_interval
 from .study import Measured, Study, inputs, shown_name, write_study
 
@@ -98,9 +98,9 @@ def card(
         seed=config.seed,
         batch_size=config.batch_size,
     )
-    made = contents(seen, chain=None if config.trace is None else chain_of(config.trace, lens))
+    made = card_contents(seen, chain=None if config.trace is None else chain_answers(config.trace, lens))
     found = Measured(
-        frames=_frames(seen, made),
+        frames=_card_tables(seen, made),
         kernel=seen.core.kernel,
         decision=made,
         headline=made["sentence"],
@@ -109,11 +109,11 @@ def card(
     return write_study("card", lens, batch, config, found, out=out, overwrite=overwrite)
 
 
-def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = rounding(lens, batch, position=seen.location.sink_position)
-    rate = _number(sink_rate(seen, threshold=threshold), seen)
+    rate = _mean_with_interval(sink_rate(seen, threshold=threshold), seen)
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
         losses |= {"zeroed": seen.zeroed, "mean_aligned": seen.mean_aligned}
@@ -144,12 +144,12 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
             "at_first_position": float(seen.marked("attention").nonzero()[:, 1].eq(0).double().mean()),
             "tokens": _sink_tokens(seen),
             "rate": rate | {"threshold": threshold},
-            "attention": _number(first_token_share(seen), seen),
-            "to_no_key": _number(null_mass(seen), seen),
+            "attention": _mean_with_interval(first_token_share(seen), seen),
+            "to_no_key": _mean_with_interval(null_mass(seen), seen),
             "first_layer": sink_onset_layer(seen, threshold=threshold),
         },
-        "cache": {"keep": None} if math.isnan(rate["value"]) else _cache(seen),
-        "bos": _bos(seen),
+        "cache": {"keep": None} if math.isnan(rate["value"]) else _cache_positions(seen),
+        "bos": _bos_losses(seen),
         "outlier_dimensions": _outliers(seen),
         "residual_sinks": [{"dimension": one} | row for one, row in seen.residual_sinks.items()],
         "growth": [
@@ -162,20 +162,20 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         ],
         "writers": seen.writers,
         "super_weights": seen.super_weights[:_MOST_LISTED],
-        "largest_activations": _largest(seen),
-        "loss": {name: _loss(samples, seen) for name, samples in losses.items()},
+        "largest_activations": _largest_activations(seen),
+        "loss": {name: _loss_with_change(samples, seen) for name, samples in losses.items()},
         "chain": chain or {"asked": False},
     }
-    found = digits(found)
+    found = round_digits(found)
     return {"schema": found.pop("schema"), "sentence": sentence(found)} | found
 
 
-def _number(samples: Tensor, seen: Observed) -> dict[str, Any]:
+def _mean_with_interval(samples: Tensor, seen: Observed) -> dict[str, Any]:
     """``value``, ``low``, ``high``, ``n``: mean over sequences and 95% interval; nan if no sequence has the number."""
-    return _of(with_interval(samples, seed=seen.seed))
+    return _interval_fields(with_interval(samples, seed=seen.seed))
 
 
-def _of(found: Interval) -> dict[str, Any]:
+def _interval_fields(found: Interval) -> dict[str, Any]:
     """An interval as the card has it: ``value``, ``low``, ``high``, ``n``."""
     return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
 
@@ -197,13 +197,13 @@ def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
     return rows
 
 
-def _cache(seen: Observed) -> dict[str, Any]:
+def _cache_positions(seen: Observed) -> dict[str, Any]:
     """Sink positions that a KV cache must keep when it evicts; number of sink tokens, and of those at the positions."""
     keep, marked = sorted(sink_positions(seen)), seen.marked("attention")
     return {"keep": keep, "sink_tokens": int(marked.sum()), "sink_tokens_kept": int(marked[:, keep].sum())}
 
 
-def _bos(seen: Observed) -> dict[str, Any]:
+def _bos_losses(seen: Observed) -> dict[str, Any]:
     """The loss of the same tokens with BOS in front of them and without it."""
     tokenizer = seen.lens.tokenizer
     token = None if tokenizer is None else bos_id(tokenizer)
@@ -227,7 +227,7 @@ def _bos(seen: Observed) -> dict[str, Any]:
         "token": {"id": token, "text": visible(str(tokenizer.decode([token])), limit=24)},
         "loss_with_nats": float(less.mean()),
         "loss_without_nats": float(more.mean()),
-        "cost_without_nats": _of(change),
+        "cost_without_nats": _interval_fields(change),
     }
 
 
@@ -256,7 +256,7 @@ def _outliers(seen: Observed) -> list[dict[str, Any]]:
     return rows
 
 
-def _largest(seen: Observed) -> list[dict[str, Any]]:
+def _largest_activations(seen: Observed) -> list[dict[str, Any]]:
     """One row per site: its largest entry, with layer, position, channel and ratio to the token's median magnitude."""
     rows = []
     for site in SITES_READ:
@@ -279,16 +279,16 @@ def _largest(seen: Observed) -> list[dict[str, Any]]:
     return rows
 
 
-def _loss(losses: Tensor, seen: Observed) -> dict[str, Any]:
+def _loss_with_change(losses: Tensor, seen: Observed) -> dict[str, Any]:
     """Mean loss in nats with its interval, and under ``change`` its difference to the unchanged model's, paired."""
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
     own = interval(losses.double().numpy(), generator=np.random.default_rng(seen.seed), n_resamples=1000)
-    return _of(own) | {"change": _of(change)}
+    return _interval_fields(own) | {"change": _interval_fields(change)}
 
 
-def chain_of(folder: str | Path, lens: LensModel) -> dict[str, Any]:
+def chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
     """The answers about the chain and the makers of a trace.
 
     Raises:
@@ -313,7 +313,7 @@ def chain_of(folder: str | Path, lens: LensModel) -> dict[str, Any]:
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    """Say what to do about this model's sink, with the number that says so."""
+    """The card's sentence: what to do about this model's sink, with the number that says so."""
     sink, outliers = found["sink"], [row["dimension"] for row in found["outlier_dimensions"]]
     rate = sink["rate"]
     rated = ""
@@ -360,27 +360,27 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     rate = sink["rate"]
     return [
         ("Sink positions", listed(sink["positions"]) or "none"),
-        ("Sink tokens", _said_tokens(sink)),
+        ("Sink tokens", _sink_tokens_text(sink)),
         (
             f"Sink rate (threshold {number(rate['threshold'])})",
             f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip(),
         ),
-        ("A KV cache must keep", _said_cache(found["cache"])),
+        ("A KV cache must keep", _cache_text(found["cache"])),
         (
             "BOS needed",
             {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}[found["bos"]["needed"]],
         ),
-        *([("BOS in front", said_in_front(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
+        *([("BOS in front", bos_clause(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
         (
             "Outlier dimensions",
             "; ".join(
-                f"{row['dimension']} ({_layers(row['layers'])}, largest {number(row['value'])})"
+                f"{row['dimension']} ({_layers_label(row['layers'])}, largest {number(row['value'])})"
                 for row in found["outlier_dimensions"]
             )
             or "none",
         ),
         ("Residual sinks", listed(row["dimension"] for row in found["residual_sinks"]) or "none"),
-        ("Makers", "; ".join(_maker(row) for row in found["writers"]) or "none"),
+        ("Makers", "; ".join(_writers_text(row) for row in found["writers"]) or "none"),
         (
             "Super weights",
             "; ".join(f"layer {row['layer']} [{row['row']}, {row['column']}]" for row in found["super_weights"])
@@ -402,12 +402,12 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _layers(layers: str) -> str:
+def _layers_label(layers: str) -> str:
     """The layers with the word in front of them: ``layers 3-11``; "embedding" for an empty text."""
     return f"layers {layers}" if layers else "embedding"
 
 
-def _maker(row: Mapping[str, Any]) -> str:
+def _writers_text(row: Mapping[str, Any]) -> str:
     """Text that names the experts, neurons or sublayers that write the outlier dimension in a layer."""
     units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
     if not units:
@@ -426,7 +426,7 @@ def _maker(row: Mapping[str, Any]) -> str:
     return f"layer {row['layer']}: {told} of the growth of dimension {row['dimension']}"
 
 
-def _said_tokens(sink: Mapping[str, Any]) -> str:
+def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
     """Text that lists the sink tokens with their counts; only their number, if different ones stand at position 0."""
     if not sink["tokens"]:
         return "none"
@@ -437,7 +437,7 @@ def _said_tokens(sink: Mapping[str, Any]) -> str:
     return listed(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
 
 
-def _said_cache(cache: Mapping[str, Any]) -> str:
+def _cache_text(cache: Mapping[str, Any]) -> str:
     """Text with the positions that a cache must keep, and how many of all sink tokens stand there."""
     if cache["keep"] is None:
         return "unknown"
@@ -449,13 +449,13 @@ def _said_cache(cache: Mapping[str, Any]) -> str:
 def markdown(found: Mapping[str, Any]) -> str:
     """The card as a Markdown section to paste into a model card: sentence, table, conditions and notes."""
     on = found["measured_on"]
-    lines = [f"| {name} | {_cell(value)} |" for name, value in rows_of_card(found)]
+    lines = [f"| {name} | {_markdown_cell(value)} |" for name, value in rows_of_card(found)]
     bos = "with BOS" if on["begins_with_bos"] else "without BOS"
     made = (
         f"Measured with sink_lens {found['sink_lens']} ({found['schema']}) in {found['model']['dtype']} on "
-        f"{on['sequences']} sequences of {on['length']} tokens ({_cell(on['source'])}, {bos})."
+        f"{on['sequences']} sequences of {on['length']} tokens ({_markdown_cell(on['source'])}, {bos})."
     )
-    notes = [f"Note: {_cell(note)}." for note in found["model"]["notes"]]
+    notes = [f"Note: {_markdown_cell(note)}." for note in found["model"]["notes"]]
     return "\n".join(
         ["## Attention sinks", "", found["sentence"], "", "| | |", "| --- | --- |", *lines, "", made, *notes, ""]
     )
@@ -480,12 +480,12 @@ def _loss_cell(row: Mapping[str, Any]) -> str:
     )
 
 
-def _cell(text: Any) -> str:
+def _markdown_cell(text: Any) -> str:
     """Text that cannot break a Markdown table or bring in HTML."""
     return str(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 
-def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def _card_tables(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """Table name -> table of the card's run folder, with the columns that the schema declares."""
     layers = {
         "layer": range(seen.lens.n_layers),

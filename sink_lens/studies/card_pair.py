@@ -50,14 +50,14 @@ def compare(
     overwrite: bool,
 ) -> Study:
     """Compare two models on the same tokens."""
-    second = _second(config, other)
-    _check_alike(lens, second)
+    second = _second_model(config, other)
+    _refuse_unlike(lens, second)
     how = {"thresholds": Thresholds(threshold=config.threshold), "seed": config.seed, "batch_size": config.batch_size}
     a, b = (Observed(one, sequences, **how) for one in (lens, second))
-    changes = [*_numbers(a, b), *_indices(a, b), *_texts(lens, second)]
+    changes = [*_number_rows(a, b), *_list_rows(a, b), *_text_rows(lens, second)]
     names = (shown_name(lens.name), shown_name(second.name))
     names = names if names[0] != names[1] else (names[0], "the second model")
-    tensors = _tensors(lens, second)
+    tensors = _changed_weights(lens, second)
     decision = _decision(changes, tensors, names=names, config=config, n=len(a.token_losses))
     summary = pd.DataFrame([{name: decision[name] for name in _SUMMARY}])
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
@@ -68,14 +68,14 @@ def compare(
 _SUMMARY = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
 
 
-def _second(config: CardConfig, other: ModelLike | None) -> LensModel:
+def _second_model(config: CardConfig, other: ModelLike | None) -> LensModel:
     """The second model of a comparison."""
     if other is not None and not isinstance(other, str | Path):
         return as_lens(other)
     return load(config.others[0], device=config.device, dtype=config.dtype)
 
 
-def _check_alike(first: LensModel, second: LensModel) -> None:
+def _refuse_unlike(first: LensModel, second: LensModel) -> None:
     """Refuse two models of different shapes or dtypes."""
     for name in _WEIGHT_SIZES:
         mine, its = (getattr(one.config, name, None) for one in (first, second))
@@ -99,7 +99,7 @@ _ROWS = {
 """Quantity -> its name in ``changes``, where that is another."""
 
 
-def _numbers(a: Observed, b: Observed) -> list[dict[str, Any]]:
+def _number_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
     """Rows of ``changes`` for the loss, over all, early and later positions, and for every compared quantity."""
     first, second = a.token_losses.double(), b.token_losses.double()
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), seed=a.seed)]
@@ -132,13 +132,13 @@ def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: in
     }
 
 
-def _indices(a: Observed, b: Observed) -> list[dict[str, Any]]:
+def _list_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
     """Rows of ``changes`` for quantities that are lists, such as sink positions and outlier dimensions."""
     quantities = {
         "sink_positions": sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
         "residual_sinks": lambda seen: sorted(seen.residual_sinks),
-        "writing_neurons": _writing,
+        "writing_neurons": _writing_neuron_names,
     }
     return [
         _text_row(name, "index", *(", ".join(map(str, read(one))) for one in (a, b)))
@@ -146,7 +146,7 @@ def _indices(a: Observed, b: Observed) -> list[dict[str, Any]]:
     ]
 
 
-def _writing(seen: Observed) -> list[str]:
+def _writing_neuron_names(seen: Observed) -> list[str]:
     """Names of the neurons that write the outlier dimension; empty if they cannot be read."""
     try:
         return [f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)]
@@ -166,7 +166,7 @@ def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
     }
 
 
-def _texts(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
+def _text_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
     """Rows of ``changes`` for configuration fields that differ, BOS tokens in front of texts and chats, and tokens."""
     mine, its = (one.config.to_dict() for one in (first, second))
     fields = {name: (mine.get(name), its.get(name)) for name in sorted({*mine, *its} - set(_UNREAD))}
@@ -184,7 +184,7 @@ def _texts(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
     return rows
 
 
-def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
+def _changed_weights(first: LensModel, second: LensModel) -> pd.DataFrame:
     """(tensor, change) of the weights that changed most: norm of the difference over the norm of the first model's."""
     theirs = dict(second.plain.named_parameters())
     rows = []
@@ -228,20 +228,20 @@ def _decision(
 
 def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
     """Two sentences: the change of the loss and whether it is within its bound, then the main further changes."""
-    others = [_change(row) for row in changes[1:] if row["changed"]]
+    others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):
         top = tensors.iloc[0]
         others.insert(3, f"most of all weights {top['tensor']} (by {number(float(top['change']))} of its norm)")
     within = "within" if found["within_bound"] else "not within"
     return (
-        f"From {found['first']} to {found['second']}: {_change(changes[0])}, {within} the bound of "
+        f"From {found['first']} to {found['second']}: {_change_text(changes[0])}, {within} the bound of "
         f"{number(found['most_loss'])} nats. "
         + (f"What else changed: {listed(others, most=4)}." if others else "Nothing else changed beyond its interval.")
     )
 
 
-def _change(row: Mapping[str, Any]) -> str:
-    """A row of ``changes`` as text: NAME FIRST → SECOND, with the change and its interval for numbers."""
+def _change_text(row: Mapping[str, Any]) -> str:
+    """A row of ``changes`` as text: its name, both models' values, and for numbers the change and its interval."""
     name = row["quantity"].replace("_", " ").replace("loss positions", "loss at positions")
     name += ":" * name[-1].isdigit()
     if row["unit"] in ("index", "text"):

@@ -81,7 +81,7 @@ def cards(
     """
     asked = make_config(CardConfig, config, fields)
     rows = rows_of(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
-    return frame_of(rows, chosen_columns(rows, columns or asked.columns))
+    return full_table(rows, chosen_columns(rows, columns or asked.columns))
 
 
 def rows_of(
@@ -123,15 +123,15 @@ def row_of(run: Run) -> dict[str, Cell]:
     shown = PurePath(name).name if PurePath(name).is_absolute() else name
     row = {"model": Cell(value=visible(shown)), "run": Cell(value=run.kind)}
     row |= {name: Cell(value=run.provenance.get(name)) for name in _OF_RUN}
-    return row | (_of_card(run) if run.kind == "card" else _of_trace(run))
+    return row | (_card_cells(run) if run.kind == "card" else _trace_cells(run))
 
 
-def _of_trace(run: Run) -> dict[str, Cell]:
+def _trace_cells(run: Run) -> dict[str, Cell]:
     """Column -> cell of the row that a trace's run folder gives."""
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
     row = {}
     for one in table.to_dict("records"):
-        name, value = str(one["quantity"]), _number(one["value"])
+        name, value = str(one["quantity"]), _float_if_number(one["value"])
         if name in _LISTS and isinstance(value, float):  # a list of one, which was read as a number
             value = f"{value:.0f}"
         row[name] = Cell(value=value, low=one["ci_low"], high=one["ci_high"])
@@ -145,7 +145,7 @@ def _of_trace(run: Run) -> dict[str, Cell]:
     return row
 
 
-def _of_card(run: Run) -> dict[str, Cell]:
+def _card_cells(run: Run) -> dict[str, Cell]:
     """Column -> cell of the row that a card's run folder gives, from ``card.json``."""
     try:
         card = json_value((run.folder / "card.json").read_text(encoding="utf-8"))
@@ -153,20 +153,20 @@ def _of_card(run: Run) -> dict[str, Cell]:
         row = {
             "sentence": Cell(value=card["sentence"]),
             "sink_positions": Cell(value=", ".join(map(str, sink["positions"]))),
-            "sink_rate": _cell(sink["rate"]),
-            "sink_mass": _cell(sink["attention"]),
-            "to_no_key": _cell(sink["to_no_key"]),
+            "sink_rate": _interval_cell(sink["rate"]),
+            "sink_mass": _interval_cell(sink["attention"]),
+            "to_no_key": _interval_cell(sink["to_no_key"]),
             "first_sink_layer": Cell(value=sink["first_layer"]),
-            "outlier_dimensions": _join(card["outlier_dimensions"], "dimension"),
-            "residual_sinks": _join(card["residual_sinks"], "dimension"),
+            "outlier_dimensions": _joined_cell(card["outlier_dimensions"], "dimension"),
+            "residual_sinks": _joined_cell(card["residual_sinks"], "dimension"),
             "super_weights": Cell(
                 value="; ".join(f"{one['layer']} [{one['row']}, {one['column']}]" for one in card["super_weights"])
             ),
-            "loss": _cell(loss["clean"]),
-            "zeroing_cost": _cell(loss.get("zeroed", {}).get("change", {})),
-            "mean_cost": _cell(loss.get("mean_aligned", loss.get("set_to_mean", {})).get("change", {})),
+            "loss": _interval_cell(loss["clean"]),
+            "zeroing_cost": _interval_cell(loss.get("zeroed", {}).get("change", {})),
+            "mean_cost": _interval_cell(loss.get("mean_aligned", loss.get("set_to_mean", {})).get("change", {})),
             "bos_needed": Cell(value=bos["needed"]),
-            "bos_cost": _cell(bos.get("cost_without_nats", {})),
+            "bos_cost": _interval_cell(bos.get("cost_without_nats", {})),
         }
         row |= {f"max_{one['site']}": Cell(value=one["value"]) for one in card["largest_activations"]}
         return row | {name: Cell(value=verdict) for name, verdict in card["chain"].get("links", {}).items()}
@@ -174,17 +174,17 @@ def _of_card(run: Run) -> dict[str, Cell]:
         raise RunError(f"{run.folder}/card.json cannot be read ({error}); need the card of a finished run") from error
 
 
-def _cell(found: Mapping[str, Any]) -> Cell:
+def _interval_cell(found: Mapping[str, Any]) -> Cell:
     """A number of ``card.json`` with the ends of its interval as a cell."""
     return Cell(value=found.get("value"), low=found.get("low"), high=found.get("high"))
 
 
-def _join(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
-    """A cell that lists one field of every row."""
+def _joined_cell(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
+    """A cell that lists one field of every row, with commas."""
     return Cell(value=", ".join(str(row[name]) for row in rows))
 
 
-def _number(value: Any) -> Any:
+def _float_if_number(value: Any) -> Any:
     """The value as a float if it reads as one, else unchanged; None for a nan."""
     if isinstance(value, Real):
         return None if value != value else value  # nan
@@ -207,7 +207,7 @@ def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     return [name for name in DEFAULT_COLUMNS if name in there]
 
 
-def frame_of(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
+def full_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     """The table with numbers in full; an interval's ends are in the columns ``NAME_low`` and ``NAME_high``."""
     made: dict[str, list[Any]] = {}
     for name in columns:
@@ -262,11 +262,11 @@ def run(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress
 def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     """Terminal output of a card, a comparison or a table."""
     if isinstance(found, CardTable):
-        yield _printed(found)
+        yield _terminal_table(found)
         return
     yield found.headline
     if "changes" in found.tables:
-        yield from _changed(found.tables["changes"])
+        yield from _change_tables(found.tables["changes"])
         return
     from rich.table import Table
 
@@ -279,7 +279,7 @@ def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     yield f"block for a model card: {found.folder / 'card.md'}"
 
 
-def _printed(found: CardTable) -> "str | pd.DataFrame":
+def _terminal_table(found: CardTable) -> "str | pd.DataFrame":
     """The table as texts, numbers to three digits with their intervals; the names alone where they are asked for."""
     rows, columns = found.rows, found.columns
     if found.config.columns == ("?",):
@@ -288,7 +288,7 @@ def _printed(found: CardTable) -> "str | pd.DataFrame":
     return pd.DataFrame(shown, columns=columns)
 
 
-def _changed(changes: pd.DataFrame) -> Iterator[pd.DataFrame]:
+def _change_tables(changes: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Two tables for the terminal: rows with numbers of both models, then rows with indices or texts."""
     from .pages.diff import with_names
 

@@ -22,8 +22,8 @@ from ..models.lens import check_attention
 from ..stats import paired_difference
 from ..text import span
 from .config import AblateConfig, AmplifyConfig, IsolateConfig
-from .neuron_sets import Found, find_sets, names
-from .pages.interventions import amplified, isolated, removed
+from .neuron_sets import Found, find_sets, neuron_names
+from .pages.interventions import ablation_sentences, amplification_sentences, isolation_sentences
 from .study import Measured, study
 
 
@@ -49,7 +49,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
         row |= _row(setting, baseline, edited, target_position=target, reads=setting.late_layers)
         summary.append(row)
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
-    headline = "\n".join(isolated(frames["summary"]))
+    headline = "\n".join(isolation_sentences(frames["summary"]))
     if mixing := setting.lens.mixer_layers:
         headline += f"\nisolation masks attention alone: the mixers of layers {span(mixing)} still bring earlier tokens"
     options = {"target_positions": chosen, "layers": None if layers is None else list(layers)}
@@ -93,7 +93,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     where = f"Position {target} amplified in layers {span(chosen)}, at most:"
     options = {"target_position": target, "layers": chosen, "factors": list(config.factors), "centres": list(centres)}
     tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
-    headline = "\n".join([where, *amplified(frames["summary"])])
+    headline = "\n".join([where, *amplification_sentences(frames["summary"])])
     return Measured(frames=frames, headline=headline, asked=options, means=tensors)
 
 
@@ -133,7 +133,7 @@ def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measure
     """
     found, table = find_sets(setting, progress=progress)
     summary = pd.DataFrame([_set_row(one, table) for one in found])
-    headline = "\n".join([*removed(summary), setting.averaged.words])
+    headline = "\n".join([*ablation_sentences(summary), setting.averaged.words])
     return Measured(frames={"ablations": table, "summary": summary}, headline=headline)
 
 
@@ -148,7 +148,7 @@ def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
     random, single = shares("random, same layers", "random, same ranks outside"), shares("single")
     return {
         "step": found.segment.number,
-        "neurons": names(found.neurons),
+        "neurons": neuron_names(found.neurons),
         "size": len(found.neurons),
         "removes": found.removes,
         "removed_share": float(shares("set")[0]),

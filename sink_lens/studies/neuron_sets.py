@@ -98,16 +98,16 @@ def find_sets(
     found, rows = [], []
     with tqdm(desc="ablating sets", unit="run", disable=not progress, leave=False) as bar:
         for segment in steps:
-            one = _smallest(setting, segment, most=most, rank=rank, tick=bar.update)
+            one = _smallest_set(setting, segment, most=most, rank=rank, tick=bar.update)
             found.append(one)
-            for row in _rows(setting, one, rank=rank, rng=rng):
+            for row in _set_rows(setting, one, rank=rank, rng=rng):
                 rows.append(row)
                 bar.update()
     return found, pd.DataFrame(rows, columns=column_names("ablate", "ablations"))
 
 
-def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:
-    """The shortest prefix of the ranking that removes the sink."""
+def _smallest_set(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:
+    """The shortest prefix of the ranking, of at most ``most`` neurons, that removes a growth step's sink."""
     (step,) = segment.steps
     assert step is not None  # only steps are looked at
     order = rank(setting, layers=step.layers, step=step)
@@ -137,7 +137,9 @@ def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, t
     return Found(segment=segment, neurons=tuple(chosen), removes=True, ranks=places)
 
 
-def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator) -> Iterator[dict[str, object]]:
+def _set_rows(
+    setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator
+) -> Iterator[dict[str, object]]:
     """One row of ``ablations`` per ablation: the set in each way, neurons alone, each left out, random sets."""
     segment, chosen = found.segment, list(found.neurons)
     (step,) = segment.steps
@@ -148,7 +150,7 @@ def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Gener
         kind: str, neurons: Sequence[Neuron], *, method: str, what: str, where: str, loss: bool
     ) -> dict[str, object]:
         positions = [setting.sink_position] if where == "sink" else None
-        edits = _edits(setting, neurons, method=method, what=what, positions=positions, step=step)
+        edits = _ablation_edits(setting, neurons, method=method, what=what, positions=positions, step=step)
         run = setting.run(edits, loss=loss, layers=None if loss else segment.layers, quiet=True)
         share = removed_share(
             setting.baseline, run, sink_position=setting.sink_position, layers=segment.layers, generator=rng
@@ -157,7 +159,7 @@ def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Gener
         return {
             "step": segment.number,
             "kind": kind,
-            "neurons": names(neurons),
+            "neurons": neuron_names(neurons),
             "size": len(neurons),
             "method": method,
             "what": what,
@@ -200,7 +202,7 @@ _WAYS = (
 """Ways in which a set is ablated: method, part of the neuron, and positions."""
 
 
-def names(neurons: Sequence[Neuron]) -> str:
+def neuron_names(neurons: Sequence[Neuron]) -> str:
     """Neurons as text: ``11.1229, 11.1487``."""
     return ", ".join(f"{layer}.{index}" for layer, index in neurons)
 
@@ -213,7 +215,7 @@ def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
     return found
 
 
-def _edits(
+def _ablation_edits(
     setting: Setting,
     neurons: Sequence[Neuron],
     *,

@@ -81,7 +81,7 @@ class Observed:
 
     @cached_property
     def core(self) -> Streamed:
-        """Everything that one pass reads."""
+        """The readings of the one pass that most quantities share, made once."""
         lens, n = self.lens, self.tokens.n_positions
         positions = r.sampled_positions(n)
         sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
@@ -97,8 +97,8 @@ class Observed:
             r.token_loss_reading(lens),
             Reading(name="received", sites=("rows",), function=self._take_rows),
             Reading(name="kurtosis", sites=("resid_post",), function=self._take_stream),
-            Reading(name="residual", sites=("resid_post",), function=_residual),
-            *(Reading(name=f"largest:{site}", sites=(site,), function=_largest(site)) for site in sites),
+            Reading(name="residual", sites=("resid_post",), function=_large_dimensions),
+            *(Reading(name=f"largest:{site}", sites=(site,), function=_largest_entry_reader(site)) for site in sites),
         ]
         self._received.clear()
         self._norms.clear()
@@ -107,7 +107,7 @@ class Observed:
         )
 
     def _take_rows(self, view: LayerView) -> Tensor:
-        """Mean attention that each key receives; the scores of sinks are summed on the way."""
+        """Mean attention that each key receives, read in the pass, which also adds up the scores of sinks."""
         assert view.rows is not None
         if view.layer == self.lens.attention_layers[0]:
             self._received.append(Received(rows=view.rows.cpu(), sigmoid=self.lens.family.sigmoid))
@@ -121,7 +121,7 @@ class Observed:
         return mean_where(rows.mean(1), where=seen, dim=1)
 
     def _take_stream(self, view: LayerView) -> Tensor:
-        """Kurtosis of each token; norms are kept on the way."""
+        """Kurtosis of each token, read in the pass, which also keeps the norms."""
         if view.layer == 0:
             self._norms.append(Norms())
         self._norms[-1].add(view)
@@ -206,7 +206,7 @@ class Observed:
         return sorted(counts, key=lambda one: (-counts[one], one))
 
     def run(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
-        """Mean loss of each sequence under edits, in nats."""
+        """Mean loss of each sequence in a run under edits, in nats."""
         found = run_with(
             self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, loss=True
         ).loss
@@ -349,7 +349,7 @@ class Observed:
         return self.core.stacked("sink_mass")[..., 0].nanmean(1)
 
     def rated(self, threshold: float = SINK_THRESHOLD) -> Float[Tensor, " batch"]:
-        """Share of (layer, head) whose sink score at the first token passes the threshold, by sequence."""
+        """Sink rate by sequence: share of (layer, head) whose sink score at the first token passes the threshold."""
         score = self.core.stacked("sink_score")[..., 0]
         return (score > threshold).float().masked_fill(score.isnan(), math.nan).nanmean(dim=(0, 2))
 
@@ -370,7 +370,7 @@ def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
     return [[unit, share] for unit, share in pairs if share >= SUPER_SHARE]
 
 
-def _residual(view: LayerView) -> Tensor:
+def _large_dimensions(view: LayerView) -> Tensor:
     """By dimension, over the tokens after the first: share on which it is large, mean magnitude; "batch d_model 2"."""
     others = view.valid.clone()
     others[:, 0] = False
@@ -381,7 +381,7 @@ def _residual(view: LayerView) -> Tensor:
     return torch.stack([share, size], dim=-1)
 
 
-def _largest(site: str) -> Any:
+def _largest_entry_reader(site: str) -> Any:
     """Make a function that reads a site's largest entry in each sequence, "batch 4".
 
     The four numbers are value, position, channel, and magnitude over the token's median magnitude.
@@ -401,12 +401,12 @@ def _largest(site: str) -> Any:
     return largest
 
 
-def digits(value: Any, n: int = 4) -> Any:
+def round_digits(value: Any, n: int = 4) -> Any:
     """Round all floats in nested mappings and lists to ``n`` significant digits; nan and infinities become None."""
     if isinstance(value, Mapping):
-        return {str(name): digits(one, n) for name, one in value.items()}
+        return {str(name): round_digits(one, n) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [digits(one, n) for one in value]
+        return [round_digits(one, n) for one in value]
     if isinstance(value, float):
         return float(f"{value:.{n}g}") if math.isfinite(value) else None
     return value

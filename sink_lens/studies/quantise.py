@@ -72,7 +72,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
         InputError: a format or site that cannot be used, weights that are quantised already, or too few sequences.
         RunError: the folder is in use, or holds another run.
     """
-    targets = _targets(lens, config)
+    targets = _formats_by_site(lens, config)
     check_weights(lens, config)
     halves = _halves(batch)
     sinks = {name: sink_mask(lens, part, by="norm").cpu() for name, part in halves.items()}
@@ -102,7 +102,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
                 what = "channels" if not tokens else "both" if size else "tokens"
                 rows.append(half.row(what, run(kept), sink_tokens=tokens, channels=size))
             if name == "choose":
-                chosen = _chosen(rows, goal=config.goal)
+                chosen = _smallest_good_set(rows, goal=config.goal)
             elif chosen is not None:
                 given = {"sink_tokens": chosen["sink_tokens"], "channels": chosen["channels"]}
                 drawn = _random_sets(**given, largest=largest, sinks=sinks[name], valid=part.valid.cpu(), config=config)
@@ -129,7 +129,7 @@ def check_weights(lens: LensModel, config: QuantiseConfig) -> None:
         )
 
 
-def _targets(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
+def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
     """Site -> format; sites that the family lacks are left out where they were not asked for."""
     there = sites_of(lens.family)
     if lens.family.experts is not None:  # there the site has the router's weights in it, which no format rounds
@@ -277,7 +277,7 @@ class _Half:
 _UNDEFINED = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
 
 
-def _chosen(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
+def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
     """The smallest set that reaches the goal on the first half, or the best if none does; None if none was tried."""
     sets = [row for row in rows if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")]
     enough = (row for row in sets if row["closed_share"] >= goal)
@@ -374,6 +374,7 @@ def _decision(
 
 
 def _sentence(found: Mapping[str, Any]) -> str:
+    """The sentence of the decision: its verdict, what the format costs, and what keeping closes of the gap."""
     cost = (
         f"{found['format']} {loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} "
         "on held-out text "

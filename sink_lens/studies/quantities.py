@@ -50,7 +50,10 @@ def null_mass(seen: Observed) -> Float[Tensor, " batch"]:
 
 
 def norm_ratio(seen: Observed) -> Float[Tensor, " batch"]:
-    """Norm of the first token over the median norm of those from position 8 on, after the layer where it is largest."""
+    """Norm ratio of the first token by sequence, after the layer where it is largest.
+
+    It is that token's norm over the median norm of those from position 8 on.
+    """
     ratio = seen.norm_ratio[1:]
     return ratio[int(ratio.nanmean(1).argmax())]
 
@@ -61,7 +64,7 @@ def max_activation(seen: Observed) -> Float[Tensor, " batch"]:
 
 
 def kurtosis(seen: Observed) -> Float[Tensor, " batch"]:
-    """Excess kurtosis of a token's dimensions in the residual stream, mean over tokens and layers."""
+    """Excess kurtosis of a token's dimensions in the residual stream by sequence, mean over tokens and layers."""
     return seen.core.stacked("kurtosis").nanmean(dim=(0, 2))
 
 
@@ -82,7 +85,7 @@ def sink_onset_layer(seen: Observed, *, threshold: float) -> int | None:
 
 
 def sink_positions(seen: Observed) -> list[int]:
-    """Positions at which at least 5% of (layer, head, sequence) have their sink, at most four, the strongest first."""
+    """At most four positions where at least 5% of (layer, head, sequence) have their sink, the strongest first."""
     return list(seen.location.sink_positions) if seen.location.sink_found else []
 
 

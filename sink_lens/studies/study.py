@@ -62,7 +62,7 @@ def inputs(
     config = config_of_study(kind, model, config=config, tokens=tokens, fields=fields)
     is_named = isinstance(model, str | Path | ReadConfig)
     if is_named and not isinstance(tokens, TokenBatch):
-        _check_before(config)
+        _refuse_before_loading(config)
     lens = load_model(config) if is_named else as_lens(cast("ModelLike", model))
     if every_layer:
         check_plain_layers(lens)
@@ -71,7 +71,7 @@ def inputs(
     return config, lens, batch
 
 
-def _check_before(config: ReadConfig) -> None:
+def _refuse_before_loading(config: ReadConfig) -> None:
     """Refuse sequences, positions and layers that the model cannot have, before its weights are read."""
     header = check_sequences(config)
     places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
@@ -189,10 +189,10 @@ def study(
         result: the class of its result.
         every_layer: refuse models that have layers without attention.
     """
-    return partial(_function, asked, kind=kind, result=result, every_layer=every_layer)
+    return partial(_study_function, asked, kind=kind, result=result, every_layer=every_layer)
 
 
-def _function(
+def _study_function(
     asked: type[C], measure: Callable[..., Measured], *, kind: str, result: type[Study], every_layer: bool
 ) -> StudyFunction[C]:
     """Wrap a measuring function: resolve its inputs, measure, write the run folder; with its name and docstring."""

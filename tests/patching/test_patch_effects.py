@@ -19,7 +19,7 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.patching.config import Put
 from sink_lens.patching.parts import parts_to_patch, random_parts_like
 from sink_lens.records import read_run
-from sink_lens.report.html import content
+from sink_lens.report.html import page_content
 from sink_lens.stats import paired_differences
 from sink_lens.sweeps import EditGrid, cell_of
 
@@ -210,7 +210,7 @@ def score(logits):
 )
 def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path, metric, name):
     patching.patch(lens(), *pair(), metric=metric, out=tmp_path / "run", progress=False)
-    part = content(read_run(tmp_path / "run"))
+    part = page_content(read_run(tmp_path / "run"))
     assert name in part.title or name.capitalize() in part.title
     assert not any("sink mass at position 0" in said for said in [part.title, *part.headline])
 

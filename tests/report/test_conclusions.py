@@ -10,7 +10,7 @@ from sink_lens.errors import InputError
 from sink_lens.identity.pages import fingerprint
 from sink_lens.patching import page as patch
 from sink_lens.records import create_run, read_run
-from sink_lens.report.html import content
+from sink_lens.report.html import page_content
 from sink_lens.sweeps.config import SweepConfig
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.words import cell_name
@@ -71,7 +71,7 @@ def test_a_row_of_freezes_in_which_no_sink_was_made_is_said_to_be_empty(tmp_path
 def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
     patches = {"layer": [0, 1, 2, 3], "effect": [-10.0, -9.8, 9.9, -9.0], "changed": True}
     run = a_run(tmp_path / "run", "patch", config={"metric": "loss"}, patches=patches)
-    assert content(run).title.endswith("loss is moved most at layer 0: −10; 1 more within 5% of it")
+    assert page_content(run).title.endswith("loss is moved most at layer 0: −10; 1 more within 5% of it")
 
 
 def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_path):
@@ -80,7 +80,7 @@ def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_pat
     alarms = pd.DataFrame(
         {"step": pd.Series(dtype=int), "rule": pd.Series(dtype=str), "sentence": pd.Series(dtype=str)}
     )
-    part = content(a_run(tmp_path / "run", "monitor", monitor=frame, alarms=alarms))
+    part = page_content(a_run(tmp_path / "run", "monitor", monitor=frame, alarms=alarms))
     assert part.title == "Training watched: no sink is born (2.0% of heads at the end)"
     assert "No alarm." in part.headline
     assert [table.title for table in part.tables] == ["Readings"]
@@ -91,7 +91,7 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
     rows = rows.assign(effect=[-0.1, -0.5, -0.3], ci_low=[-0.2, -0.6, -0.4], ci_high=[0.1, -0.4, -0.2])
     rows = rows.assign(control_effect=0.01, over_low=-1.0, over_high=-0.1, error=pd.array([None] * 3, dtype="string"))
     cells = pd.concat([rows.assign(metric="sink mass"), rows.assign(metric="loss")])
-    shown = content(a_run(tmp_path / "run", "sweep", cells=cells))
+    shown = page_content(a_run(tmp_path / "run", "sweep", cells=cells))
     assert shown.title == (
         "2 of 3 edits change sink mass. The largest change is −0.5 [−0.6, −0.4], by zero head output (z), layer 2"
     )
@@ -108,7 +108,7 @@ def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path)
     rows = pd.DataFrame({"cell": range(3), "kind": "zero", "site": "z", "where": ["layer 1", "layer 2", "layer 3"]})
     rows = rows.assign(effect=[0.5, 0.003, 0.002], ci_low=[0.4, 0.002, 0.001], ci_high=[0.6, 0.004, 0.003], n=2)
     cells = rows.assign(metric="loss", error=pd.array([None] * 3, dtype="string"))
-    shown = content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.01}, cells=cells))
+    shown = page_content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.01}, cells=cells))
     assert shown.title == (
         "1 of 3 edits changes loss. The largest change is 0.5 [0.4, 0.6]†, by zero head output (z), layer 1"
     )

@@ -50,7 +50,7 @@ def tokens(
     between = ScoreGap(threshold=3.0, low=1.0, high=9.0, above=1, within=1) if gap else None
     found = {"gaps": between, "scores": torch.tensor([[9.0, 1.0, 1.0]]), "thresholds": 3.0}
     found = SimpleNamespace(**{name: {by: one} for name, one in found.items()})
-    thresholds = marked._thresholds(found, SimpleNamespace(sink_threshold=given, massive_threshold=None))
+    thresholds = marked._threshold_rows(found, SimpleNamespace(sink_threshold=given, massive_threshold=None))
     row = {"massive": massive, "both": 0, "sink_only": sum(sinks), "massive_only": massive}
     names = ("first", "delimiter", "other")
     agreement = [row | {"kind": "all", "tokens": 512, "sinks": sum(sinks)}]

@@ -8,7 +8,7 @@ import pandas as pd
 from sink_lens.records import RunLog, create_run, read_run
 from sink_lens.records.long_tables import shorten, shorten_log
 from sink_lens.report import html
-from sink_lens.report.html import content
+from sink_lens.report.html import page_content
 from sink_lens.report.style import canvas, panel, thin_lines
 
 from .test_pages import CONFIGS
@@ -34,12 +34,12 @@ def test_a_long_monitor_shows_the_last_readings_and_counts_all(tmp_path, monkeyp
     monkeypatch.setattr(html, "MOST_READ", 900)
     whole = readings(500)
     run = read_run(a_run(tmp_path / "run", "monitor", {"monitor": whole}))
-    part = content(run)
+    part = page_content(run)
     assert "the last of 500 readings" in " ".join(part.headline)
     assert "At step 4,990" in " ".join(part.headline)
     (said,) = [note for note in part.notes if "is made from" in note]
     assert "Monitor has 4,500 rows; this page is made from" in said
-    short = content(read_run(a_run(tmp_path / "short", "monitor", {"monitor": whole[whole["step"] > 4800]})))
+    short = page_content(read_run(a_run(tmp_path / "short", "monitor", {"monitor": whole[whole["step"] > 4800]})))
     assert part.tables[-1].table.rows[:19] == short.tables[-1].table.rows  # to the digit
     assert not [note for note in short.notes if "is made from" in note]
 

@@ -15,10 +15,10 @@ from sink_lens.kinds import kinds
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
 from sink_lens.report.export import save_figures
-from sink_lens.report.html import content, page_text
+from sink_lens.report.html import page_content, page_text
 from sink_lens.report.page import csv, shown_table
 from sink_lens.report.pages import page_for
-from sink_lens.studies.pages.interventions import removed_shares
+from sink_lens.studies.pages.interventions import removed_share_figure
 
 MASSES = {"baseline_target_mass": 0.01, "target_mass": 0.3, "baseline_sink_mass": 0.6, "sink_mass": 0.2}
 LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 0.2}
@@ -156,7 +156,7 @@ def undrawn(monkeypatch):
 
 @pytest.mark.parametrize("kind", SAYS)
 def test_every_kind_of_run_has_a_page_that_says_what_was_found(tmp_path, kind):
-    part = content(read_run(a_run(tmp_path / "run", kind)))
+    part = page_content(read_run(a_run(tmp_path / "run", kind)))
     title, sentence = SAYS[kind]
     assert title in part.title
     assert any(sentence in line for line in part.headline)
@@ -171,7 +171,7 @@ def test_every_kind_of_run_has_a_page_that_says_what_was_found(tmp_path, kind):
 @pytest.mark.parametrize("kind", SAYS)
 def test_what_is_not_there_damaged_or_empty_breaks_nothing_but_its_own_part(tmp_path, kind):
     frames = frames_of(kind)
-    bare = content(read_run(a_run(tmp_path / "bare", kind, without=tuple(frames))))
+    bare = page_content(read_run(a_run(tmp_path / "bare", kind, without=tuple(frames))))
     assert bare.title
     assert all(one.missing for one in bare.figures)
     assert "Not in this folder: " in bare.incomplete
@@ -180,12 +180,12 @@ def test_what_is_not_there_damaged_or_empty_breaks_nothing_but_its_own_part(tmp_
     paths = set(folder.glob("*.parquet")) - {folder / "aside.parquet"}
     for path in paths:
         path.write_bytes(b"PAR1 not really")
-    damaged = content(read_run(folder))
+    damaged = page_content(read_run(folder))
     assert damaged.figures or damaged.tables
     assert not paths or "damaged" in " ".join(one.missing for one in (*damaged.figures, *damaged.tables))
 
     for name, frame in frames.items():
-        part = content(read_run(a_run(tmp_path / name, kind, empty={name: frame.head(0)})))
+        part = page_content(read_run(a_run(tmp_path / name, kind, empty={name: frame.head(0)})))
         assert part.title
         assert part.tables
 
@@ -197,7 +197,7 @@ def test_whole_tables_of_other_types_break_nothing_but_their_own_part(tmp_path, 
     with create_run(tmp_path, kind=kind, config={}, provenance={}) as writer:
         for name, frame in frames_of(kind).items():
             writer.write_table(name, frame.assign(**{column: [value] * len(frame) for column in frame}))
-    part = content(read_run(tmp_path))
+    part = page_content(read_run(tmp_path))
     assert part.title
     missing = " ".join(one.missing for one in (*part.figures, *part.tables))
     assert value is None or re.search(r"is damaged \(the column .* is \w+; need \w+\)", missing)
@@ -237,12 +237,12 @@ def test_every_page_that_is_listed_is_whole():
 
 
 def test_a_set_of_entries_has_a_line_of_its_own():
-    (axes,) = removed_shares(frames_of("ablate")["ablations"]).axes
+    (axes,) = removed_share_figure(frames_of("ablate")["ablations"]).axes
     assert [text.get_text() for text in axes.get_yticklabels()][-1] == "set, outlier entries"
 
 
 def test_a_failed_cell_is_listed(tmp_path):
-    part = content(read_run(a_run(tmp_path / "run", "sweep")))
+    part = page_content(read_run(a_run(tmp_path / "run", "sweep")))
     assert "1 edit failed" in part.headline[-1]
     assert part.tables[-1].table.rows[0][-1] == "no room"
 
@@ -270,7 +270,7 @@ def test_csv_holds_the_numbers_and_no_formula_and_is_thinned_where_it_is_long():
     ],
 )
 def test_the_numbers_of_a_figure_can_be_copied(tmp_path, kind, key, first):
-    (figure,) = [one for one in content(read_run(a_run(tmp_path / "run", kind))).figures if one.key == key]
+    (figure,) = [one for one in page_content(read_run(a_run(tmp_path / "run", kind))).figures if one.key == key]
     assert figure.csv.startswith(first)
     assert len(figure.csv.splitlines()) > 2
 
@@ -334,7 +334,7 @@ def test_a_figure_asked_for_by_name_that_is_not_drawn_is_an_error(tmp_path, only
 def test_every_column_of_a_table_says_what_it_means(tmp_path):
     found = {}
     for kind in SAYS:
-        part = content(read_run(a_run(tmp_path / kind, kind)))
+        part = page_content(read_run(a_run(tmp_path / kind, kind)))
         shown = [one.table for one in part.tables if one.table is not None]
         unsaid = [name for table in shown for name, said in zip(table.columns, table.meanings, strict=True) if not said]
         found |= {kind: unsaid} if unsaid else {}

@@ -14,9 +14,9 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
-from sink_lens.report.html import content
+from sink_lens.report.html import page_content
 from sink_lens.studies import card
-from sink_lens.studies.card_pair import _change, _decision
+from sink_lens.studies.card_pair import _change_text, _decision
 from sink_lens.studies.config import CardConfig
 
 
@@ -128,7 +128,7 @@ def test_another_field_of_the_configuration_stands_beside_the_first(base, tmp_pa
     row = study.tables["changes"].set_index("quantity").loc["rms_norm_eps"]
     assert (row["first_indices"], row["second_indices"]) == (str(base.config.rms_norm_eps), "0.1")
     assert "rms_norm_eps" in study.decision["changes"]
-    part = content(read_run(tmp_path / "run"))
+    part = page_content(read_run(tmp_path / "run"))
     assert ("rms norm eps", str(base.config.rms_norm_eps), "0.1") in part.tables[1].table.rows
 
 
@@ -212,4 +212,4 @@ def test_models_of_other_shapes_and_one_model_alone_are_refused(base, tmp_path):
 def test_a_change_names_neurons_as_neurons():
     row = {"quantity": "writing_neurons", "unit": "index", "first_indices": "1.49, 11.1229", "second_indices": ""}
     row |= dict.fromkeys(("first", "second", "change", "change_low", "change_high"), float("nan"))
-    assert _change(row) == "writing neurons L1.N49, L11.N1229 → none"
+    assert _change_text(row) == "writing neurons L1.N49, L11.N1229 → none"

@@ -12,7 +12,7 @@ from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.schema import column_names
-from sink_lens.studies.neuron_sets import find_sets, names, rank_neurons
+from sink_lens.studies.neuron_sets import find_sets, neuron_names, rank_neurons
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_random_sets_are_of_the_same_layer_and_of_the_same_rank_outside(planted_
     _, table = sets_of()
     same = table[table["kind"] == "random, same layers"]["neurons"]
     assert {name.split(".")[0] for name in same} == {str(truth.layer)}
-    assert names([(truth.layer, truth.neuron)]) not in set(same)
+    assert neuron_names([(truth.layer, truth.neuron)]) not in set(same)
     outside = table[table["kind"] == "random, same ranks outside"]["neurons"]
     assert str(truth.layer) not in {name.split(".")[0] for name in outside}
 
@@ -97,8 +97,8 @@ def test_in_the_first_layer_the_change_is_over_the_embedding(tiny_at):
 
 
 def test_names():
-    assert names([(11, 1229), (2, 5)]) == "11.1229, 2.5"
-    assert names([]) == ""
+    assert neuron_names([(11, 1229), (2, 5)]) == "11.1229, 2.5"
+    assert neuron_names([]) == ""
 
 
 # --- more neurons than one

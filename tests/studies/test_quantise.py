@@ -107,8 +107,11 @@ def test_the_smallest_set_that_reaches_the_goal_is_chosen_else_the_best():
         ("judge", "tokens", True, 0, 1.0),
     ]
     rows = [dict(zip(names, row, strict=True)) for row in rows]
-    assert (module._chosen(rows, goal=0.9)["kept"], module._chosen(rows, goal=0.9)["channels"]) == ("both", 1)
-    assert module._chosen(rows, goal=0.995)["channels"] == 2
+    assert (
+        module._smallest_good_set(rows, goal=0.9)["kept"],
+        module._smallest_good_set(rows, goal=0.9)["channels"],
+    ) == ("both", 1)
+    assert module._smallest_good_set(rows, goal=0.995)["channels"] == 2
 
 
 def test_random_tokens_are_as_many_others():
@@ -160,7 +163,7 @@ def test_every_family_can_be_asked(family, tmp_path):
     fields = {"cache": "int4_token", "channels": [2], "controls": 1, "format": "fp8_e4m3_token", "progress": False}
     study = quantise(lens, tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
     sites = ["attn_in", "z", "mlp_in", *(["neurons"] if lens.family.experts is None else []), "k", "v"]
-    assert list(module._targets(lens, QuantiseConfig(cache="int4_token"))) == sites
+    assert list(module._formats_by_site(lens, QuantiseConfig(cache="int4_token"))) == sites
     assert study.tables["summary"].iloc[0]["clean_loss_nats"] > 0
 
 

@@ -18,7 +18,7 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import card as make_card
-from sink_lens.studies.card import contents
+from sink_lens.studies.card import card_contents
 from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
 from sink_lens.studies.quantities import COMPARED
 
@@ -217,7 +217,7 @@ def test_indices_are_the_planted_ones(name):
 
 
 def test_a_card_of_one_or_two_models_and_a_fact_say_one_number(tmp_path):
-    card = contents(seen())
+    card = card_contents(seen())
     other = seen().without_bos()
     study = make_card(seen().lens, other.lens, tokens=seen().tokens, out=tmp_path / "diff", progress=False)
     changes = study.tables["changes"].set_index("quantity")["first"]

@@ -10,7 +10,7 @@ from sink_lens import read_run, wrap
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.report.html import content
+from sink_lens.report.html import page_content
 from sink_lens.schema import TABLES
 from sink_lens.studies.tokens.config import TokensConfig
 from sink_lens.studies.tokens.run import dimension_table, is_delimiter, sink_tokens
@@ -55,7 +55,7 @@ def test_rates_by_token_and_by_position(delimiters):
 def test_every_table_is_there_and_the_page_shows_it(delimiters):
     _, _, found = delimiters
     assert set(read_run(found.folder).tables) == {table.name for table in TABLES["tokens"]}
-    page = content(read_run(found.folder))
+    page = page_content(read_run(found.folder))
     assert "massive activations of 384 tokens in 8 sequences" in page.title
     assert [figure.key for figure in page.figures if figure.missing] == []
     assert [table.key for table in page.tables if table.missing] == []
@@ -70,7 +70,7 @@ def test_a_model_without_sinks_says_so(tmp_path):
         "by norm: no gap, so no token is marked",
     ]
     assert len(found.tables["sink_tokens"]) == 0
-    page = content(read_run(found.folder))
+    page = page_content(read_run(found.folder))
     assert page.title == "No sink and no massive activation"
     assert [figure.key for figure in page.figures if figure.missing] == ["dimensions"]
 

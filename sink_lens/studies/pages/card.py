@@ -80,7 +80,7 @@ def _headline(run: Run) -> list[str]:
     return sentences
 
 
-def _sinks(run: Run) -> tuple[str, Figure]:
+def _sink_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of attention to the first token and its norm by layer."""
     see = (
         "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
@@ -89,7 +89,7 @@ def _sinks(run: Run) -> tuple[str, Figure]:
     return see, sink_by_layer(run.need("layers", columns=["layer", "sink_attention", "norm_ratio"]))
 
 
-def _dimensions(run: Run) -> tuple[str, PageTable]:
+def _dimension_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of outlier and residual dimensions."""
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
@@ -101,7 +101,7 @@ def _dimensions(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(shown, heads | {"coverage": "of tokens"})
 
 
-def _writers(run: Run) -> tuple[str, PageTable]:
+def _writer_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the parts that write the outlier dimension."""
     table = run.need("writers", columns=["layer", "dimension", "part", "unit", "share"])
     see = (
@@ -120,7 +120,7 @@ def _writers(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(shown, heads)
 
 
-def _losses(run: Run) -> tuple[str, PageTable]:
+def _loss_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the loss without the outlier dimensions."""
     table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
     shown = table.assign(
@@ -135,11 +135,11 @@ def _losses(run: Run) -> tuple[str, PageTable]:
 CARD = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="sink", title="The first token by layer", make=_sinks, data=whole("layers")),),
+    figures=(Drawn(key="sink", title="The first token by layer", make=_sink_figure, data=whole("layers")),),
     tables=(
-        Listed(key="dimension-table", title="Large dimensions", make=_dimensions),
-        Listed(key="writer-table", title="What writes them", make=_writers),
-        Listed(key="loss-table", title="What removing them costs", make=_losses),
+        Listed(key="dimension-table", title="Large dimensions", make=_dimension_table),
+        Listed(key="writer-table", title="What writes them", make=_writer_table),
+        Listed(key="loss-table", title="What removing them costs", make=_loss_table),
         Listed(
             key="maximum-table",
             title="Largest activations",

@@ -37,7 +37,7 @@ def _title(run: Run) -> str:
     return f"The loss changes by {change} nats, from the first model to {visible(second)}"
 
 
-def _numbers(run: Run) -> tuple[str, PageTable]:
+def _number_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the quantities that are numbers, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
     table = table.loc[~table["unit"].isin(["index", "text"])]
@@ -50,7 +50,7 @@ def _numbers(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(shown, heads)
 
 
-def _texts(run: Run) -> tuple[str, PageTable]:
+def _text_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the quantities that are indices or texts, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first_indices", "second_indices"])
     table = with_names(table.loc[table["unit"].isin(["index", "text"])])
@@ -64,8 +64,8 @@ DIFF = Page(
     headline=lambda run: sentence_of(run, limit=1500),
     figures=(),
     tables=(
-        Listed(key="change-table", title="What changed", make=_numbers),
-        Listed(key="index-table", title="Indices, BOS and configurations", make=_texts),
+        Listed(key="change-table", title="What changed", make=_number_table),
+        Listed(key="index-table", title="Indices, BOS and configurations", make=_text_table),
         Listed(
             key="tensor-table",
             title="Weights that changed most",

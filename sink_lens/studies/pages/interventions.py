@@ -55,7 +55,7 @@ _HEADS = {
 _KINDS = (("set", ORANGE, "^"), ("single", BLUE, "o"), ("leave one out", GREEN, "v"), ("random", QUIET, "s"))
 
 
-def removed_shares(ablations: pd.DataFrame) -> Figure:
+def removed_share_figure(ablations: pd.DataFrame) -> Figure:
     """Share of the sink that each ablation removes: the set, its neurons alone, each left out, random sets.
 
     Args:
@@ -100,7 +100,7 @@ def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
     return run.need("summary", columns=columns)
 
 
-def _edited(row: dict[Any, Any]) -> str:
+def _edit_text(row: dict[Any, Any]) -> str:
     """Name the edit of a row of ``summary``."""
     if "centre" not in row:
         layers = str(row.get("layers", "all"))
@@ -113,7 +113,7 @@ def _edited(row: dict[Any, Any]) -> str:
 
 def _sentence(row: dict[Any, Any]) -> str:
     """Say what an edit did to attention at both positions, and to the loss."""
-    what, cost = _edited(row), ""
+    what, cost = _edit_text(row), ""
     if "times" in row:
         what += f" ({number(row['times'])} times the attention)"
     if "loss_change_low" in row:
@@ -127,30 +127,30 @@ def _sentence(row: dict[Any, Any]) -> str:
     )
 
 
-def isolated(summary: pd.DataFrame) -> list[str]:
+def isolation_sentences(summary: pd.DataFrame) -> list[str]:
     """Say what isolating each position did."""
     return [_sentence(row) for row in summary.to_dict("records")]
 
 
-def amplified(summary: pd.DataFrame) -> list[str]:
+def amplification_sentences(summary: pd.DataFrame) -> list[str]:
     """Say what the best factor from each centre did."""
     sentences = []
     for centre in figures.CENTRES:
         part = summary.loc[summary["centre"] == centre]
         if len(part):
-            best = _strongest(part)
+            best = _strongest_row(part)
             sentences.append(_sentence(best))
             if centre == "none" and best["times"] >= NORM_ALONE:
                 sentences.append("So the norm alone raises the attention too, which arXiv 2605.06611 does not expect.")
     return sentences
 
 
-def _strongest(rows: pd.DataFrame) -> dict[Any, Any]:
+def _strongest_row(rows: pd.DataFrame) -> dict[Any, Any]:
     """The row whose edit gives the position the most attention."""
     return rows.sort_values("target_mass", key=abs, ascending=False, kind="stable").to_dict("records")[0]
 
 
-def removed(summary: pd.DataFrame) -> list[str]:
+def ablation_sentences(summary: pd.DataFrame) -> list[str]:
     """Say for each growth step what ablating its neurons removes."""
     sentences = []
     for row in summary.to_dict("records"):
@@ -175,14 +175,14 @@ def _title(run: Run) -> str:
     if table is None or not len(table):
         return "A position isolated by the attention mask" if place is None else f"Position {place} amplified"
     if place is None:
-        row, others = _strongest(table), ""
+        row, others = _strongest_row(table), ""
         if len(table) > 1:
             others = f"; of {len(table)}, one at a time, it then gets the most attention"
-        what = f"{_edited(row)} (it attends to itself alone{others})"
+        what = f"{_edit_text(row)} (it attends to itself alone{others})"
     else:
         moved = table.loc[table["centre"].ne("none")]
-        row = _strongest(moved if len(moved) else table)
-        what = f"Position {place} amplified, f{_edited(row)[1:]}"
+        row = _strongest_row(moved if len(moved) else table)
+        what = f"Position {place} amplified, f{_edit_text(row)[1:]}"
     return (
         f"{what}: the sink is {visible(row['outcome'])}; attention there goes from "
         f"{percent(row['baseline_target_mass'])} to {percent(row['target_mass'])}, at the sink position from "
@@ -243,7 +243,7 @@ def _removed_shares(run: Run) -> tuple[str, Figure]:
     )
     if (steps := len(set(table["step"].tolist()))) > _MOST_STEPS:
         see += f" The first {_MOST_STEPS} of {steps} growth steps are drawn; the table has all."
-    return see, removed_shares(table)
+    return see, removed_share_figure(table)
 
 
 def _ablation_table(run: Run) -> tuple[str, PageTable]:
@@ -270,19 +270,21 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
 _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
     title=_title,
-    headline=lambda run: isolated(_summary(run, ["target_position", *_MASSES])),
+    headline=lambda run: isolation_sentences(_summary(run, ["target_position", *_MASSES])),
     figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole("layers")),),
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
     title=_title,
-    headline=lambda run: amplified(_summary(run, ["centre", "factor", "times", *_MASSES])),
+    headline=lambda run: amplification_sentences(_summary(run, ["centre", "factor", "times", *_MASSES])),
     figures=(Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),),
     tables=(_SUMMARY,),
 )
 ABLATE = Page(
     title=_carriers_title,
-    headline=lambda run: removed(_summary(run, ["step", "neurons", "size", "removes", "removed_share", *_RANDOM])),
+    headline=lambda run: ablation_sentences(
+        _summary(run, ["step", "neurons", "size", "removes", "removed_share", *_RANDOM])
+    ),
     figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )

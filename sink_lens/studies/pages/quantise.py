@@ -13,7 +13,7 @@ _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_shar
 
 
 def _title(run: Run) -> str:
-    """Head the page with the format and what to keep."""
+    """Title with the format and what to keep."""
     table = run.optional("summary", columns=["verdict", "format"])
     if table is None or table.empty:
         return "What a low-precision format costs"
@@ -28,8 +28,8 @@ def _judged_rows(run: Run) -> pd.DataFrame:
     return conditions.loc[conditions["part"] == "judge"]
 
 
-def _what(row: Mapping[Any, Any]) -> str:
-    """Describe what a condition keeps."""
+def _kept_text(row: Mapping[Any, Any]) -> str:
+    """Text that says what a condition keeps."""
     names = {
         "clean": "nothing is rounded",
         "weights": "only the weights are rounded",
@@ -47,7 +47,7 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
     shown = named.assign(
-        what=[_what(row) for row in named.to_dict("records")],
+        what=[_kept_text(row) for row in named.to_dict("records")],
         closed=[percent(share) for share in named["closed_share"].to_numpy(float)],
         interval=intervals(named, "closed_low", "closed_high", shown=percent),
     )

@@ -158,14 +158,14 @@ def _headline(run: Run) -> list[str]:
         sentences += [f"{text[0].upper()}{text[1:]}." for text in thresholds["statement"].astype(str)]
     agreement = run.optional("agreement", columns=["kind", "sinks", "massive", "both", "sink_only", "massive_only"])
     if agreement is not None:
-        sentences += _agreed(agreement)
+        sentences += _agreement_sentences(agreement)
     dimensions = run.optional("dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"])
     if dimensions is not None:
         sentences += [f"{text[0].upper()}{text[1:]}." for text in dimension_sentences(dimensions)]
     return sentences
 
 
-def _agreed(agreement: pd.DataFrame) -> list[str]:
+def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
     """Say how far sinks and massive activations are the same tokens."""
     rows = {str(row["kind"]): row for row in agreement.to_dict("records")}
     row = rows["all"]
@@ -182,7 +182,7 @@ def _agreed(agreement: pd.DataFrame) -> list[str]:
     return [f"{sentences}{'; ' if where else ''}{listed(where)}."]
 
 
-def _histogram(run: Run) -> tuple[str, Figure]:
+def _histogram_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the number of tokens by score."""
     histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
     thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
@@ -194,13 +194,13 @@ def _histogram(run: Run) -> tuple[str, Figure]:
     return see, score_histogram(histogram, thresholds)
 
 
-def _positions(run: Run) -> tuple[str, Figure]:
+def _position_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the share of marked tokens by position."""
     table = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
     return "Where in the sequence the marked tokens are.", rate_by_position(table)
 
 
-def _coverage(run: Run) -> tuple[str, Figure]:
+def _coverage_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the share of tokens on which dimensions are outliers."""
     table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
     if table.empty:
@@ -224,7 +224,7 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
     return see + more(len(table), "sink_tokens"), shown_table(with_readable_text(shown), heads)
 
 
-def _ids(run: Run) -> tuple[str, PageTable]:
+def _id_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the token ids by how often they are marked."""
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
     heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
@@ -239,7 +239,7 @@ def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(text=[token_text(text) for text in table["text"]])
 
 
-def _agreement(run: Run) -> tuple[str, PageTable]:
+def _agreement_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of how many tokens are both sink and massive."""
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     see = "Agreement: of the tokens that are a sink or massive, the share that are both."
@@ -263,14 +263,14 @@ TOKENS = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="scores", title="Is there a gap?", make=_histogram, data=whole("histogram")),
-        Drawn(key="positions", title="At which positions", make=_positions, data=whole("positions")),
-        Drawn(key="dimensions", title="Which dimensions are large", make=_coverage, data=whole("dimensions")),
+        Drawn(key="scores", title="Is there a gap?", make=_histogram_figure, data=whole("histogram")),
+        Drawn(key="positions", title="At which positions", make=_position_figure, data=whole("positions")),
+        Drawn(key="dimensions", title="Which dimensions are large", make=_coverage_figure, data=whole("dimensions")),
     ),
     tables=(
-        Listed(key="agreement-table", title="Sinks and massive activations", make=_agreement),
+        Listed(key="agreement-table", title="Sinks and massive activations", make=_agreement_table),
         Listed(key="sink-tokens", title="Marked tokens", make=_marked_table),
-        Listed(key="token-ids", title="By token", make=_ids),
+        Listed(key="token-ids", title="By token", make=_id_table),
     ),
 )
 """The page of a run of kind "tokens"."""

@@ -54,7 +54,7 @@ def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pro
     Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks).
     """
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
-    frames = _tables(lens, batch, _mark_tokens(lens, batch, config=config, progress=progress), config=config)
+    frames = _run_tables(lens, batch, _mark_tokens(lens, batch, config=config, progress=progress), config=config)
     return Measured(frames=frames, kernel=kernel, headline="\n".join(frames["thresholds"]["statement"]))
 
 
@@ -94,10 +94,10 @@ class _Pass:
 
     def readings(self) -> list[Reading]:
         """The two readings of the pass: attention that tokens receive, and their norms and large dimensions."""
-        attention = Reading(name="attention", sites=("rows",), function=self._attention)
-        return [attention, Reading(name="state", sites=("resid_post",), function=self._state)]
+        attention = Reading(name="attention", sites=("rows",), function=self._received_attention)
+        return [attention, Reading(name="state", sites=("resid_post",), function=self._norm_ratios)]
 
-    def _attention(self, view: LayerView) -> Tensor:
+    def _received_attention(self, view: LayerView) -> Tensor:
         """Mean attention that each token receives from sampled later queries, "batch position 2".
 
         The first entry is the attention itself, the second its fair share: times the number of keys that are seen.
@@ -111,11 +111,11 @@ class _Pass:
         sums = [torch.where(seen, part, 0.0).sum(1) / count for part in (shares / visible, shares)]
         return torch.stack(sums, dim=-1)
 
-    def _state(self, view: LayerView) -> Tensor:
+    def _norm_ratios(self, view: LayerView) -> Tensor:
         """Norm ratio of each token, "batch position 1"; strongest dimensions and outliers are kept on the way."""
         h = view["resid_post"].float()
         ratio = self.norms.add(view)
-        self._strongest(h, ratio)
+        self._keep_strongest(h, ratio)
         over = measures.residual_outliers(h, valid=view.valid, factor=self.config.dimension_factor)
         at = over.nonzero(as_tuple=True)
         magnitude = h.abs()
@@ -131,7 +131,7 @@ class _Pass:
         self.outliers.append(pd.DataFrame(columns))
         return ratio[..., None]
 
-    def _strongest(self, h: Tensor, ratio: Tensor) -> None:
+    def _keep_strongest(self, h: Tensor, ratio: Tensor) -> None:
         """Keep each token's strongest dimensions in the layer where its norm ratio is largest so far."""
         energy = h.square()
         values, index = energy.topk(min(self.config.max_outliers, h.shape[-1]), dim=-1)
@@ -211,7 +211,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     )
 
 
-def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig) -> dict[str, pd.DataFrame]:
+def _run_tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig) -> dict[str, pd.DataFrame]:
     """Table name -> table of the run, made from what the pass found."""
     decoded = decode_tokens(batch, lens.tokenizer)
     special = frozenset(() if lens.tokenizer is None else lens.tokenizer.all_special_ids)
@@ -229,12 +229,12 @@ def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: Tokens
     )
     return {
         "sink_tokens": _marked_tokens(every, found),
-        "token_ids": _by_id(every),
-        "positions": _by_position(every),
+        "token_ids": _id_rows(every),
+        "positions": _position_rows(every),
         "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
-        "histogram": _histogram(found),
-        "thresholds": _thresholds(found, config),
-        "agreement": _agreement(every),
+        "histogram": _score_histogram(found),
+        "thresholds": _threshold_rows(found, config),
+        "agreement": _agreement_rows(every),
     }
 
 
@@ -262,7 +262,7 @@ def _layers_over(values: Tensor, place: tuple[int, int], threshold: float) -> st
     return span(over.nonzero().flatten().tolist())
 
 
-def _rates(part: pd.DataFrame) -> dict[str, Any]:
+def _rate_fields(part: pd.DataFrame) -> dict[str, Any]:
     """Number of tokens, share that are sinks and massive, and median and largest of both scores."""
     return {
         "tokens": len(part),
@@ -275,23 +275,23 @@ def _rates(part: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _by_id(every: pd.DataFrame) -> pd.DataFrame:
+def _id_rows(every: pd.DataFrame) -> pd.DataFrame:
     """One row per token id after position 0 with its rates, the most often marked first."""
     later = every.loc[every["position"] > 0]
     rows = [
-        {"token_id": token_id, "text": part["text"].iloc[0], "kind": part["kind"].iloc[0]} | _rates(part)
+        {"token_id": token_id, "text": part["text"].iloc[0], "kind": part["kind"].iloc[0]} | _rate_fields(part)
         for token_id, part in later.groupby("token_id", sort=True)
     ]
-    columns = ["token_id", "text", "kind", *_rates(every)]
+    columns = ["token_id", "text", "kind", *_rate_fields(every)]
     table = pd.DataFrame(rows, columns=columns)
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
     order = table.assign(marked=marked).sort_values(["marked", "largest_share"], ascending=False, kind="stable")
     return order.reset_index(drop=True).reindex(columns=columns)
 
 
-def _by_position(every: pd.DataFrame) -> pd.DataFrame:
+def _position_rows(every: pd.DataFrame) -> pd.DataFrame:
     """One row per position with its rates."""
-    rows = [{"position": position} | _rates(part) for position, part in every.groupby("position", sort=True)]
+    rows = [{"position": position} | _rate_fields(part) for position, part in every.groupby("position", sort=True)]
     return pd.DataFrame(rows)
 
 
@@ -325,7 +325,7 @@ def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: fl
     return pd.concat(frames, ignore_index=True).reindex(columns=columns)
 
 
-def _histogram(found: _Found) -> pd.DataFrame:
+def _score_histogram(found: _Found) -> pd.DataFrame:
     """One row per score and bin (bins have equal ratios): by, low, high, tokens."""
     frames = []
     for by, scores in found.scores.items():
@@ -336,7 +336,7 @@ def _histogram(found: _Found) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _thresholds(found: _Found, config: TokensConfig) -> pd.DataFrame:
+def _threshold_rows(found: _Found, config: TokensConfig) -> pd.DataFrame:
     """One row per score: its threshold, the gap that it lies in (if any), tokens at or above it, and a statement."""
     rows = []
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
@@ -362,7 +362,7 @@ def _thresholds(found: _Found, config: TokensConfig) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _agreement(every: pd.DataFrame) -> pd.DataFrame:
+def _agreement_rows(every: pd.DataFrame) -> pd.DataFrame:
     """One row per kind of token: numbers of sinks, massive tokens, both and either alone, and their Jaccard index."""
     rows = []
     for kind in ("first", "delimiter", "other", "all"):
