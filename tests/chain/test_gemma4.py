@@ -143,7 +143,7 @@ def test_a_part_that_keys_handed_on_to_later_layers_alone_show_is_found(monkeypa
     def mass(x):
         with block_of_passes(lens), torch.no_grad():
             layout = run._layout((0,), alone=True)
-            return float(run._own(1, layout=layout, visits={}, stream=x[None], target="sink")[0][0])
+            return float(run._layer_targets(1, layout=layout, visits={}, stream=x[None], target="sink")[0][0])
 
     whole = float(setting.baseline.mass_at(0, layers=[3]).sum())
     assert mass(baseline[:, 0]) == pytest.approx(whole, rel=1e-5)
