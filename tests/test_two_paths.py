@@ -148,13 +148,13 @@ def cells_swapped():
 
 
 def begun_one_position_late():
-    right = Engine._earliest
+    right = Engine._first_needed_position
 
     def earliest(self, number):
         found = right(self, number)
         return found + 1 if found else 0
 
-    return Engine, "_earliest", earliest
+    return Engine, "_first_needed_position", earliest
 
 
 PLANTED = {

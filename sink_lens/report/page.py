@@ -62,6 +62,7 @@ MADE: Mapping[str, str] = {
     "at layer": "That layer.",
     "÷ mean |value|": "The magnitude there relative to the mean magnitude of all dimensions of the token.",
     "sink_rate": "Share of layers and heads whose sink score at position 0 passes the threshold.",
+    "uniform_mass": "Attention to position 0 if every query attended evenly to all its keys.",
     "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold.",
     "rate_strongest": "The same at the strongest position.",
     "mass_first": "Mean attention to position 0 of the later queries that see it.",

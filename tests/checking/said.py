@@ -20,7 +20,7 @@ SENTENCES = {
     "quantise": ("sink_lens.studies.quantise:_sentence",),
     "card": ("sink_lens.studies.card:sentence",),
     "compare": ("sink_lens.training.compare:compare",),
-    "tokens": ("sink_lens.studies.tokens.run:_thresholds",),
+    "tokens": ("sink_lens.studies.tokens.run:_threshold_rows",),
 }
 """Kind -> what makes the sentences that its page reads from a table."""
 

@@ -87,7 +87,7 @@ COUNTED = ("stable", "confirmed", "undecided", "contingent")
 """Sentences that count: false is another count, and not their absence."""
 ELSEWHERE = (
     "title", "title: undefined", "title: of the sink", "title: of pairs", "answered", "not judged", "heads",
-    "areas, part", "two: edges", "two: scores",
+    "areas, part", "two: edges", "two: spans", "two: scores",
 )  # fmt: skip
 
 
@@ -166,9 +166,9 @@ def test_how_often_the_model_answers_right_is_counted():
 
 def test_two_circuits_are_compared_by_their_edges_and_scores():
     edges = pd.DataFrame({"edge": ["a", "b"], "one": True, "other": [True, False]})
-    found = Comparison(frame=edges, jaccard=0.5, rank_correlation=0.8)
-    one, other = map(normalised, found.sentences)
-    assert (one, other) == (f"{LISTED['two: edges']}.", f"{LISTED['two: scores']}.")
+    found = Comparison(frame=edges, jaccard=0.5, rank_correlation=0.8, copies=2)
+    keys = ("two: edges", "two: spans", "two: scores")
+    assert [normalised(one) for one in found.sentences] == [f"{LISTED[key]}." for key in keys]
     assert "1 are in both" in found.sentences[0]
     without = Comparison(frame=edges.assign(other=False), jaccard=0.0, rank_correlation=np.nan)
     assert "0 are in both" in without.sentences[0]

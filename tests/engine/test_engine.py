@@ -167,7 +167,7 @@ def test_cells_that_change_nothing_that_is_read_are_not_run(lens_of, tokens_of, 
         zero("final"),
     )
     engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], EARLY)
-    monkeypatch.setattr(Passes, "pack", lambda *args, **options: pytest.fail("a cell was run"))
+    monkeypatch.setattr(Passes, "run_pack", lambda *args, **options: pytest.fail("a cell was run"))
     baseline = engine.baseline()["value"].tolist()
     frames = [engine.run(block) for block in engine.blocks]
     assert [block.first for block in engine.blocks] == [4, 4]
@@ -233,7 +233,7 @@ def test_the_deviation_of_right_numbers_is_rounding(lens_of, tokens_of, engine_o
 def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, tokens_of, engine_of, monkeypatch):
     lens = lens_of("llama")
     cells = [cell_of(scale("z", factor, layers=[1])) for factor in (0.0, 2.0, 3.0)]
-    right = Passes.pack
+    right = Passes.run_pack
 
     def tampered(change):
         def pack(self, edits, **options):
@@ -243,11 +243,11 @@ def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, 
         return pack
 
     engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)])
-    monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass + 0.25))
+    monkeypatch.setattr(Passes, "run_pack", tampered(lambda mass: mass + 0.25))
     assert engine.deviation(2) == pytest.approx(0.25, abs=1e-6)
-    monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass * torch.nan))
+    monkeypatch.setattr(Passes, "run_pack", tampered(lambda mass: mass * torch.nan))
     assert engine.deviation(2) == float("inf")
-    monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass))
+    monkeypatch.setattr(Passes, "run_pack", tampered(lambda mass: mass))
     assert engine.deviation(2) < CLOSE
 
 
@@ -255,13 +255,13 @@ def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_prec
     tokens_of, engine_of, monkeypatch
 ):
     lens, tokens = wrap(tiny("llama").to(torch.bfloat16)), tokens_of()
-    cells, right = [cell_of(scale("z", 2.0, layers=[1]))], Passes.pack
+    cells, right = [cell_of(scale("z", 2.0, layers=[1]))], Passes.run_pack
 
     def pack(self, edits, **options):
         outcomes, changed = right(self, edits, **options)
         return [replace(one, mass=one.mass * torch.nan) for one in outcomes], changed
 
-    monkeypatch.setattr(Passes, "pack", pack)
+    monkeypatch.setattr(Passes, "run_pack", pack)
     plan = engine_of(lens, tokens, cells, [sink_mass(0)]).plan
     found = check_plan(lens, tokens, cells, [sink_mass(0)], plan=plan)
     assert found.path == "bridge"
@@ -277,7 +277,7 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens
     lens, tokens, metric = wrap(model), tokens_of(), logit_difference(5, 6)
     engine = engine_of(lens, tokens, [cell_of(scale("z", 2.0, layers=[1]))], [metric])
     assert engine.baseline()["value"].abs().max() < 0.01
-    largest, right = engine.largest_logit(), Passes.pack
+    largest, right = engine.largest_logit(), Passes.run_pack
     assert largest > 10
 
     def pack(self, edits, **options):
@@ -287,7 +287,7 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens
             logits[..., 5] += off * largest
         return [replace(one, logits=logits) for one, logits in zip(outcomes, moved, strict=True)], changed
 
-    monkeypatch.setattr(Passes, "pack", pack)
+    monkeypatch.setattr(Passes, "run_pack", pack)
     found = check_plan(lens, tokens, engine.cells, [metric], plan=engine.plan)
     assert found.path == path
 
@@ -309,13 +309,13 @@ def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_
     """A cell is compared as it is run: with others in its forward, not alone."""
     lens = lens_of("llama")
     cells = [cell_of(scale("z", float(factor), layers=[1])) for factor in range(2, 8)]
-    right, sizes = Passes.pack, []
+    right, sizes = Passes.run_pack, []
 
     def pack(self, edits, **options):
         sizes.append(len(edits))
         return right(self, edits, **options)
 
-    monkeypatch.setattr(Passes, "pack", pack)
+    monkeypatch.setattr(Passes, "run_pack", pack)
     engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)], lanes=1)
     assert max(engine.deviation(number) for number in (0, 1, 3, 5)) < CLOSE
     assert sizes == [4, 4, 4, 2]

@@ -202,7 +202,7 @@ def test_an_interruption_is_not_recorded_as_a_cell_s_error(lens_of, tokens_of, e
 
 def packs_seen(monkeypatch, *, room=None):
     """A list that gets the size of every pack that is tried; packs over ``room`` are out of memory."""
-    right, sizes = Passes.pack, []
+    right, sizes = Passes.run_pack, []
 
     def pack(self, edits, **options):
         sizes.append(len(edits))
@@ -210,5 +210,5 @@ def packs_seen(monkeypatch, *, room=None):
             raise torch.OutOfMemoryError("no room")
         return right(self, edits, **options)
 
-    monkeypatch.setattr(Passes, "pack", pack)
+    monkeypatch.setattr(Passes, "run_pack", pack)
     return sizes

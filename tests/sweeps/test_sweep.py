@@ -488,7 +488,7 @@ def test_a_metric_that_cannot_be_read_is_refused_and_leaves_no_table(tmp_path):
 
 def tampered(monkeypatch, is_wrong, *, by=1e-3):
     """Where it is said to be wrong, the packs of the engine give other attention."""
-    pack = Passes.pack
+    pack = Passes.run_pack
 
     def wrong(self, edits, **options):
         outcomes, changed = pack(self, edits, **options)
@@ -496,7 +496,7 @@ def tampered(monkeypatch, is_wrong, *, by=1e-3):
             outcomes = [replace(one, mass=one.mass + by) for one in outcomes]
         return outcomes, changed
 
-    monkeypatch.setattr(Passes, "pack", wrong)
+    monkeypatch.setattr(Passes, "run_pack", wrong)
 
 
 @pytest.mark.parametrize(
