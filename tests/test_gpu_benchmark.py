@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+DTYPES = ("float32", "bfloat16")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -24,10 +25,12 @@ def rehearsed(parts, folder, monkeypatch):
 def test_a_dry_run_makes_every_measurement_of_a_gpu(monkeypatch, tmp_path):
     rows, shown = rehearsed("cde", tmp_path, monkeypatch)
     made = [(row["part"], row.get("what")) for row in rows]
-    kinds = ["patch resid_pre", "patch z", "sweep neurons", "sweep heads", "eap-ig"]
+    kinds = ["eap-ig", "patch z", "patch resid_pre", "sweep heads", "sweep neurons"]
     wanted = [("c", kind) for kind in kinds * 2] + [("c", "ended"), ("d", "2 x 8"), ("d", "ended")]
     assert made == [("machine", None), *wanted, ("e", "eager"), ("e", "ended"), ("end", None)]
-    assert max(row["off"] for row in rows if "off" in row) < 1e-5  # ours and theirs are the same numbers
+    off = {dtype: [row["off"] for row in rows if row.get("dtype") == dtype and "off" in row] for dtype in DTYPES}
+    assert max(off["float32"]) < 1e-5  # ours and theirs are the same numbers
+    assert max(off["bfloat16"]) < 0.1
     assert shown.count("\n| --- ") == 3
     assert "| eap-ig | random" in shown
 
