@@ -154,7 +154,7 @@ def _note_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> No
 def _quantity_at_hook(
     name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None
 ) -> Tensor:
-    """What a name of ``attention.OBSERVED`` stands for, from the scores or the pattern; a site's tensor as it is."""
+    """Return the value of a name of ``attention.OBSERVED``, from scores or pattern; a site's tensor as it is."""
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]

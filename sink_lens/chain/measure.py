@@ -103,7 +103,7 @@ class Panel:
         ]
 
     def summing(self, values: Float[Tensor, "layer ..."]) -> Float[Tensor, "layer ..."]:
-        """What is read of the states, by layer, in the last layer's unit: there each layer adds to the one before."""
+        """Return values by layer in the last layer's unit, in which each layer adds to the one before."""
         by = torch.tensor(self.lasting, dtype=values.dtype, device=values.device)
         return values * by.view(-1, *[1] * (values.dim() - 1))
 
@@ -290,14 +290,14 @@ def scout_and_measure(
     """
     attention, again_label = lens.having("k"), label and f"{label} again"
 
-    def measured(at: Location, label: str | None) -> Panel:
+    def measure_at(at: Location, label: str | None) -> Panel:
         return measure(lens, tokens, plan=at.plan(attention), config=config, own=own, label=label, only=only)
 
     aim = scout(lens, tokens, config=config, position=position, tell=tell)
-    panel = measured(aim, label)
+    panel = measure_at(aim, label)
     if position is not None:
         again = only is None and not has_read_enough(aim, at=panel.location, attention=attention)
-        return measured(panel.location, again_label) if again else panel
+        return measure_at(panel.location, again_label) if again else panel
     sinks = panel.sinks(min_rate=config.min_sink_rate)
     again = not set(sinks) <= set(panel.sink_positions)
     if not sinks and panel.sink_positions != (0,):
@@ -307,7 +307,7 @@ def scout_and_measure(
         if sinks[0] not in panel.sink_positions:
             at = scout(lens, tokens, config=config, position=sinks[0])
         aim = replace(at, sink_positions=sinks)
-        panel = measured(aim, again_label)
+        panel = measure_at(aim, again_label)
     if only is None and not has_read_enough(aim, at=panel.location, attention=attention):
-        panel = measured(panel.location, again_label)
+        panel = measure_at(panel.location, again_label)
     return panel

@@ -116,7 +116,7 @@ class Writings:
         return found
 
     def of_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """What some neurons of a layer add over their mean on ordinary tokens, in the unit of ``added``."""
+        """Return what neurons of a layer add above their mean on ordinary tokens, in the unit of ``added``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
@@ -142,7 +142,7 @@ class Writings:
         return x
 
     def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
-        """What a source adds, over ordinary tokens, to what a layer's attention or MLP reads at a position."""
+        """Return what a source adds, above ordinary tokens, to the input of a layer's attention or MLP."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         added, by = self.added, self.setting.lens.lasting[layer]
         if source.name == EMBEDDING:
@@ -194,7 +194,7 @@ class Writings:
             yield from self._shifted_edits(path, layer, self.units[layer], shift=torch.zeros_like(shift))
 
     def _input_change(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
-        """How an MLP's input, after the norm, changes without what the source added."""
+        """Return the change of an MLP's input, after the norm, if the part that the source added is taken away."""
         lens, position = self.setting.lens, path.position
         change = self.change(path.source, layer, mlp=True, position=position).to(lens.device)
         x = self.stream(layer, mlp=True)[:, position].to(lens.device)

@@ -97,7 +97,7 @@ _NEEDED = {
 
 
 def headline(story: Story) -> list[str]:
-    """What was found at the sink, a sentence for each thing; its rate is in ``headline_numbers``."""
+    """Return a sentence for each finding at the sink; the sink's rate is in ``headline_numbers``."""
     sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
     if story.others:
         one = len(story.others) == 1
@@ -136,7 +136,7 @@ def judged_on(run: Run) -> str:
 
 
 _TARGETS = {"outlier dimensions": "the outlier dimensions' size", "sink logit": "what sink logits take"}
-"""What makers make where there is no sink -> in a sentence."""
+"""Target of the makers in a model without a sink -> its words in a sentence."""
 
 
 def headline_numbers(run: Run) -> list[tuple[str, str]]:
@@ -282,7 +282,7 @@ def float_or_none(value: Any) -> float | None:
 
 
 def find_story(run: Run) -> Story:
-    """What the tables of a run say of its sink; None in the fields whose table the run lacks."""
+    """Collect the findings on the sink from a run's tables; None in the fields whose table the run lacks."""
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), "a model without a name")
