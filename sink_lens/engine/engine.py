@@ -13,10 +13,10 @@ forward of the bridge each on the user's machine before the others run, and says
 were equal to the last bit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate, chain
+from itertools import chain
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -37,14 +37,13 @@ from ..models.sites import SITES
 from .baseline_run import BaselineRun
 from .cells import Cell, Touches, cell_of, cone, edit_ends_before, edits_from_layer
 from .needs import Needs
-from .packs import Pack, Packs, Runs, Take, run_side_by_side
+from .packs import Advance, Failed, Pack, Packs, Runs, Take, fill_packs, run_packs
 from .passes import BaselineBatch, Passes
-from .plan import CELLS_A_BLOCK, Plan, pack_sizes
+from .plan import CELLS_A_BLOCK, Plan
 from .threads import Lanes
 
 VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
 """Columns of a block's numbers."""
-
 
 _Found = TypeVar("_Found")
 
@@ -110,28 +109,31 @@ class Engine:
         """The metrics of the run that the cells continue: one row per sequence and metric, with the value."""
         rows: list[dict[str, Any]] = []
         for prompts in self._baseline_run.prompt_batches:
-            baseline = self._baseline_batch(prompts.start)
-            for metric in self.metrics:
-                rows += _metric_rows(evaluate(metric, baseline.outcome), prompts=prompts, metric=metric.name)
+            rows += self._metric_rows(self.baseline_outcome(prompts), prompts=prompts)
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
 
-    def run(self, block: Block, *, advance: Callable[[int], object] = lambda cells: None) -> pd.DataFrame:
+    def run(self, block: Block, *, advance: Advance = lambda cells: None) -> pd.DataFrame:
         """The metrics of a block's cells, with the columns ``VALUES``; a cell that fails has one row, with its error.
 
         Args:
             block: one of ``blocks``.
             advance: called with the number of cells that were finished.
         """
-        take = partial(self._metric_rows_of_cell, prompts=block.prompts)
-        with block_of_passes(self.lens):
-            found = self._packs_to_run(block).map(take, failed=lambda *one: [_failed_row(*one)], advance=advance)
+
+        def take(number: int, outcome: Outcome, changed: list[bool]) -> list[dict[str, Any]]:
+            more = {"cell": number, "changed": any(changed), "error": None}
+            return [row | more for row in self._metric_rows(outcome, prompts=block.prompts)]
+
+        def failed(number: int, error: Exception) -> list[dict[str, Any]]:
+            text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
+            return [dict(zip(VALUES, (number, -1, "", float("nan"), False, text), strict=True))]
+
+        found = self._run_block(block, take, failed=failed, advance=advance)
         place = {cell: number for number, cell in enumerate(block.cells)}
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
-    def map(
-        self, block: Block, take: Take[_Found], *, advance: Callable[[int], object] = lambda cells: None
-    ) -> list[_Found]:
+    def map(self, block: Block, take: Take[_Found], *, advance: Advance = lambda cells: None) -> list[_Found]:
         """Apply ``take`` to the outcome of each cell of a block; return what it gives, in no particular order.
 
         Args:
@@ -142,10 +144,9 @@ class Engine:
         Raises:
             Exception: whatever an edit or the function raises.
         """
-        with block_of_passes(self.lens):
-            return self._packs_to_run(block).map(take, failed=None, advance=advance)
+        return self._run_block(block, take, failed=None, advance=advance)
 
-    def outcomes(self, *, advance: Callable[[int], object] = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
+    def outcomes(self, *, advance: Advance = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
         """Outcome of every cell over all sequences, in order, and the indices of its edits that changed anything.
 
         The forwards of all blocks run side by side. A cell that can change nothing that is read is not run, and all its
@@ -159,23 +160,22 @@ class Engine:
         """
         found: list[dict[int, Outcome]] = [{} for _ in self.cells]
         changed: list[set[int]] = [set() for _ in self.cells]
-        alone = [block for block in self.blocks if not self._has_lanes(block)]
-        beside = [block for block in self.blocks if self._has_lanes(block)]
 
         def keep(block: Block, number: int, outcome: Outcome, which: list[bool]) -> None:
-            """Keep a cell's outcome on a batch of prompts, and which edits changed something."""
             found[number][block.prompts.start] = outcome
             is_run = block.first <= self.lens.n_layers  # else nothing is known of its edits
             changed[number].update(place for place, one in enumerate(which) if one or not is_run)
 
-        with block_of_passes(self.lens):
-            for block in alone:
-                self._packs_to_run(block).map(partial(keep, block), failed=None, advance=advance)
-            if beside:
-                for prompts in self._baseline_run.prompt_batches:
-                    self._baseline_batch(prompts.start)
-                several = [(self._packs_to_run(block), partial(keep, block)) for block in beside]
-                run_side_by_side(self._baseline_run.lanes, several, advance=advance)
+        beside = []
+        for block in self.blocks:
+            if self._has_lanes(block):
+                self.baseline_outcome(block.prompts)  # computed once, before the lanes begin
+                beside.append(self._packs_to_run(block, partial(keep, block)))
+            else:
+                self.map(block, partial(keep, block), advance=advance)
+        if beside:
+            with block_of_passes(self.lens):
+                run_packs(beside, lens=self.lens, lanes=self._baseline_run.lanes, failed=None, advance=advance)
         whole = (join_outcomes([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
         return list(zip(whole, changed, strict=True))
 
@@ -186,10 +186,11 @@ class Engine:
     def deviation(self, number: int) -> float:
         """The largest difference between cell ``number``'s metrics here and in one pass of the bridge for it alone."""
         block = next(block for block in self.blocks if number in block.cells)
-        pack = next(pack for pack in self._packs(block) if number in pack)
+        work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
+        work = replace(work, packs=[pack for pack in work.packs if number in pack])
         with block_of_passes(self.lens):
-            found = self._packs_to_run(block).run_one(pack)
-        outcome, _ = found[pack.index(number)]
+            lanes = self._prepared_lanes(block)
+            outcome = dict(run_packs([work], lens=self.lens, lanes=lanes))[number]
         edits = (*self._baseline_run.edits, *self.cells[number].make(self._references))
         slow, _ = self._passes.bridge_pass(self.tokens[block.prompts], edits, prompts=block.prompts)
         return max(
@@ -212,8 +213,7 @@ class Engine:
 
     def _blocks(self) -> tuple[Block, ...]:
         """Make the blocks: cells that begin at the same layer, as many as fit, for each batch of prompts."""
-        n = self.tokens.n_positions
-        most = max(CELLS_A_BLOCK, self.plan.pack) * n
+        most = max(CELLS_A_BLOCK, self.plan.pack) * self.tokens.n_positions
         groups: dict[int, list[int]] = {}
         first_of = lru_cache(self._first_layer)
         for number, cell in enumerate(self.cells):
@@ -221,34 +221,23 @@ class Engine:
         found: list[Block] = []
         for prompts in self._baseline_run.prompt_batches:
             for first, numbers in sorted(groups.items()):
-                cells: list[int] = []
-                held = 0
-                for number in sorted(numbers, key=self._first_needed_position):
-                    length = n - self._first_needed_position(number)
-                    if cells and held + length > most:
-                        found.append(Block(number=len(found), prompts=prompts, first=first, cells=tuple(cells)))
-                        cells, held = [], 0
-                    cells.append(number)
-                    held += length
-                found.append(Block(number=len(found), prompts=prompts, first=first, cells=tuple(cells)))
+                numbers.sort(key=self._first_needed_position)
+                for cells in fill_packs(numbers, size=self._n_computed, most=most):
+                    found.append(Block(number=len(found), prompts=prompts, first=first, cells=cells))
         return tuple(found)
 
     def _first_needed_position(self, number: int) -> int:
         """The first position that cell ``number`` computes; 0 if the plan starts every cell at the beginning."""
-        return (
-            self._begin_of_whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "blocks" else 0
-        )
+        cut = self.plan.cut and self.plan.path == "blocks"
+        return self._begin_of_whole_edits(self.cells[number].begin) if cut else 0
+
+    def _n_computed(self, number: int) -> int:
+        return self.tokens.n_positions - self._first_needed_position(number)
 
     def _begin_of_whole_edits(self, begin: int) -> int:
         """``begin``, or an earlier position if an edit of the run that is continued would be cut in two by it."""
         reaching = [cone([one])[1] for one in self._baseline_run.edits if not edit_ends_before(one, begin)]
         return begin if min(reaching, default=begin) >= begin else self._begin_of_whole_edits(min(reaching))
-
-    def _packs(self, block: Block) -> list[Pack]:
-        """The numbers of a block's cells in groups, each of which shares a forward."""
-        begins = [self._first_needed_position(number) for number in block.cells]
-        sizes = pack_sizes(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
-        return [block.cells[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def _first_layer(self, touches: Touches) -> int:
         """The first layer that edits at these sites touch; ``n_layers`` + 1 if nothing that is read can change."""
@@ -262,20 +251,26 @@ class Engine:
         """Check if the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
         return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
-    def _prepared_lanes(self, block: Block) -> Lanes:
-        """The lanes for a block, after what all of them need of the baseline run has been computed once."""
+    def _prepared_lanes(self, block: Block) -> Lanes | None:
+        """The lanes for a block, if it has any, once what all of them need of the baseline run is computed."""
+        if not self._has_lanes(block):
+            return None
         self._passes.known_layer(self._baseline_batch(block.prompts.start), block.first)
         return self._baseline_run.lanes
 
-    def _packs_to_run(self, block: Block) -> Packs:
-        """The packs of a block with the function that runs one, and the lanes if its cells run side by side."""
-        return Packs(
-            packs=self._packs(block),
-            run=partial(self._run_pack, block=block),
-            lens=self.lens,
-            lanes=partial(self._prepared_lanes, block) if self._has_lanes(block) else None,
-            size=lambda pack: sum(self.tokens.n_positions - begin for begin in map(self._first_needed_position, pack)),
-        )
+    def _run_block(
+        self, block: Block, take: Take[_Found], *, failed: Failed[_Found] | None, advance: Advance
+    ) -> list[_Found]:
+        """Run the cells of a block and apply ``take`` to each outcome."""
+        work = self._packs_to_run(block, take)
+        with block_of_passes(self.lens):
+            lanes = self._prepared_lanes(block) if len(work.packs) > 1 else None
+            return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
+
+    def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
+        """A block's cells in groups that share a forward each, how one is run, and what takes a cell's outcome."""
+        packs = fill_packs(block.cells, size=self._n_computed, most=self.plan.pack * self.tokens.n_positions)
+        return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 
     def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
         """Run cells in one forward; return the outcome of each, and whether each of its edits changed anything."""
@@ -303,15 +298,13 @@ class Engine:
             found.append((outcome if any(own) else baseline.outcome, own))
         return found
 
-    def _metric_rows_of_cell(
-        self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice
-    ) -> list[dict[str, Any]]:
-        """The rows of a cell in the table of values: one per metric and sequence of these prompts."""
-        more = {"cell": number, "changed": any(changed), "error": None}
+    def _metric_rows(self, outcome: Outcome, *, prompts: slice) -> list[dict[str, Any]]:
+        """A row of sequence, metric and value per metric and sequence; a value for all stands at the first sequence."""
+        numbers = range(prompts.start, prompts.stop, prompts.step or 1)
         return [
-            row | more
+            {"sequence": sequence, "metric": metric.name, "value": value}
             for metric in self.metrics
-            for row in _metric_rows(evaluate(metric, outcome), prompts=prompts, metric=metric.name)
+            for sequence, value in zip(numbers, evaluate(metric, outcome).tolist(), strict=False)
         ]
 
 
@@ -320,7 +313,7 @@ def outcomes(
     several: Sequence[Sequence[Edit]],
     *,
     needs: Needs,
-    advance: Callable[[int], object] = lambda cells: None,
+    advance: Advance = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
     """Outcomes of runs that continue another run, each under its own edits, and which edits changed anything.
 
@@ -354,16 +347,3 @@ def _largest_difference(found: Tensor, wanted: Tensor) -> float:
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")
     return float((found - wanted).nan_to_num(0.0).abs().max())
-
-
-def _metric_rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
-    """Yield a row of sequence, metric and value per sequence; a value for all sequences stands at the first one."""
-    numbers = range(prompts.start, prompts.stop, prompts.step or 1)
-    for sequence, value in zip(numbers, values.tolist(), strict=False):
-        yield {"sequence": sequence, "metric": metric, "value": value}
-
-
-def _failed_row(number: int, error: Exception) -> dict[str, Any]:
-    """The row of a cell that could not be run: the text of its error, and no sequence or value."""
-    text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
-    return {"cell": number, "sequence": -1, "metric": "", "value": float("nan"), "changed": False, "error": text}

@@ -1,10 +1,8 @@
 """``run_with`` runs forward passes of the bridge under edits and reads tensors and metrics from them.
 
-If no loss is requested, a pass ends after the last layer that is read. A pass may also begin at a later layer, from
-the residual stream of another run. The earlier layers are then skipped, and the results agree within rounding.
+If no loss is requested, a pass ends after the last layer that is read.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +20,6 @@ from ..edits.hooks import Applied, edits_for_model
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
-from ..models.delegation import start_passes_at
-from ..models.families import layer_of_keys
 from ..models.lens import LensModel, count_from_start
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, copy_to_device
@@ -37,14 +33,6 @@ _TOKENS_A_FORWARD = 1024
 """Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """The start of a run: a layer, and the residual stream before it from another run on the same tokens."""
-
-    layer: int
-    stream: Float[Tensor, "batch position d_model"]
-
-
 def run_with(
     lens: ModelLike,
     tokens: Tokens,
@@ -55,7 +43,6 @@ def run_with(
     sites: Sequence[str] = (),
     loss: bool = True,
     logits: bool = False,
-    start: Start | None = None,
     batch_size: int | None = None,
     quiet: bool = False,
     progress: bool = False,
@@ -71,22 +58,23 @@ def run_with(
         sites: sites whose tensors are also kept, as they are after the edits.
         loss: compute the next-token loss, which runs all layers.
         logits: keep the logits.
-        start: begin at a later layer.
         batch_size: sequences per forward pass; None chooses it by their length.
         quiet: do not warn about edits that change nothing, which is normal for random controls.
         progress: show a progress bar.
 
     Raises:
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
-        InputError: layers, positions, heads or units do not exist; an edit is before the first layer of the run; or
-            the starting stream does not fit the tokens.
+        InputError: layers, positions, heads or units do not exist.
         EditError: an edit, or the run under the edits, gave values that are not finite.
     """
     lens = as_lens(lens)
     batch = batch_of(tokens)
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits, n_positions=batch.n_positions)
-    read = _layers_to_read(lens, layers)
+    read = tuple(sorted(set(range(lens.n_layers) if layers is None else count_from_start(layers, lens.n_layers))))
+    check_layers(read, lens)
+    if not read:
+        raise InputError("no layers were given; need at least one to read")
     if not positions:
         raise InputError("no positions were given; need at least one to read")
     check_positions(positions, batch)
@@ -99,12 +87,10 @@ def run_with(
                 f"this bridge delegates its attention to Hugging Face, so it does not show {name!r} as used; "
                 "need a model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
-    if start is not None:
-        _check_start(start, lens=lens, batch=batch, edits=given, read=read)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     of_end = {"loss": loss, "logits": logits, "whole": loss or logits}
     needs = Needs(keys=tuple(positions), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
-    outcome = run_applied(lens, batch, applied, needs, start=start, batch_size=batch_size, progress=progress)
+    outcome = run_applied(lens, batch, applied, needs, batch_size=batch_size, progress=progress)
     if not quiet:
         applied.warn()
     return outcome
@@ -124,12 +110,10 @@ def run_applied(
     needs: Needs,
     *,
     prompts: slice = slice(0, None),
-    start: Start | None = None,
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Outcome:
     """The outcome of a run under edits that are checked; ``prompts`` are the batch's indices among all sequences."""
-    first = 0 if start is None else start.layer
     last = lens.n_layers if needs.whole else needs.layers_end
     stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     collector = RunCollector(lens=lens, keys=needs.keys, by_token=True)
@@ -137,27 +121,22 @@ def run_applied(
     done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(size):
-            chosen = slice(done, done + part.n_sequences)
             own = range(n_sequences)[prompts][done : done + part.n_sequences]
             own = slice(own.start, own.stop, None if own.step == 1 else own.step)
-            hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(first, last)))
+            hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), lambda x, hook, take=take: take(x))
                 for site, layer, take in collector.readers(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
                 )
             ]
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(running(lens))
-                if start is not None:
-                    stack.enter_context(start_passes_at(lens, first, start.stream[chosen].to(lens.device)))
-                stack.enter_context(torch.no_grad())
+            with running(lens), torch.no_grad():
                 inputs = part.tokens.to(lens.device)
                 out = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **stop)
             collector.finish(out, part=part, loss=needs.loss, logits=needs.logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
-    applied.refuse_unshown_edits(range(first, last))
+    applied.refuse_unshown_edits(range(last))
     return collector.outcome(needs.layers, valid=batch.valid.cpu(), edits=applied.edits)
 
 
@@ -291,13 +270,11 @@ class RunCollector:
         self.bad.append((out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any())
         early = self.early if self.begin else None
         if loss:
-            losses = (
-                next_token_losses(out, part.tokens[:, self.begin :])
-                if unembedded
-                else self._losses_of_states(out, part)
-            )
-            if not unembedded:  # infinite states
-                self.bad.append(losses.detach().isnan().any())
+            if unembedded:
+                losses = next_token_losses(out, part.tokens[:, self.begin :])
+            else:
+                losses = self._losses_of_states(out, part)
+                self.bad.append(losses.detach().isnan().any())  # infinite states
             if early is not None:
                 assert early.losses is not None  # of the same metrics
                 losses = torch.cat([early.losses[:, : self.begin], losses], dim=1)
@@ -320,14 +297,11 @@ class RunCollector:
     def _losses_of_states(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
         """Next-token loss of every target, from the states that the unembedding reads; 0 at padding."""
         own = slice(self.begin + 1, None)
-        predicted, targets = (
-            part.valid[:, own].flatten().nonzero()[:, 0],
-            copy_to_device(part.tokens[:, own], states.device),
-        )
+        targets = copy_to_device(part.tokens[:, own], states.device)
+        predicted = part.valid[:, own].flatten().nonzero()[:, 0]
         index = copy_to_device(predicted, states.device)  # a mask on the GPU would be waited for
         losses = torch.zeros(targets.shape, device=states.device, dtype=torch.float32)
-        found = losses_of(self.lens, states[:, :-1].flatten(0, 1)[index], targets.flatten()[index])
-        losses.view(-1)[index] = found
+        losses.view(-1)[index] = losses_of(self.lens, states[:, :-1].flatten(0, 1)[index], targets.flatten()[index])
         return losses
 
     def outcome(
@@ -401,38 +375,3 @@ def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[
     """Mean of the losses of each sequence's targets, without padding; nan for a sequence of one token."""
     predicted = copy_to_device(part.valid[:, 1:], losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)
-
-
-def _layers_to_read(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
-    """The layers asked for, sorted and counted from the first; all if None. Refuses those that do not exist."""
-    chosen = (
-        tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(count_from_start(asked, lens.n_layers))))
-    )
-    check_layers(chosen, lens)
-    if not chosen:
-        raise InputError("no layers were given; need at least one to read")
-    return chosen
-
-
-def _check_start(
-    start: Start, *, lens: LensModel, batch: TokenBatch, edits: Sequence[Edit], read: Sequence[int]
-) -> None:
-    """Refuse a start whose layer or stream does not fit the model and batch, or after which too little is computed."""
-    if not 0 <= start.layer < lens.n_layers:
-        raise InputError(f"the run would begin at layer {start.layer}; need 0 to {lens.n_layers - 1}")
-    behind = range(start.layer, lens.n_layers) if lens.family.shared_keys else ()
-    if any(layer_of_keys(lens.config, layer=layer) < start.layer for layer in behind):
-        raise InputError(
-            f"the run would begin at layer {start.layer}, and layers behind it attend to keys and values of a layer "
-            "before it; need a run that begins before that layer"
-        )
-    shape = (batch.n_sequences, batch.n_positions, lens.d_model)
-    if tuple(start.stream.shape) != shape:
-        raise InputError(f"the stream to begin with has the shape {tuple(start.stream.shape)}; need {shape}")
-    inner = [edit for edit in edits if SITES[edit.site].per_layer]
-    early = [layer for edit in inner for layer in edit.over(lens.n_layers) if layer < start.layer]
-    if early or min(read) < start.layer:
-        raise InputError(
-            f"the run begins at layer {start.layer} and layer {min([*early, *read])} is edited or read; "
-            "need only layers from there on"
-        )

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Literal, get_args
@@ -54,7 +53,9 @@ class Plan:
 
 def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:
     """Choose how many sequences and cells share a forward, and how many forwards run at once, by the free memory."""
-    room, on_cpu = _tokens_that_fit(lens, tokens, needs), lens.device.type == "cpu"
+    on_cpu, on_gpu = lens.device.type == "cpu", lens.device.type == "cuda"
+    free = torch.cuda.mem_get_info(lens.device)[0] if on_gpu else psutil.virtual_memory().available
+    room = int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
     prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
@@ -73,25 +74,6 @@ def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
     return replace(plan, prompts=prompts, pack=pack)
 
 
-def pack_sizes(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]:
-    """Number of cells in each forward pass, in order.
-
-    Args:
-        begins: the first position that each cell touches.
-        n_positions: positions of the sequences.
-        most: cells in a forward over all positions; of cells that begin later there are more.
-    """
-    found, held = [0], 0
-    for begin in begins:
-        length = n_positions - begin
-        if found[-1] and held + length > most * n_positions:
-            found.append(0)
-            held = 0
-        found[-1] += 1
-        held += length
-    return [size for size in found if size]
-
-
 def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
     """Memory of a forward for each token, roughly: streams, projections, the MLP, the pattern, the logits."""
     width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
@@ -99,15 +81,6 @@ def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
     if needs.whole and needs.unembeds:
         width += 3 * lens.d_vocab
     return width * torch.finfo(lens.dtype).bits // 8
-
-
-def _tokens_that_fit(lens: LensModel, tokens: TokenBatch, needs: Needs) -> int:
-    """Number of tokens for which a forward has room in the free memory."""
-    if lens.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(lens.device)
-    else:
-        free = psutil.virtual_memory().available
-    return int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)
 
 
 def read_plan(path: FilePath) -> Plan:

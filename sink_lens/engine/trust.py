@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -43,15 +43,13 @@ def check_plan(
     """
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)
-
     alone, last, worst, first = replace(plan, lanes=1, cut=False), plan, 0.0, math.nan
     ways = [plan, replace(plan, lanes=1), alone, replace(alone, pack=1), replace(alone, pack=1, path="bridge")]
     for last in dict.fromkeys(ways):
         engine = Engine(lens, batch, cells, metrics, plan=last)
-        compared, allowed = _compare(engine), _allowed_deviation(engine)
-        worst = compared.deviation
-        last = replace(last, n_compared=compared.n_cells, deviation=worst)
-        if worst <= allowed and compared.error is None:
+        (worst, n_compared, error), allowed = _compare(engine), _allowed_deviation(engine)
+        last = replace(last, n_compared=n_compared, deviation=worst)
+        if worst <= allowed and error is None:
             if (last.pack, last.cut, last.path) != (plan.pack, plan.cut, plan.path):
                 log.warning(
                     "cells that share a forward or begin at a later layer would be off by %.1e here (allowed: %.1e): "
@@ -60,12 +58,12 @@ def check_plan(
                     allowed,
                 )
             return last
-        if compared.error is not None and worst <= allowed:
+        if worst <= allowed:
             log.warning(
                 "no cell could be compared with the bridge, since all that were tried failed (%s: %s): this run takes "
                 "one forward of the bridge for each cell, which takes longer",
-                type(compared.error).__name__,
-                compared.error,
+                type(error).__name__,
+                error,
             )
             return replace(ways[-1], n_compared=0, deviation=worst)
         first = worst if math.isnan(first) else first
@@ -132,20 +130,12 @@ def make_engine(
     return Engine(lens, batch, cells, metrics, plan=plan)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Compared:
-    """Result of a comparison with the bridge."""
+def _compare(engine: Engine) -> tuple[float, int, Exception | None]:
+    """Compare the baseline run, and up to two cells that begin at different layers, with the bridge.
 
-    deviation: float
-    """The largest, of the baseline run too."""
-    n_cells: int
-    """Cells that were compared."""
-    error: Exception | None
-    """Why no cell was, where some were tried."""
-
-
-def _compare(engine: Engine) -> _Compared:
-    """Compare the baseline run, and up to two cells that begin at different layers, with the bridge."""
+    Returns:
+        The largest deviation, the number of cells that were compared, and why no cell was, where some were tried.
+    """
     found = [engine.baseline_deviation()]
     able = [block for block in engine.blocks if block.first <= engine.lens.n_layers and block.prompts.start == 0]
     starts = {block.first: block for block in able}
@@ -162,7 +152,7 @@ def _compare(engine: Engine) -> _Compared:
             failed = failed or error
         if len(found) > len(chosen):
             break
-    return _Compared(deviation=max(found), n_cells=len(found) - 1, error=failed if len(found) == 1 else None)
+    return max(found), len(found) - 1, failed if len(found) == 1 else None
 
 
 def _allowed_deviation(engine: Engine) -> float:

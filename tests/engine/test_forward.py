@@ -7,11 +7,11 @@ import torch
 from rounding import assert_close, assert_moved, assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from analyses.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
+from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import capture
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import freeze, scale, set_value, zero
-from sink_lens.engine.forward import Start, run_with
+from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.delegation import start_passes_at
 from sink_lens.models.load import wrap
@@ -130,52 +130,14 @@ def test_the_loss_of_a_single_token_and_the_mass_of_a_last_one_are_undefined(len
     assert found.mass[0, :, 0].isnan().tolist() == [[True, True], [False, True]]
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
-@pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES + BY_LAYER_FAMILIES + LATENT_FAMILIES)
-def test_a_run_from_a_later_layer_is_the_whole_run(lens_of, family, first):
-    lens = lens_of(family)
-    start = Start(layer=first, stream=unedited(lens).tensors["resid_pre", first])
-    layers = range(first, 3)
-    options = {"positions": (0, 4), "layers": layers, "sites": ("resid_post", "pattern", "final"), "logits": True}
-    if family in BY_LAYER_FAMILIES and first:
-        with pytest.raises(InputError, match="attend to keys and values of a layer before it"):
-            run_with(lens, tokens(), start=start, **options)
-        return
-    plain = run_with(lens, tokens(), start=start, **options)
-    assert_same_runs(plain, run_with(lens, tokens(), **options))
-    edits = (zero("z", layers=[2], heads=[1]), scale("final", 2.0, units=[3]))
-    whole = run_with(lens, tokens(), edits, **options)
-    for kept in edits:
-        assert_moved(whole.logits, run_with(lens, tokens(), kept, **options).logits)
-    assert_same_runs(run_with(lens, tokens(), edits, start=start, **options), whole)
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gptj", "gpt_neo", "falcon", "bloom"])
 def test_any_number_of_layers_is_skipped(family):
     """Each skipped block gives what the next takes: of some families the stream, of others a tuple that holds it."""
     more = {"attention_types": [[["global", "local"], 4]]} if family == "gpt_neo" else {}
     lens = wrap(tiny(family, num_hidden_layers=8, **more))
     whole = run_with(lens, tokens(), sites=("resid_pre",), logits=True)
-    start = Start(layer=7, stream=whole.tensors["resid_pre", 7])
-    assert_rows_close(run_with(lens, tokens(), start=start, layers=[7], logits=True).logits, whole.logits)
-
-
-def test_a_later_start_runs_no_layer_before_and_takes_its_stream_in_pieces(lens_of):
-    lens = lens_of("llama")
-    stream = unedited(lens).tensors["resid_pre", 2]
-    ran = []
-    handles = [
-        block.attn.hook_in.register_forward_hook(lambda *args, layer=layer: ran.append(layer))
-        for layer, block in enumerate(lens.bridge.blocks)
-    ]
-    try:
-        start = Start(layer=2, stream=stream)
-        found = run_with(lens, tokens(), start=start, layers=[2], batch_size=1, logits=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert ran == [2] * BATCH
-    assert_rows_close(found.logits, unedited(lens).logits)
+    with torch.no_grad(), start_passes_at(lens, 7, whole.tensors["resid_pre", 7]):
+        assert_rows_close(lens.bridge(tokens()), whole.logits)
 
 
 def test_skipped_layers_are_given_back_after_an_error(lens_of):
@@ -242,27 +204,6 @@ def test_a_bridge_that_does_not_show_its_attention_is_refused():
         run_with(stock("sdpa"), tokens())
     with pytest.raises(SiteError, match="so it does not show 'scores' as used; need a"):
         run_with(stock("eager"), tokens(), sites=("scores",))
-
-
-@pytest.mark.parametrize(
-    ("layer", "edits", "layers", "text"),
-    [
-        (3, (), [2], "would begin at layer 3; need 0 to 2"),
-        (2, zero("z", layers=[1]), [2], "begins at layer 2 and layer 1 is edited or read; need only layers from there"),
-        (2, zero("z"), [2], "begins at layer 2 and layer 0 is edited or read"),
-        (1, (), None, "begins at layer 1 and layer 0 is edited or read"),
-    ],
-)
-def test_what_comes_before_the_start_is_refused(lens_of, layer, edits, layers, text):
-    start = Start(layer=layer, stream=torch.zeros(BATCH, LENGTH, 48))
-    with pytest.raises(InputError, match=text):
-        run_with(lens_of("llama"), tokens(), edits, start=start, layers=layers)
-
-
-def test_a_stream_of_other_tokens_is_refused(lens_of):
-    start = Start(layer=1, stream=torch.zeros(BATCH, LENGTH - 1, 48))
-    with pytest.raises(InputError, match=r"begin with has the shape \(3, 13, 48\); need \(3, 14, 48\)"):
-        run_with(lens_of("llama"), tokens(), start=start, layers=[1])
 
 
 def test_a_loss_over_a_large_vocabulary_is_right_to_1e_5():

@@ -7,7 +7,8 @@ import pytest
 from sink_lens.edits.metrics import logit_difference, loss, sink_mass
 from sink_lens.engine import plan
 from sink_lens.engine.needs import Needs
-from sink_lens.engine.plan import bytes_per_token, pack_sizes, plan_of
+from sink_lens.engine.packs import fill_packs
+from sink_lens.engine.plan import bytes_per_token, plan_of
 
 READ = (sink_mass(0),)
 
@@ -89,4 +90,6 @@ def test_cells_of_a_mixture_of_experts_share_forwards_too(lens_of, tokens_of):
     ],
 )
 def test_cells_share_a_forward_as_long_as_their_rows_are_not_more_than_those_of_whole_cells(begins, most, expected):
-    assert pack_sizes(begins, n_positions=10, most=most) == expected
+    packs = fill_packs(range(len(begins)), size=lambda cell: 10 - begins[cell], most=10 * most)
+    assert [len(pack) for pack in packs] == expected
+    assert sum(packs, ()) == tuple(range(len(begins)))

@@ -19,7 +19,7 @@ from sink_lens.edits.constructors import edit, freeze, scale
 from sink_lens.engine import partial_pass
 from sink_lens.engine.cells import cell_of
 from sink_lens.engine.engine import Engine
-from sink_lens.engine.forward import Start, run_with
+from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, ModelError, SiteError
@@ -211,9 +211,6 @@ def test_what_it_does_not_have_is_refused_with_the_reason():
         wrap(lens.bridge)
     with pytest.raises(ModelError, match="see those behind them; need a causal model"):
         wrap(tiny("gemma4", use_bidirectional_attention="all"))
-    behind = run_with(lens, tokens(), sites=["resid_pre"]).tensors["resid_pre", 2]
-    with pytest.raises(InputError, match="attend to keys and values of a layer before it"):
-        run_with(lens, tokens(), start=Start(layer=2, stream=behind), layers=[3])
 
 
 def test_experts_beside_the_mlp_are_measured_without_neurons():
