@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .arguments import checked
-from .gone import refuse_removed_name
+from .gone import refuse_removed
 
 
 def read_stub(init: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callabl
     def get(name: str) -> Any:
         """Import a name when it is first used."""
         if name not in names:
-            refuse_removed_name(package, name)
+            refuse_removed(name, said=f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}")
         where, _, own = names[name].partition(":")
         module = import_module(f".{where}", package)

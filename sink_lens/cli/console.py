@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SinkLensError
-from ..gone import refuse_removed_command, refuse_removed_option
+from ..gone import refuse_removed
 from ..kinds import kinds
 from ..text import for_terminal, visible
 
@@ -58,7 +58,7 @@ class _RefusesVisibly:
             return super().make_context(*given, **named)  # type: ignore[misc]  # click's
         except _UsageError as error:
             if (option := getattr(error, "option_name", None)) is not None:
-                refuse_removed_option(str(given[0]), option)
+                refuse_removed(f"{option} of sink-lens {given[0]}")
             error.message = visible(error.message, limit=_LONGEST)
             raise
 
@@ -106,7 +106,7 @@ class Commands(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that is asked for; one that was removed says what to use instead."""
         if args and args[0] not in self.commands:
-            refuse_removed_command(args[0])
+            refuse_removed(f"sink-lens {args[0]}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -14,6 +14,7 @@ a cache is compared with a whole pass of the bridge too.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -70,9 +71,7 @@ class Generated:
     def same(self) -> int:
         """Number of tokens that both continuations share before they differ."""
         pairs = zip(self.ids, self.plain_ids, strict=False)
-        return next(
-            (n for n, (one, other) in enumerate(pairs) if one != other), min(len(self.ids), len(self.plain_ids))
-        )
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def generate(
@@ -148,9 +147,7 @@ def _continuation_ids(
     """The token ids that the model, under the edits, writes after ``tokens``: at most ``max_new_tokens``."""
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
-    n_prompt = tokens.shape[1]
-    held = _held_bytes(lens, edits, n_positions=n_prompt + max_new_tokens)
-    cache = _Cache(lens, edits) if held <= _MOST_HELD and _can_cache(edits, n_prompt=n_prompt) else None
+    cache = _Cache(lens, edits) if _can_cache(lens, edits, n_prompt=tokens.shape[1], n_new=max_new_tokens) else None
     new: list[int] = []
     while len(new) < max_new_tokens:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
@@ -170,26 +167,15 @@ def _continuation_ids(
     return tuple(new)
 
 
-def _can_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
-    """Check whether the edits leave keys and values of earlier positions as they are, as far as can be told."""
-    return all(
-        one.reads is None and (one.positions is None or max(one.positions) < n_prompt) and one.keys is None
-        for one in edits
-    )
-
-
-def _held_bytes(lens: LensModel, edits: Sequence[Edit], *, n_positions: int) -> int:
-    """Memory that a cache needs for the values of edited sites, before and after each edit, in bytes."""
-    sizes = (
-        prod(lens.sizes(SITES[one.site].axes, n_positions=n_positions, layer=layer))
-        for one in edits
-        for layer in one.over(lens.n_layers)
-    )
-    return 2 * sum(sizes) * torch.finfo(lens.dtype).bits // 8
-
-
-class _ChangedError(EditError):
-    """An edit does something else to an earlier position than when its keys and values were computed."""
+def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: int) -> bool:
+    """Check whether the edits leave keys and values of earlier positions as they are, and what is held fits."""
+    numbers = 0
+    for one in edits:
+        if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:
+            return False
+        for layer in one.over(lens.n_layers):
+            numbers += prod(lens.sizes(SITES[one.site].axes, n_positions=n_prompt + n_new, layer=layer))
+    return 2 * numbers * lens.dtype.itemsize <= _MOST_HELD  # before and after each edit
 
 
 def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
@@ -211,7 +197,6 @@ class _Cache:
     """Passes over the blocks that go on from the keys and values of the last one."""
 
     def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
-        """Start without keys and values."""
         self.lens, self.edits = lens, edits
         self.keys: Kept = {}
         self.before: dict[int, Tensor] = {}
@@ -251,30 +236,21 @@ class _Cache:
             new = step.act(tensor)
             self.before[number], self.after[number] = tensor.clone(), tensor.clone() if new is None else new
             return new
-        before, after = (_with_one_more_key(held[number], step.site) for held in (self.before, self.after))
+        before, after = self.before[number], self.after[number]
+        if SITES[step.site].observed:  # one more key, which no earlier query sees
+            unseen = torch.finfo(before.dtype).min if step.site == "scores" else 0.0
+            before, after = (nn.functional.pad(one, (0, 1), value=unseen) for one in (before, after))
         whole = torch.cat([before, tensor], dim=axis)
         new = step.act(whole)
         found = whole if new is None else new
-        if not _is_same_edit(found.narrow(axis, 0, begin), after):
-            raise _ChangedError(f"an edit of {step.site!r} changes what it does to earlier positions")
+        share = max(_SAME, 2 * torch.finfo(after.dtype).eps)
+        scale = after.where(after > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)  # a position's own: sinks are larger
+        earlier = found.narrow(axis, 0, begin)
+        if not bool((((earlier - after).abs() <= share * scale) | (earlier == after)).all()):
+            raise EditError(f"an edit of {step.site!r} changes what it does to earlier positions")
         last = found.narrow(axis, begin, tensor.shape[axis])
         self.before[number], self.after[number] = whole, torch.cat([after, last], dim=axis)
         return None if new is None else last
-
-
-def _with_one_more_key(held: Tensor, site: str) -> Tensor:
-    """The held values of a site for one key more, which no earlier query sees; of sites without keys, as they are."""
-    if not SITES[site].observed:
-        return held
-    return nn.functional.pad(held, (0, 1), value=torch.finfo(held.dtype).min if site == "scores" else 0.0)
-
-
-def _is_same_edit(new: Tensor, held: Tensor) -> bool:
-    """Check whether an edit's new values equal those that it made of the same positions before, within rounding."""
-    share = max(_SAME, 2 * torch.finfo(held.dtype).eps)
-    scale = held.where(held > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)  # a position's own: sinks are far larger
-    near = (new - held).abs() <= share * scale
-    return bool((near | (new == held)).all())
 
 
 def _logits_by_whole_pass(
@@ -316,12 +292,11 @@ def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens
     return found.cut(int(found.lengths[0]))
 
 
-def _end_ids(lens: LensModel) -> set[int]:
+def _end_ids(lens: LensModel) -> set[Any]:
     """The token ids that end a text, of the generation settings and the tokenizer."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
-    own = None if lens.tokenizer is None else lens.tokenizer.eos_token_id
     several = configured if isinstance(configured, list) else [configured]
-    return {one for one in [*several, own] if isinstance(one, int)}
+    return {*several, getattr(lens.tokenizer, "eos_token_id", None)}
 
 
 def _text_of_ids(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:

@@ -17,7 +17,7 @@ import safetensors.numpy
 from pandas.api import types
 
 from sink_lens.errors import InputError, RunError, check_file_name, is_plain_file_name, refuse_tilde
-from sink_lens.gone import refuse_removed_kind
+from sink_lens.gone import refuse_removed
 from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
 from sink_lens.records.long_tables import Shortened, shorten, shorten_log
 from sink_lens.schema import table_of
@@ -199,10 +199,11 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     """
     folder = Path(folder)
     record = read_record(folder)
-    refuse_removed_kind(record["kind"], folder)
+    kind, of_its_tables = record["kind"], ". Its tables are Parquet and CSV files, which pandas reads"
+    refuse_removed(f"kind {kind}", said=f"{folder} is a run of the kind {kind!r}, which", more=of_its_tables)
     written = {Path(file).stem for file in record["files"]}
     gone = [Path(file).stem for file in record["files"] if not (folder / file).exists()]
-    tables = Tables(folder, files=record["files"], kind=record["kind"])
+    tables = Tables(folder, files=record["files"], kind=kind)
     return Run(
         folder=folder,
         kind=record["kind"],

@@ -121,11 +121,10 @@ def test_an_edit_that_stays_takes_one_whole_pass(monkeypatch):
 
 
 def test_values_that_are_too_many_to_hold_take_whole_passes(monkeypatch):
-    lens = speaking()
+    lens, one = speaking(), scale("resid_post", 1.5)
+    assert generation._can_cache(lens, [one], n_prompt=3, n_new=3)
     monkeypatch.setattr(generation, "_MOST_HELD", 1000)
-    monkeypatch.setattr(generation._Cache, "logits", lambda *_, **__: pytest.fail("values are held"))
-    one = scale("resid_post", 1.5)
-    monkeypatch.setattr(generation, "_can_cache", lambda edits, **_: bool(edits))  # the unedited run may
+    assert not generation._can_cache(lens, [one], n_prompt=3, n_new=3)
     found = generate(lens, "the cat and", one, max_new_tokens=3)
     assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, one, 3)
 
