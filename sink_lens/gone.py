@@ -39,7 +39,7 @@ GONE: Mapping[tuple[str, ...], str] = {
     ("sink-lens verify", "verify", "VerifyConfig", "kind verify"): "python -m analyses.our_own.published_facts.run "
     "--model MODEL, in the repository",
 }
-"""Commands, options, Python names (wherever they stood) and kinds of run that were removed -> what does their work now; it
+"""Commands, options, Python names (wherever they stood) and kinds of run that went -> what does their work now; it
 follows "use" in the error."""
 
 
