@@ -150,13 +150,9 @@ def test_every_example_is_listed():
 
 
 def test_every_model_of_the_zoo_is_drawn():
-    text = (DOCS / "zoo.md").read_text(encoding="utf-8").partition("## The families")[0]
-    drawn = re.findall(r"^\| (?:(\w+) \| )?`(\w+)` \|(.*)\|$", text, flags=re.M)
-    assert [name for _, name, _ in drawn] == list(ZOO)
-    for letter, name, cells in drawn:
-        assert letter == ("" if name.startswith("broken") else ZOO[name].letter)
-        families = {"untrained": "every family"}.get(name, ", ".join(ZOO[name].families))
-        assert families in cells or not letter
+    text = (DOCS / "zoo.md").read_text(encoding="utf-8").partition("## How often")[0]
+    assert re.findall(r"^\| `(\w+)` \| \w.*\|$", text, flags=re.M) == list(ZOO)
+    assert f"random, in {len(ZOO['untrained'].families)} families |" in text
 
 
 def test_the_citation_file_says_what_is_cited():
