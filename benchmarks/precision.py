@@ -1,4 +1,4 @@
-"""What 16-bit types do to the numbers of the sink token of the default model: ``docs/limits.md`` has some of its columns.
+"""What 16-bit types do to the numbers of the sink token of the default model (``docs/limits.md``).
 
     python benchmarks/precision.py
 
