@@ -1,4 +1,4 @@
-"""What 16-bit types do to the numbers of the sink token of the default model (``docs/limits.md``).
+"""What 16-bit types do to the numbers of the sink token of the default model: the table in ``docs/limits.md``.
 
     python benchmarks/precision.py
 

@@ -125,7 +125,7 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
     return table.assign(model=name, family=zoo.family, seed=seed)
 
 
-def headline_of(run: Run) -> tuple[Phrase, ...]:
+def headline_of(run: Run) -> list[Phrase]:
     """The phrases of the headline of a trace's page."""
     story = find_story(run)
     return headline_phrases(
