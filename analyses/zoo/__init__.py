@@ -60,7 +60,7 @@ class Species:
     """One kind of model of the zoo."""
 
     letter: str
-    """Letter that tests and analyses choose models by; `broken` for the six models with one broken link."""
+    """Letter of the model in the documentation's list; `broken` for the six models with one broken link."""
     families: tuple[str, ...]
     """The architectures in which the model can be written; the first is the default."""
     write: Callable[..., ZooModel]

@@ -125,7 +125,7 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
     return table.assign(model=name, family=zoo.family, seed=seed)
 
 
-def headline_of(run: Run) -> list[Phrase]:
+def headline_of(run: Run) -> tuple[Phrase, ...]:
     """The phrases of the headline of a trace's page."""
     story = find_story(run)
     return headline_phrases(
@@ -260,8 +260,8 @@ def markdown(counts: pd.DataFrame) -> str:
         "The number of right answers and of all answers, for each model. *Makers* is right with an F1 of .95 or more.",
         "For each link, the truth stands before the numbers. `!` counts wrong answers, `?` counts undecided answers.",
         "",
-        f"| model | sink | headline | makers | {' | '.join(link.replace('_', ' ') for link in LINKS)} |",
-        f"| {' | '.join(['---'] * (4 + len(LINKS)))} |",
+        f"| | model | sink | headline | makers | {' | '.join(link.replace('_', ' ') for link in LINKS)} |",
+        f"| {' | '.join(['---'] * (5 + len(LINKS)))} |",
     ]
     for model in ZOO:
         of = table[table["model"] == model]
@@ -271,7 +271,7 @@ def markdown(counts: pd.DataFrame) -> str:
         for link in LINKS:
             verdicts = of[(of["subject"] == link) & (of["question"] == "verdict")]
             cells.append(f"{' or '.join(sorted(set(verdicts['truth'])))}: {_cell(verdicts)}")
-        lines.append(f"| `{model}` | {' | '.join(cells)} |")
+        lines.append(f"| {ZOO[model].letter} | `{model}` | {' | '.join(cells)} |")
     free = table[(table["question"] == "position") & (table["truth"] == "no")]
     lines += ["", f"Models without a sink, for which `trace` sees a sink: {_rate(free, 'wrong')}."]
     return "\n".join(lines) + "\n"
