@@ -68,8 +68,8 @@ def sketch_chain(circuit: Any) -> Diagram:
     says += "makes at another position."
     if len(paths):
         says = (
-            "Number: share of the sink that is lost if the node at the arrow's end, and no other, reads the "
-            "stream without what the node at its start wrote. "
+            "Number: the share of its attention that the sink loses if the box at the arrow's end does not see what "
+            "the box at its start writes. All other boxes see it. "
         )
         says += "Paths through other MLPs are not drawn."
         if len(others):

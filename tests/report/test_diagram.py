@@ -97,7 +97,7 @@ def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_
     assert arrows["neurons:0", "neurons:1"] == ("35%", "raises")
     assert arrows["dimension:1", "key:1"] == ("−30%", "lowers")
     assert ("position", "neurons:0") not in arrows  # too little
-    assert "reads the stream without what the node at its start wrote" in drawn.says
+    assert "does not see what the box at its start writes. All other" in drawn.says
 
 
 def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
