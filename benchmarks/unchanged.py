@@ -29,9 +29,8 @@ def main() -> None:
     """Time them in turns, and print the medians."""
     import torch
 
-    from sink_lens.models.evaluating import evaluating
     from sink_lens.models.load import load
-    from sink_lens.models.running import running
+    from sink_lens.models.running import evaluating, running
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)

@@ -20,10 +20,9 @@ from rich.text import Text
 
 from .data.described import BosCondition
 from .errors import InputError
-from .models.bundled import local_files
-from .models.header import Header, read_header
+from .models.bundled import local_files, read_header, tokenizer_of
+from .models.header import Header
 from .models.memory import free_bytes, peak_bytes, weight_bytes
-from .models.prompt_tokens import tokenizer_of
 from .text import about_duration, duration, plural, size_text
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.passes import passes as of_trace
 from sink_lens.errors import InputError
 from sink_lens.estimate import Pass, Passes, cost_table, estimate
-from sink_lens.models.header import axis_sizes, read_header
+from sink_lens.models.bundled import read_header
+from sink_lens.models.header import axis_sizes
 from sink_lens.models.load import load
 from sink_lens.studies.config import CardConfig, IsolateConfig
 from sink_lens.studies.passes import passes as of_study

@@ -15,7 +15,7 @@ from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _call_config
 from sink_lens.cli.options import build_config, configured, off_option_name, option_name
 from sink_lens.configuration import choices_of, field_docs, make_config
-from sink_lens.data.config import CacheConfig
+from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.identity import fingerprint
 from sink_lens.identity.surveys import survey

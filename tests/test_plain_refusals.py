@@ -20,7 +20,7 @@ from sink_lens.configuration import parse_setting
 from sink_lens.data.corpora import open_texts, read_text
 from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError, ModelError, first_line_of_error
-from sink_lens.models.header import read_header
+from sink_lens.models.bundled import read_header
 from sink_lens.models.headnorm import HeadNormConfig
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.patching import PatchConfig

@@ -38,8 +38,7 @@ from torch import Tensor
 
 from ..engine.gradients import add_zero
 from ..errors import InputError, ModelError
-from ..models.evaluating import freeze_parameters
-from ..models.running import exclusive_use
+from ..models.running import exclusive_use, freeze_parameters
 from .config import TOLERANCE
 from .graph import Graph
 from .methods import METHODS, Method, check_method

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..data.config import CacheConfig
+from ..data.cache import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
 from ..text import size_text

@@ -87,6 +87,11 @@ def check_described(config: Described) -> None:
             raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
 
 
+def token_bound(texts: Sequence[str]) -> int:
+    """An upper bound on the number of tokens of each text, for any tokenizer, special tokens included."""
+    return 8 + 2 * max((len(text.encode()) for text in texts), default=0)
+
+
 _MOST_SETTINGS = 10_000_000
 """Bytes of a file of settings."""
 _MOST_DOTS = 5_000

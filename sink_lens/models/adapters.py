@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 
 from ..errors import ModelError, first_line_of_error
 from .checks import probe_tokens
-from .evaluating import evaluating, without_compiled_forwards
 from .private_apis import forget_adapter
+from .running import evaluating, without_compiled_forwards
 
 _LOG = logging.getLogger(__name__)
 _ADVICE = "Merge it yourself, where the base model is whole: model.merge_and_unload() of peft"

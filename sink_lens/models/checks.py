@@ -18,12 +18,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ModelError, first_line_of_error, is_plain_file_name
 from ..text import json_value
-from .evaluating import evaluating, without_compiled_forwards
 from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
 from .header import refuse_named_pipes
 from .headnorm import HeadNormForCausalLM
 from .private_apis import is_processed, kernel_of, set_attention
+from .running import evaluating, without_compiled_forwards
 
 _PROBE_LENGTH = 8
 _FEW_LAYERS = 200

@@ -316,7 +316,7 @@ TEXT_PART = {
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""Model that reads images too -> its language model, which is read in its place (``text_part``)."""
+"""Model that reads images too -> its language model, which is read in its place (``wrapping.take_text_part``)."""
 
 _NORM_OF_HEADS = "it norms queries and keys with a gain of its own for each head; need a model without that norm"
 _CLIPPED = "it clips its queries, keys and values; need a model that does not"

@@ -1,122 +1,127 @@
-"""Convert a GGUF file to a safetensors folder, after checks of the file."""
+"""Convert a GGUF file to a safetensors folder, tensor by tensor, with what transformers' reader leaves out.
+
+Transformers reads a GGUF file into memory whole, twice at its peak. Here its names and its operations on each tensor
+are taken alone: a tensor is dequantised, written and forgotten, so that no more is in memory than the largest tensor
+and the file. What is written is equal, byte for byte, to what ``save_pretrained`` writes of the model.
+
+It leaves out settings of attention, scaled rotations, and that a Llama 3 begins with BOS: these are read here.
+"""
 
 import contextlib
 import functools
+import json
+import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError, check_regular_file, first_line_of_error
-from .header import read_gguf_header
+import gguf
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+    load_gguf_checkpoint,
+)
 
-_MAGIC = b"GGUF"
+from ..errors import ModelError, first_line_of_error
+from ..text import json_value
+from .gguf_header import HeaderReader, metadata_value, read_gguf_header
+
 _ROOM = 32_000_000
 """Free bytes required on the disk in addition to the weights, for the tokenizer and the configuration."""
+_ROWS = 4096
+"""Rows of a tensor that are dequantised at once."""
+_LOW, _HIGH, _CONTEXT = 1.0, 4.0, 8192
+"""Llama 3's scaling: factors of its low and high frequencies, and the context that it was trained on first."""
+_SETTINGS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window": "sliding_window",
+}
+"""What a file says of its attention -> the configuration's field, where it has one."""
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+"""A model of 27B scales its scores by its width over its heads, others by the width of a head (llama.cpp)."""
+_BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
+"""Pre-tokenizers (``tokenizer.ggml.pre``) whose models begin with BOS where a file does not say."""
 
 
-def check_magic(gguf: Path) -> None:
-    """Refuse a file that is not GGUF, before anything slow begins.
-
-    Raises:
-        ModelError: the file does not exist, cannot be read, or does not begin like a GGUF file.
-    """
-    check_regular_file(gguf, what="the GGUF file")
-    if not gguf.is_file():
-        raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
-    try:
-        with gguf.open("rb") as stream:
-            found = stream.read(len(_MAGIC))
-    except OSError as error:
-        raise ModelError(
-            f"{gguf} cannot be read ({error.strerror}); need a readable file. Check its permissions"
-        ) from error
-    if found != _MAGIC:
-        raise ModelError(
-            f"{gguf} begins with {found!r}; a GGUF file begins with {_MAGIC!r}. "
-            "It is another format or damaged: fetch it again"
-        )
-
-
-def convert_gguf(gguf: Path, *, folder: Path) -> None:
+def convert_gguf(file: Path, *, folder: Path) -> None:
     """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
 
     The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Only the GGUF file is read,
-    not other files in its folder. The caller's random state does not change. Tensors are converted one
-    by one.
+    not other files in its folder. The caller's random state does not change.
 
     Args:
-        gguf: the GGUF file.
+        file: the GGUF file.
         folder: an existing empty folder; after an error the caller removes it.
 
     Raises:
-        ModelError: the file is damaged, has an unknown architecture or is one part of a split file; or the disk has
-            no room.
+        ModelError: the file is damaged, has an unknown architecture or is one part of a split file; it lacks a tensor,
+            or has biases, rotations or scalings that its architecture has not; or the disk has no room.
     """
-    header = read_gguf_header(gguf)
-    free = shutil.disk_usage(folder).free
-    if free < header.weight_bytes + _ROOM:
-        raise _no_room_error(gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free")
-
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoTokenizer
-
-    from .gguf_unread import add_settings, put_bos_first, scale_positions
-    from .gguf_weights import GgufWeights
-
-    source = _load_arguments(gguf)
-    tokenizer = None
+    header = read_gguf_header(file)
+    needed, free = header.weight_bytes + _ROOM, shutil.disk_usage(folder).free
+    if free < needed:
+        raise _no_room_error(file, folder=folder, needed=needed, found=f"{free / 1e6:,.0f} MB are free")
+    reader = HeaderReader(file)
     try:
         with torch.random.fork_rng(devices=[]), _parsed_once():
-            weights = GgufWeights.of(gguf, source=source, folder=folder)
-            if header.has_tokenizer:
-                tokenizer = put_bos_first(gguf, AutoTokenizer.from_pretrained(folder, **source))
+            config = AutoConfig.from_pretrained(folder, **_load_arguments(file))
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            tensors, processor = _match_tensors(file, model)
+            tokenizer = _read_tokenizer(reader, file, empty=folder) if header.has_tokenizer else None
     except ModelError:
         raise
     except Exception as error:  # transformers and gguf raise many kinds of error
-        raise _unreadable_error(gguf, error) from error
+        raise _unreadable_error(file, error) from error
     try:
-        weights.save(folder)
-        add_settings(gguf, folder=folder)
-        scale_positions(gguf, folder=folder)
+        _write_weights(model, tensors=tensors, processor=processor, folder=folder)
+        _complete_config(reader, name=file.name, folder=folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-    except (OSError, SafetensorError) as error:
-        raise _no_room_error(
-            gguf, folder=folder, needed=header.weight_bytes, found=first_line_of_error(error)
-        ) from error
+    except OSError as error:
+        raise _no_room_error(file, folder=folder, needed=needed, found=first_line_of_error(error)) from error
     except (ValueError, NotImplementedError) as error:  # a tensor of a type that gguf does not read
-        raise _unreadable_error(gguf, error) from error
+        raise _unreadable_error(file, error) from error
 
 
-def gguf_tokenizer(gguf: Path) -> Any:
+def gguf_tokenizer(file: Path) -> Any:
     """The tokenizer of a GGUF file, without its weights; None where the file has none. Nothing is written.
 
     Raises:
         ModelError: the file is damaged, or has an unknown architecture.
     """
-    if not read_gguf_header(gguf).has_tokenizer:
+    if not read_gguf_header(file).has_tokenizer:
         return None
-    from transformers import AutoTokenizer
-
-    from .gguf_unread import put_bos_first
-
     try:
         with tempfile.TemporaryDirectory() as empty, _parsed_once():
-            return put_bos_first(gguf, AutoTokenizer.from_pretrained(empty, **_load_arguments(gguf)))
+            return _read_tokenizer(HeaderReader(file), file, empty=Path(empty))
     except Exception as error:  # transformers and gguf raise many kinds of error
-        raise _unreadable_error(gguf, error) from error
+        raise _unreadable_error(file, error) from error
 
 
-def _load_arguments(gguf: Path) -> dict[str, Any]:
+def _load_arguments(file: Path) -> dict[str, Any]:
     """Arguments by which transformers opens a GGUF file, beside an empty folder as the model.
 
     The file's name is a whole path: transformers looks for a bare name in the working directory first, and takes other
     files beside it into account.
     """
-    return {"gguf_file": str(gguf), "trust_remote_code": False, "local_files_only": True}
+    return {"gguf_file": str(file), "trust_remote_code": False, "local_files_only": True}
+
+
+def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
+    """The tokenizer of a GGUF file; that of a Llama 3 puts BOS first where the file does not say."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(empty, **_load_arguments(file))
+    unsaid = metadata_value(reader, "tokenizer.ggml.add_bos_token") is None
+    if unsaid and metadata_value(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
+        tokenizer.add_bos_token = True
+    return tokenizer
 
 
 @contextlib.contextmanager
@@ -126,8 +131,6 @@ def _parsed_once() -> Iterator[None]:
     transformers parses the file for the configuration, twice for the weights and for the tokenizer, seconds each time,
     and makes the table for every module of the model.
     """
-    import gguf
-
     slow = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     try:
         for name, function in slow.items():
@@ -138,19 +141,171 @@ def _parsed_once() -> Iterator[None]:
             setattr(gguf, name, function)
 
 
-def _unreadable_error(gguf: Path, error: Exception) -> ModelError:
-    """The error for a GGUF file that cannot be read."""
+def _unreadable_error(file: Path, error: Exception) -> ModelError:
     return ModelError(
-        f"{gguf.name}: its weights or its tokenizer cannot be read ({first_line_of_error(error)}); need a whole GGUF "
+        f"{file.name}: its weights or its tokenizer cannot be read ({first_line_of_error(error)}); need a whole GGUF "
         "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
         "safetensors folder of the same model"
     )
 
 
-def _no_room_error(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError:
-    """The error for a conversion without room on the disk."""
+def _no_room_error(file: Path, *, folder: Path, needed: int, found: str) -> ModelError:
     return ModelError(
-        f"{gguf.name} cannot be converted in {folder.parent}: {found}; "
-        f"need about {(needed + _ROOM) / 1e6:,.0f} MB. "
-        "Free space there, or set SINK_LENS_CACHE to a folder with room"
+        f"{file.name} cannot be converted in {folder.parent}: {found}; need about {needed / 1e6:,.0f} MB. Free space "
+        "there, or set SINK_LENS_CACHE to a folder with room"
     )
+
+
+def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], TensorProcessor]:
+    """(name in the model -> tensor of a GGUF file, not read yet; the architecture's operations on them).
+
+    Raises:
+        ModelError: a tensor is missing or of another size, or the file has biases that the model has not.
+    """
+    held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parsed_once
+    processor_class = TENSOR_PROCESSORS.get(held.fields["general.architecture"].contents(), TensorProcessor)
+    processor = processor_class(config=load_gguf_checkpoint(str(file))["config"])
+    names = get_gguf_hf_weights_map(model, processor)
+    tensors = {names[one.name]: one for one in held.tensors if one.name in names}
+    for name, shape in _saved_shapes(model).items():
+        size = int(tensors[name].n_elements) if name in tensors else None
+        if size != math.prod(shape):
+            raise ModelError(
+                f"{file.name} has {'nothing' if size is None else f'{size:,} numbers'} for {name}; need "
+                f"{math.prod(shape):,}. It is damaged or another model's: fetch it again, or load the safetensors "
+                "folder of the same model"
+            )
+    unread = [one.name for one in held.tensors if one.name not in names and one.name.endswith(".bias")]
+    if unread:
+        raise ModelError(
+            f"{file.name} has biases such as {unread[0]}, which its architecture does not have. "
+            "Load the safetensors folder of the same model"
+        )
+    return tensors, processor
+
+
+def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that ``save_pretrained`` would write of a model, by name; of tied tensors only one."""
+    tied = model.all_tied_weights_keys
+    return {name: tuple(one.shape) for name, one in sorted(model.state_dict().items()) if name not in tied}
+
+
+def _write_weights(
+    model: PreTrainedModel, *, tensors: Mapping[str, Any], processor: TensorProcessor, folder: Path
+) -> None:
+    """Write config.json, the settings of generation, and the weights in float32.
+
+    Raises:
+        OSError: the disk is full.
+        ValueError: a tensor has another shape than the model's.
+    """
+    model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
+    model.config.save_pretrained(folder)
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    shapes = _saved_shapes(model)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * 4
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    said = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    said += b" " * (-len(said) % 8)
+    with (folder / "model.safetensors").open("wb") as out:
+        out.write(len(said).to_bytes(8, "little") + said)
+        for name, shape in shapes.items():
+            out.write(_dequantise(tensors[name], processor=processor, name=name, shape=shape).data)
+
+
+def _dequantise(held: Any, *, processor: TensorProcessor, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A tensor of a GGUF file in float32, in the model's layout."""
+    values = np.empty([int(size) for size in reversed(held.shape)], dtype="<f4")
+    for begin in range(0, len(values), _ROWS):  # gguf itself has all rows twice
+        rows = slice(begin, begin + _ROWS)
+        values[rows] = gguf.dequantize(held.data[rows], held.tensor_type)
+    # GPT-2's processor puts its unembedding into the second table too
+    processed = processor.process(weights=values, name=held.name, parsed_parameters={"tensors": {}})
+    found = np.ascontiguousarray(processed.weights, dtype="<f4")
+    if found.shape != shape:
+        raise ValueError(f"{held.name} has the shape {found.shape}; {name} needs {shape}")
+    return found
+
+
+def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
+    """Copy settings of attention and rotation that transformers does not read into the conversion's configuration.
+
+    Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, and the scale
+    of Gemma's scores, which is that of 27B where the file has its layers.
+
+    Raises:
+        ModelError: the file rotates a part of each head, and its architecture, as transformers has it, the whole; or it
+            scales its rotary positions neither linearly nor as Llama 3 does (by a factor for each frequency).
+    """
+    path = folder / "config.json"
+    config, known = json_value(path.read_text("utf-8")), AutoConfig.from_pretrained(folder).to_dict()
+    kind = metadata_value(reader, "general.architecture")
+
+    def entry_of(field: str) -> Any:
+        return metadata_value(reader, f"{kind}.{field}")
+
+    found = {field: entry_of(entry) for entry, field in _SETTINGS.items() if field in known}
+    heads = entry_of("attention.head_count")
+    each = (
+        entry_of("embedding_length") // heads if isinstance(heads, int) and heads else None
+    )  # a list if layers differ
+    width = entry_of("attention.key_length") or known.get("head_dim") or each
+    if "query_pre_attn_scalar" in known:
+        found["query_pre_attn_scalar"] = each if entry_of("block_count") == _LAYERS_OF_27B.get(kind) else width
+    config |= {field: value for field, value in found.items() if value is not None}
+    if config.get("sliding_window") == 0:  # llama.cpp's way to say that there is none
+        config["sliding_window"] = None
+    config["rope_parameters"] = rope = known["rope_parameters"]
+    of_all = rope.get("full_attention", rope)  # Gemma 3 scales its layers without a window alone
+    of_all["rope_theta"] = entry_of("rope.freq_base") or of_all["rope_theta"]
+    if entry_of("rope.freq_base_swa") and "sliding_attention" in rope:
+        rope["sliding_attention"]["rope_theta"] = entry_of("rope.freq_base_swa")
+    rotated = entry_of("rope.dimension_count")
+    share = rotated / width if rotated and width else None
+    if share is not None and share != of_all.get("partial_rotary_factor", 1):
+        if "partial_rotary_factor" not in of_all:
+            raise ModelError(
+                f"{name} rotates {share:.0%} of each head, which is not read from a GGUF file of this "
+                "architecture; need the checkpoint's folder with its config.json"
+            )
+        rounded_down = int(width * share)  # as transformers does
+        of_all["partial_rotary_factor"] = share if rounded_down == rotated else (rotated + 0.5) / width
+    if of_all.get("rope_type", "default") == "default":  # else transformers read it
+        of_all |= _rotary_scaling(reader, kind, theta=float(of_all["rope_theta"]), name=name)
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str) -> dict[str, Any]:
+    """Fields of ``rope_parameters`` for the scaling of a GGUF file: linear, that of Llama 3, or none."""
+    scaling, factor, context = (
+        metadata_value(reader, f"{kind}.rope.scaling.{entry}")
+        for entry in ("type", "factor", "original_context_length")
+    )
+    context = context or _CONTEXT
+    held = {str(tensor.name): tensor for tensor in reader.tensors}
+    if any(tensor.startswith("rope_factors_") for tensor in held) or scaling not in (None, "none", "linear"):
+        raise ModelError(
+            f"{name} scales its rotary positions ({scaling or 'a factor for each frequency'}), which is not read "
+            "from a GGUF file; need the checkpoint's folder with its config.json"
+        )
+    if "rope_freqs.weight" not in held:
+        return {} if scaling != "linear" or factor in (None, 1) else {"rope_type": "linear", "factor": float(factor)}
+    factors = np.asarray(held["rope_freqs.weight"].data, dtype=np.float64).flatten()
+    if np.all(factors == 1):
+        return {}
+    context = metadata_value(reader, f"{kind}.rope.scaling.original_context_length") or _CONTEXT
+    most = float(factors.max())
+    inverse = theta ** -(np.arange(len(factors)) / len(factors))
+    turns = context * inverse / (2 * math.pi)  # of each frequency, in the first context
+    smooth = np.clip((turns - _LOW) / (_HIGH - _LOW), 0, 1)
+    if not np.allclose(factors, 1 / ((1 - smooth) / most + smooth), rtol=1e-3):
+        raise ModelError(
+            f"{name} scales its rotary positions by factors that are not those of Llama 3 for a context of {context:,} "
+            "tokens; need the checkpoint's folder with its config.json"
+        )
+    bounds = {"low_freq_factor": _LOW, "high_freq_factor": _HIGH, "original_max_position_embeddings": context}
+    return {"rope_type": "llama3", "factor": most} | bounds

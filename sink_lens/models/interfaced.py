@@ -23,6 +23,8 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from einops import rearrange
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.model_bridge import TransformerBridge
@@ -31,6 +33,7 @@ from transformer_lens.model_bridge.supported_architectures import (
     BitNetArchitectureAdapter,
     BloomArchitectureAdapter,
     FalconArchitectureAdapter,
+    NeoxArchitectureAdapter,
     PhiMoEArchitectureAdapter,
 )
 from transformers import AttentionInterface, PreTrainedModel
@@ -40,7 +43,6 @@ from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.nanochat.modeling_nanochat import NanoChatModel, NanoChatRMSNorm
 
-from .neox import PartOfFused
 from .private_apis import kernel_of, rebind_forward, set_attention, use_kernel
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
@@ -330,13 +332,53 @@ def hook_delegated_attention(bridge: TransformerBridge) -> None:
             attention.__class__ = InterfacedAttentionBridge
 
 
-class SharedBloomAdapter(BloomArchitectureAdapter):
-    """The stock BLOOM adapter, except that the parts of the fused projection are shared instead of copied."""
+class RowsOfFused(nn.Module):
+    """A linear map whose weight is some rows of a fused projection, which it reads anew in every forward.
+
+    TransformerLens copies the query, key and value parts, and a later change of the weights (a training step, an edit)
+    would never reach the bridge.
+    """
+
+    def __init__(self, fused: nn.Linear, *, rows: slice | Int[Tensor, " row"]) -> None:
+        super().__init__()
+        self.rows = rows
+        self._fused = (fused,)  # in a tuple: it is a submodule of the attention already, and stays one only there
+
+    @property
+    def weight(self) -> Float[Tensor, "value d_model"]:
+        """The rows of the fused projection's weight; gradients flow back to it."""
+        return self._fused[0].weight[self.rows]
+
+    @property
+    def bias(self) -> Float[Tensor, " value"] | None:
+        """The entries of the fused projection's bias; None if it has no bias."""
+        bias = self._fused[0].bias
+        return None if bias is None else bias[self.rows]
+
+    def forward(self, x: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position value"]:
+        """Project with these rows; all heads are side by side in the output."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class _ShareInterleaved:
+    """An adapter of a projection that holds query, key and value of each head in turn; the base class comes behind."""
+
+    cfg: Any
 
     def split_qkv_matrix(self, original_attention_component: Any) -> Any:
-        """The three parts; TransformerLens puts its hooks around each."""
+        """The three parts, which share the projection's weights; TransformerLens puts its hooks around each."""
         fused = original_attention_component.query_key_value
-        return tuple(PartOfFused(fused, part=part, n_heads=self.cfg.n_heads) for part in range(3))
+        numbers = torch.arange(fused.out_features, device=fused.weight.device)
+        parts = rearrange(numbers, "(head part d_head) -> part (head d_head)", part=3, head=self.cfg.n_heads)
+        return tuple(RowsOfFused(fused, rows=rows) for rows in parts)
+
+
+class SharedNeoxAdapter(_ShareInterleaved, NeoxArchitectureAdapter):
+    """The stock GPT-NeoX adapter, except that the parts of the fused projection are shared instead of copied."""
+
+
+class SharedBloomAdapter(_ShareInterleaved, BloomArchitectureAdapter):
+    """The stock BLOOM adapter, except that the parts of the fused projection are shared instead of copied."""
 
 
 class HookedBitNetAdapter(BitNetArchitectureAdapter):
@@ -348,30 +390,6 @@ class HookedBitNetAdapter(BitNetArchitectureAdapter):
         self.component_mapping["blocks"].submodules["attn"].submodules["attn_sub_norm"] = norm  # type: ignore[index]
 
 
-class _RowsOfFused(nn.Module):
-    """A linear map whose weight is a block of rows of a shared projection."""
-
-    def __init__(self, fused: nn.Module, *, rows: slice) -> None:
-        super().__init__()
-        self.rows = rows
-        self._fused = (fused,)  # in a tuple: it is a submodule of the attention already, and stays one only there
-
-    @property
-    def weight(self) -> Tensor:
-        """The part's rows of the shared projection's weight."""
-        return self._fused[0].weight[self.rows]  # type: ignore[index, return-value]
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The part's entries of the shared projection's bias; None if the projection has no bias."""
-        bias = self._fused[0].bias
-        return None if bias is None else bias[self.rows]  # type: ignore[index, return-value]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Project the input by the part's rows alone."""
-        return nn.functional.linear(x, self.weight, self.bias)
-
-
 class SharedFalconAdapter(FalconArchitectureAdapter):
     """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
 
@@ -379,16 +397,17 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
         """Query, key and value parts of a fused projection, which share its weights."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
         ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
-        return tuple(_RowsOfFused(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))
+        return tuple(RowsOfFused(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))
 
 
-SHARED = (SharedBloomAdapter, SharedFalconAdapter)
+SHARED = (SharedNeoxAdapter, SharedBloomAdapter, SharedFalconAdapter)
 """The adapters whose query, key and value weights are the model's own."""
 
 
 def register() -> None:
     """Register the adapters with TransformerLens, under names of their own. Repeated calls change nothing."""
     for name, adapter in (
+        ("SinkLensGPTNeoXForCausalLM", SharedNeoxAdapter),
         ("SinkLensFalconForCausalLM", SharedFalconAdapter),
         ("SinkLensBloomForCausalLM", SharedBloomAdapter),
         ("SinkLensBitNetForCausalLM", HookedBitNetAdapter),

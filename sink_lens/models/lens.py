@@ -19,7 +19,7 @@ from .family import OF_ATTENTION, Family
 from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, device_of
 from .private_apis import kernel_of
-from .shared_state import State
+from .unchanged import State
 
 ADDED = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
 """Sites of what sublayers add to the stream, in the order in which a layer computes them."""

@@ -41,8 +41,7 @@ from .lens import LensModel
 from .offload import parameters_of
 from .private_apis import LENIENT, choose_no_kernel, set_attention
 from .running import exclusive_use
-from .text_part import text_part
-from .wrapping import assemble_lens, keep_random_state, wrap
+from .wrapping import assemble_lens, keep_random_state, take_text_part, wrap
 
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
 
@@ -148,7 +147,7 @@ def load(
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     checks.check_class(model, config=model.config)
     checks.check_keys(info, name=str(name))
-    model = text_part(model)
+    model = take_text_part(model)
     beside_images = [one for one in config.get("architectures") or () if one in TEXT_PART]
     notes += tuple(f"the language model of {one}, which reads images too" for one in beside_images)
     family = checks.check_architecture(model)

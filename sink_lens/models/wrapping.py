@@ -10,23 +10,23 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from . import adapters, checks, experts, interfaced, neox, points
+from . import adapters, checks, experts, interfaced, points
+from .families import TEXT_PART
 from .family import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel, linear_layers_text
 from .memory import return_freed_memory
 from .offload import NoBridge, bytes_on_disk, why_offloaded
 from .packed import is_packed
-from .private_apis import build_bridge_from_module, config_name_of, device_of_hook, set_attention
+from .private_apis import NAME_OF_CONFIG, build_bridge_from_module, config_name_of, device_of_hook, set_attention
 from .running import take_turn_to_wrap
-from .shared_state import State, state_of
-from .text_part import text_part
-from .unchanged import Unchanged
+from .unchanged import State, Unchanged, state_of
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
@@ -72,11 +72,29 @@ def wrap(
     model = adapters.unwrap_peft(model)
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
-    model = text_part(model)
+    model = take_text_part(model)
     family = checks.check_architecture(model)
     name = name or config_name_of(model.config) or family.architecture
     with take_turn_to_wrap(model.base_model, name=name):
         return assemble_lens(model, tokenizer=tokenizer, family=family, name=name)
+
+
+def take_text_part(model: PreTrainedModel) -> PreTrainedModel:
+    """Take the language model out of one that reads images too, with the same parameters; any other as it is.
+
+    For a text without images it gives the same logits.
+    """
+    whole = type(model).__name__
+    if whole not in TEXT_PART or type(model) is not getattr(transformers, whole):
+        return model
+    config: Any = model.config
+    inner: Any = model.model
+    with torch.device("meta"):
+        text: Any = getattr(transformers, TEXT_PART[whole])(config.text_config)
+    text.model, text.lm_head = inner.language_model, model.lm_head
+    text.generation_config = model.generation_config
+    setattr(text.config, NAME_OF_CONFIG, config_name_of(config))
+    return text.train(model.training)
 
 
 def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None) -> LensModel:
@@ -96,7 +114,7 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
     copied: Sequence[tuple[str, torch.Tensor]] = ()
     fused_by_head = family.qkv_layout == "interleaved" or family.architecture == "FalconForCausalLM"
-    if fused_by_head and not isinstance(model.adapter, (neox.SharedNeoxAdapter, *interfaced.SHARED)):
+    if fused_by_head and not isinstance(model.adapter, interfaced.SHARED):
         notes += (_BRIDGE_COPIES,)
         copied = [(name, one) for name, one in plain.named_parameters() if f".{family.q}." in name]
     checks.check_logits(model, plain=plain)
@@ -193,7 +211,6 @@ def _build_bridge(
     model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> TransformerBridge:
     """TransformerLens's bridge of the model, with our adapters registered."""
-    neox.register()
     interfaced.register()
     headnorm.register()
     set_attention(model, "eager")

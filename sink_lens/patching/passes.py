@@ -4,10 +4,10 @@ Which cells differ between the runs only the model can tell; before the first to
 it all are counted.
 """
 
+from ..data.described import token_bound
 from ..estimate import Pass, Passes, Sizes, bytes_of_forward
 from ..models.bundled import header_of
 from ..models.header import axis_sizes
-from ..models.prompt_tokens import token_bound
 from ..models.sites import SITES
 from .config import PatchConfig, check_lengths, refuse_equal_tokens
 from .parts import check_put, identity_of, indices_by_axis, parts_to_patch, random_parts_like

@@ -17,6 +17,7 @@ import pandas as pd
 
 from ..activations.forward import check_tokens
 from ..configuration import make_config, refuse_unknown_names
+from ..data.described import token_bound
 from ..data.tokens import TokenBatch, Tokens, batch_of
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
@@ -33,7 +34,6 @@ from ..models.bundled import header_of
 from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..models.prompt_tokens import token_bound
 from ..progress import tqdm
 from ..records import RunWriter, create_run, default_folder, display, refuse_unhashed_code
 from ..records.reading import damaged_file_error

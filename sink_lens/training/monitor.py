@@ -30,10 +30,10 @@ from ..arguments import check_arguments, checked
 from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
-from ..models.evaluating import evaluating
 from ..models.families import FAMILIES, family_of_model, reach_of
 from ..models.family import Family
 from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of
+from ..models.running import evaluating
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first_sequences, keeps_documents_apart, query_and_key, uncached_autocast
 from .monitor_documents import Documents, documents_in, mask_without_window

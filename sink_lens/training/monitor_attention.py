@@ -21,9 +21,9 @@ from transformers import AttentionInterface, Cache
 from ..activations.attention import Scores
 from ..errors import ModelError
 from ..models.attention import append_alibi_dimension
-from ..models.evaluating import evaluating
 from ..models.interfaced import interfaced_class
 from ..models.private_apis import INNER_KERNEL
+from ..models.running import evaluating
 from .monitor_documents import Documents, visible_keys
 
 __all__ = ["Seen", "first_sequences", "keeps_documents_apart", "query_and_key", "uncached_autocast"]

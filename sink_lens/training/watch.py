@@ -20,9 +20,9 @@ from ..configuration import make_config
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, ModelError, RunError, SinkLensError
-from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
+from ..models.running import evaluating
 from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, read_run, versions

@@ -13,7 +13,7 @@ from sink_lens.chain.trace import trace
 from sink_lens.cli.console import printed_lines
 from sink_lens.errors import InputError
 from sink_lens.estimate import Sizes, cost_table, estimate
-from sink_lens.models.header import read_header
+from sink_lens.models.bundled import read_header
 from sink_lens.models.load import load
 from sink_lens.models.memory import set_aside
 

@@ -23,7 +23,7 @@ from sink_lens.circuits.tasks import task_of
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, RunError
 from sink_lens.estimate import Sizes
-from sink_lens.models.header import read_header
+from sink_lens.models.bundled import read_header
 from sink_lens.models.load import wrap
 from sink_lens.records.shards import shard_progress
 

@@ -42,7 +42,7 @@ def stubbed(monkeypatch):
         calls.append(path)
         stub_convert(path, folder=folder)
 
-    monkeypatch.setattr(bundled, "convert_gguf", convert)
+    monkeypatch.setattr(gguf_conversion, "convert_gguf", convert)
     return calls
 
 
@@ -218,7 +218,7 @@ def test_a_disk_that_fills_up_and_ctrl_c_leave_nothing_half_written(tmp_path, ca
         (folder / "model.safetensors").write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(bundled, "convert_gguf", half)
+    monkeypatch.setattr(gguf_conversion, "convert_gguf", half)
     with pytest.raises(raised[0], match=raised[1]):
         bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
     assert parts(cache) == []
@@ -272,7 +272,7 @@ def test_a_file_that_changes_while_it_is_converted_is_refused(tmp_path, cache, m
         some_gguf(path, b"GGUF of another model")
         stub_convert(path, folder=folder)
 
-    monkeypatch.setattr(bundled, "convert_gguf", convert)
+    monkeypatch.setattr(gguf_conversion, "convert_gguf", convert)
     with pytest.raises(ModelError, match="changed while it was converted"):
         bundled.converted_folder(file)
     assert cache_entries() == []

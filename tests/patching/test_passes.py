@@ -8,7 +8,7 @@ from lenses import speaking
 from sink_lens.data.tokens import from_prompts
 from sink_lens.errors import InputError
 from sink_lens.estimate import Sizes
-from sink_lens.models.header import read_header
+from sink_lens.models.bundled import read_header
 from sink_lens.patching.config import PatchConfig
 from sink_lens.patching.passes import _BESIDE, passes
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sink_lens.estimate import Sizes
-from sink_lens.models.header import read_header
+from sink_lens.models.bundled import read_header
 from sink_lens.studies.card import card
 from sink_lens.studies.config import AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig
 from sink_lens.studies.passes import passes
