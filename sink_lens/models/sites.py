@@ -8,7 +8,7 @@ MLP's input but not the residual stream. To edit the stream after the attention,
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -51,8 +51,6 @@ class Site:
     """Hook name on the bridge; ``{layer}`` stands for the layer's index."""
     meaning: str
     per_layer: bool = True
-    address: Callable[[Family], Address | None]
-    """Function from a family to the address in the plain module; None if the family does not have the site."""
     observed: bool = False
     """True if the plain path reads the site in its attention function (``capture.attention``), not by a module hook."""
 
@@ -71,6 +69,10 @@ class Site:
         """The axis of the positions, which are those of the queries in scores and pattern."""
         return 1 + self.parts.index("position")
 
+    def address(self, family: Family) -> Address | None:
+        """The address in the plain module of a family; None if the family does not have the site."""
+        return _address_of(self.name, family)
+
     def hook_name(self, layer: int) -> str:
         """The bridge's hook name at one layer."""
         return self.bridge.format(layer=layer)
@@ -81,110 +83,56 @@ def _join(*parts: str | None) -> str:
     return ".".join(part for part in parts if part)
 
 
-def _projection_address(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
-    """Return a function from a family to the address of its query, key or value projection's output."""
-
-    def address(family: Family) -> Address:
-        if family.kv_latent is not None:
-            return Address(module=family.attention, side="inside", part=part)
-        path = _join(family.attention, getattr(family, part))
-        return Address(module=path, side="output", part="whole" if family.normed_qkv else part)
-
-    return address
-
-
-def _latent_address(which: Literal["q_latent", "kv_latent"]) -> Callable[[Family], Address | None]:
-    """Return a function from a family to the address of a latent of latent attention; it gives None without one."""
-
-    def address(family: Family) -> Address | None:
-        norm: str | None = getattr(family, which)
-        return None if norm is None else Address(module=_join(family.attention, norm), side="output")
-
-    return address
-
-
-def _gate_address(family: Family) -> Address | None:
-    """Address of the MLP's gate projection's output; None if the MLP has no gate."""
-    if family.gate is None:
-        return None
-    part = "gate" if family.gate_up_fused else "whole"
-    return Address(module=_join(family.mlp, family.gate), side="output", part=part)
-
-
-def _up_address(family: Family) -> Address | None:
-    """Address of the MLP's up-projection's output; None if the family has none."""
-    if family.up is None:
-        return None
-    part = "up" if family.gate_up_fused else "whole"
-    return Address(module=_join(family.mlp, family.up), side="output", part=part)
-
-
-def _neurons_address(family: Family) -> Address | None:
-    """Address of the MLP's neurons: the down-projection's input, or the experts' hook point; None without either."""
-    if family.experts is not None:
-        within = None if family.dense else family.experts
-        return Address(module=_join(family.mlp, within, EXPERTS_HOOK), side="output")
-    if family.down is None:
-        return None
-    return Address(module=_join(family.mlp, family.down), side="input")
-
-
-def _attn_out_address(family: Family) -> Address:
-    """Address of what attention adds to the stream, after its own norm if there is one."""
-    module = family.attn_post_norm or family.attention
-    if family.adds_inside:
-        module = _join(family.attention, family.o)
-    return Address(module=module, side="output", scale=family.attn_multiplier)
-
-
-def _mixer_out_address(family: Family) -> Address | None:
-    """Address of what a hybrid's mixer adds to the stream; None if the family has no mixer."""
-    if family.mixer is None:
-        return None
-    return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
-
-
-def _per_layer_address(family: Family) -> Address | None:
-    """Address of what a layer adds from its per-layer embeddings; None if the family has none."""
-    return None if family.per_layer is None else Address(module=family.per_layer, side="output")
-
-
-def _mlp_in_address(family: Family) -> Address:
-    """Address of the MLP's input."""
-    return Address(module=family.mlp or _join(family.up), side="input")
-
-
-def _down_out_address(family: Family) -> Address:
-    """Address of the down-projection's output."""
-    return Address(module=_join(family.mlp, family.down), side="output")  # of all experts together, the MLP's
-
-
-def _mlp_out_address(family: Family) -> Address:
-    """Address of what the MLP adds to the stream, after its own norm if there is one."""
-    module = family.mlp_post_norm or family.mlp or _join(family.down)
-    if family.adds_inside:
-        module = _join(family.mlp, family.down)
-    return Address(module=module, side="output", scale=1.0 if family.mlp_multiplies else family.mlp_multiplier)
-
-
-def _w_o_input_address(family: Family) -> Address:
-    """Address of the input of W_O, by heads."""
-    return Address(module=_join(family.attention, family.o), side="input", part="heads")
-
-
-def _aggregated_address(family: Family) -> Address | None:
-    """Address of the aggregated values before a head norm or gate."""
-    if family.gated_q:
-        return None
-    if family.head_out is None:
-        return _w_o_input_address(family)
-    part = "heads" if family.head_norm_flat else "whole"
-    return Address(module=_join(family.attention, family.head_out), side="input", part=part)
-
-
-def _no_address(family: Family) -> None:
-    """None, the address of a site that no module of any family gives."""
-    return
+def _address_of(site: str, family: Family) -> Address | None:
+    """The address of a site in the plain module of a family; None if no module of it gives the site."""
+    match site:
+        case "resid_pre" | "resid_post":
+            return Address(module="", side="input" if site == "resid_pre" else "output")
+        case "attn_in":
+            return Address(module=family.attention, side="input")
+        case "q_latent" | "kv_latent":
+            norm: str | None = getattr(family, site)
+            return None if norm is None else Address(module=_join(family.attention, norm), side="output")
+        case "q" | "k" | "v":
+            if family.kv_latent is not None:
+                return Address(module=family.attention, side="inside", part=site)
+            path = _join(family.attention, getattr(family, site))
+            return Address(module=path, side="output", part="whole" if family.normed_qkv else site)
+        case "z_raw" if family.gated_q:
+            return None
+        case "z_raw" if family.head_out is not None:
+            part = "heads" if family.head_norm_flat else "whole"
+            return Address(module=_join(family.attention, family.head_out), side="input", part=part)
+        case "z" | "z_raw":
+            return Address(module=_join(family.attention, family.o), side="input", part="heads")
+        case "attn_out":
+            module = family.attn_post_norm or _join(family.attention, family.o if family.adds_inside else None)
+            return Address(module=module, side="output", scale=family.attn_multiplier)
+        case "mixer_out" if family.mixer is not None:
+            return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
+        case "mlp_in":
+            return Address(module=family.mlp or _join(family.up), side="input")
+        case "gate" | "up":
+            path = family.gate if site == "gate" else family.up
+            part = site if family.gate_up_fused else "whole"
+            return None if path is None else Address(module=_join(family.mlp, path), side="output", part=part)
+        case "neurons" if family.experts is not None:
+            within = None if family.dense else family.experts
+            return Address(module=_join(family.mlp, within, EXPERTS_HOOK), side="output")
+        case "neurons":
+            return None if family.down is None else Address(module=_join(family.mlp, family.down), side="input")
+        case "down_out":  # of all experts together, the MLP's
+            return Address(module=_join(family.mlp, family.down), side="output")
+        case "mlp_out":
+            module = family.mlp_post_norm or family.mlp or _join(family.down)
+            if family.adds_inside:
+                module = _join(family.mlp, family.down)
+            return Address(module=module, side="output", scale=1.0 if family.mlp_multiplies else family.mlp_multiplier)
+        case "per_layer_out" if family.per_layer is not None:
+            return Address(module=family.per_layer, side="output")
+        case "final":
+            return Address(module=family.final_norm, side="output")
+    return None
 
 
 _LIST = (
@@ -193,21 +141,18 @@ _LIST = (
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_resid_pre",
         meaning="residual stream before the layer",
-        address=lambda family: Address(module="", side="input"),
     ),
     Site(
         name="attn_in",
         axes="batch position d_model",
         bridge="blocks.{layer}.attn.hook_in",
         meaning="input of the query, key and value projections, after the norm where there is one",
-        address=lambda family: Address(module=family.attention, side="input"),
     ),
     Site(
         name="q_latent",
         axes="batch position d_q_latent",
         bridge="blocks.{layer}.attn.q_a_layernorm.hook_out",
         meaning="what queries are made from in latent attention, after its norm",
-        address=_latent_address("q_latent"),
     ),
     Site(
         name="kv_latent",
@@ -215,7 +160,6 @@ _LIST = (
         bridge="blocks.{layer}.attn.kv_a_layernorm.hook_out",
         meaning="what the values, and the keys but for their rotary part, are made from in latent attention, after its "
         "norm",
-        address=_latent_address("kv_latent"),
     ),
     Site(
         name="q",
@@ -223,7 +167,6 @@ _LIST = (
         bridge="blocks.{layer}.attn.hook_q",
         meaning="queries as projected, before their norm and rotation; in latent attention as the heads multiply them, "
         "in Gemma 4 after their norm",
-        address=_projection_address("q"),
     ),
     Site(
         name="k",
@@ -231,21 +174,18 @@ _LIST = (
         bridge="blocks.{layer}.attn.hook_k",
         meaning="keys as projected, before their norm and rotation; in latent attention as the heads multiply them, in "
         "Gemma 4 after their norm",
-        address=_projection_address("k"),
     ),
     Site(
         name="v",
         axes="batch position kv_head d_value",
         bridge="blocks.{layer}.attn.hook_v",
         meaning="values",
-        address=_projection_address("v"),
     ),
     Site(
         name="scores",
         axes="batch head query key",
         bridge="blocks.{layer}.attn.hook_attn_scores",
         meaning="attention scores before the softmax, with the mask added (the type's least number)",
-        address=_no_address,
         observed=True,
     ),
     Site(
@@ -253,7 +193,6 @@ _LIST = (
         axes="batch head query key",
         bridge="blocks.{layer}.attn.hook_pattern",
         meaning="attention pattern, after the softmax",
-        address=_no_address,
         observed=True,
     ),
     Site(
@@ -261,84 +200,72 @@ _LIST = (
         axes="batch position head d_value",
         bridge="blocks.{layer}.attn.hook_z",
         meaning="aggregated values before a head norm or gate; equal to z where there is none",
-        address=_aggregated_address,
     ),
     Site(
         name="z",
         axes="batch position head d_value",
         bridge="blocks.{layer}.attn.hook_z",
         meaning="input of the attention output projection W_O, by heads",
-        address=_w_o_input_address,
     ),
     Site(
         name="attn_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_attn_out",
         meaning="what the attention adds to the stream, after its norm where there is one",
-        address=_attn_out_address,
     ),
     Site(
         name="mixer_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_own_mixer_out",
         meaning="what a hybrid's mixer (linear attention, Mamba, a convolution) adds to the stream",
-        address=_mixer_out_address,
     ),
     Site(
         name="mlp_in",
         axes="batch position d_model",
         bridge="blocks.{layer}.mlp.hook_in",
         meaning="input of the MLP, after the norm where there is one",
-        address=_mlp_in_address,
     ),
     Site(
         name="gate",
         axes="batch position d_mlp",
         bridge="blocks.{layer}.mlp.hook_pre",
         meaning="gate pre-activation of a gated MLP",
-        address=_gate_address,
     ),
     Site(
         name="up",
         axes="batch position d_mlp",
         bridge="blocks.{layer}.mlp.hook_pre_linear",
         meaning="up-projection; the pre-activation where there is no gate",
-        address=_up_address,
     ),
     Site(
         name="neurons",
         axes="batch position d_mlp",
         bridge="blocks.{layer}.mlp.hook_post",
         meaning="input of the down-projection; in a mixture of experts, of all experts, times the router's weights",
-        address=_neurons_address,
     ),
     Site(
         name="down_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.mlp.hook_out",
         meaning="output of the down-projection, before its norm where there is one",
-        address=_down_out_address,
     ),
     Site(
         name="mlp_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_mlp_out",
         meaning="what the MLP adds to the stream, after its norm where there is one",
-        address=_mlp_out_address,
     ),
     Site(
         name="per_layer_out",
         axes="batch position d_model",
         bridge="blocks.{layer}.post_per_layer_input_norm.hook_out",
         meaning="what a layer adds to the stream of the input that the token has for this layer (Gemma 4)",
-        address=_per_layer_address,
     ),
     Site(
         name="resid_post",
         axes="batch position d_model",
         bridge="blocks.{layer}.hook_resid_post",
         meaning="residual stream after the layer",
-        address=lambda family: Address(module="", side="output"),
     ),
     Site(
         name="final",
@@ -346,7 +273,6 @@ _LIST = (
         bridge="ln_final.hook_out",
         meaning="output of the last norm, what the unembedding reads",
         per_layer=False,
-        address=lambda family: Address(module=family.final_norm, side="output"),
     ),
 )
 
