@@ -14,7 +14,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from ..models.delegation import forward_of, replace_forward
+from ..models.interfaced import replace_forward
 from ..models.lens import LensModel
 from .layout import Layout
 
@@ -37,9 +37,7 @@ def mix_whole_sequences(
     What it hands on to later positions is no part of a single layer's pass, which holds them at the baseline.
     """
     component: Any = lens.bridge.blocks[layer].original_component.get_submodule(lens.family.mixer)
-    mix = partial(
-        _run_mixer, forward=forward_of(component), layout=layout, held=held, keep=keep, place=("mixer", layer)
-    )
+    mix = partial(_run_mixer, forward=component.forward, layout=layout, held=held, keep=keep, place=("mixer", layer))
     return replace_forward(component, mix)
 
 

@@ -62,11 +62,16 @@ def find_hook_point(lens: LensModel, name: str) -> HookPoint:
 @contextlib.contextmanager
 def hooked(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]) -> Iterator[None]:
     """Within the block, functions are registered at hook points: ``bridge.hooks`` without its tables of all names."""
-    with contextlib.ExitStack() as stack:
+    placed: list[tuple[HookPoint, LensHandle]] = []
+    try:
         for name, function in hooks:
             point = find_hook_point(lens, name)
-            stack.callback(_remove_hook, point, point.add_hook(function))
+            placed.append((point, point.add_hook(function)))
         yield
+    finally:
+        for point, handle in reversed(placed):
+            handle.hook.remove()
+            point.fwd_hooks.remove(handle)
 
 
 def check_no_hooks(lens: LensModel) -> None:
@@ -90,12 +95,6 @@ def has_user_hooks(point: HookPoint) -> bool:
     return any(str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions)
 
 
-def _remove_hook(point: HookPoint, handle: LensHandle) -> None:
-    """Remove a hook from its hook point, by the handle that registering gave."""
-    handle.hook.remove()
-    point.fwd_hooks.remove(handle)
-
-
 @contextlib.contextmanager
 def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTrainedModel]:
     """Within the block, the bridge's attention components call Hugging Face's attention; yields the model to call.
@@ -117,12 +116,12 @@ def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Itera
                 stack.enter_context(show_attention_inputs(wrapped, partial(_fire_qkv_hook, component)))
             if family.qkv_layout != "separate":
                 fused = wrapped.get_submodule(family.q)
-                split = partial(_fire_fused_hooks, forward_of(fused), component=component, lens=lens)
+                split = partial(_fire_fused_hooks, fused.forward, component=component, lens=lens)
                 stack.enter_context(replace_forward(fused, split))
             output = wrapped.get_submodule(family.o)
             if not isinstance(output, GeneralizedComponent):
                 stack.enter_context(
-                    replace_forward(output, partial(_project_between_hooks, forward_of(output), component=component.o))
+                    replace_forward(output, partial(_project_between_hooks, output.forward, component=component.o))
                 )
         yield model
 
@@ -164,23 +163,17 @@ class _EndedError(Exception):
 @contextlib.contextmanager
 def stop_pass_after(module: nn.Module) -> Iterator[None]:
     """Within the block, the forward pass stops once ``module`` has run; the rest of the block is skipped too."""
-    handle = module.register_forward_hook(_end_forward)
+
+    def end(module: nn.Module, args: object, output: object) -> None:
+        raise _EndedError
+
+    handle = module.register_forward_hook(end)
     try:
         yield
     except _EndedError as ended:
         ended.__traceback__ = None  # on Python 3.13 it is part of a cycle, whose frames keep the pass's tensors
     finally:
         handle.remove()
-
-
-def _end_forward(module: nn.Module, args: Any, output: Any) -> None:
-    """Forward hook that stops the pass, by an exception that ``stop_pass_after`` catches."""
-    raise _EndedError
-
-
-def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """The function that a call of the module runs: its ``forward``, or what replaces it for now."""
-    return module.forward
 
 
 def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +187,6 @@ def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
-    """Pass queries, keys or values, as the heads multiply by them, through the component's hook; return the result."""
     point: HookPoint = getattr(component, f"hook_{name}")
     return point(tensor) if point.has_hooks() else tensor
 
@@ -206,8 +198,8 @@ def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, compone
         point: HookPoint = getattr(component, part).hook_out
         if not point.has_hooks():
             continue
-        address = Address(module="", side="output", part=part)
-        view = partial(_part_of_tensor, address=address, lens=lens)
+        read = partial(read_site, address=Address(module="", side="output", part=part), family=lens.family)
+        view = partial(read, batch=len(whole), **lens.head_sizes(0))  # the same in all layers where they are fused
         old = view(whole).flatten(-2)
         new = point(old)
         if new is not old:
@@ -215,12 +207,6 @@ def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, compone
             own = view(whole)
             own.copy_(new.view_as(own))
     return whole
-
-
-def _part_of_tensor(whole: Tensor, *, address: Address, lens: LensModel) -> Tensor:
-    """A view of the part of a module's output that a site's address names, such as the queries of a fused one."""
-    sizes = lens.head_sizes(0)  # the same in all layers where they are fused
-    return read_site(whole, address=address, family=lens.family, batch=len(whole), **sizes)
 
 
 def _project_between_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:

@@ -339,41 +339,37 @@ _REFUSED: dict[str, dict[str, str]] = {
 """Architecture -> field of the configuration -> why a model where it is set cannot be opened."""
 
 
-_SUPPORTED_HYBRIDS = ", ".join(row.architecture for row in _ROWS if row.mixer is not None)
-_HYBRIDS = {
-    "Zamba2ForCausalLM": "its attention reads two streams and is shared by layers",
-    "NemotronHForCausalLM": "its layers are attention, Mamba or an MLP, one of the three",
-    "RecurrentGemmaForCausalLM": "its attention does not take transformers' attention interface",
-    "KimiLinearForCausalLM": "its attention reads compressed keys and values",
-}
-"""Architecture of a hybrid without a row -> what a row cannot say of it."""
-
-
 _NO_ATTENTION = "it has no attention"
 _GATED_HEADS = "its heads have gates that no row tells of yet"
 _OWN_ATTENTION = "its attention does not take transformers' attention interface"
+_OTHER_LATENT = "its attention reads compressed keys and values in a way of its own"
 LEFT_OUT = {
     "AfmoeForCausalLM": _GATED_HEADS,
     "CodeGenForCausalLM": _OWN_ATTENTION,
+    "DeepseekV32ForCausalLM": _OTHER_LATENT,
     "DeepseekV4ForCausalLM": "its layers have several streams (hyper-connections)",
     "FalconMambaForCausalLM": _NO_ATTENTION,
     "Gemma3nForConditionalGeneration": "it has four streams (AltUp)",
     "GlmMoeDsaForCausalLM": "which keys a token sees depends on the length of the text",
     "HrmTextForCausalLM": "it is recurrent in depth",
     "JetMoeForCausalLM": "its attention is a mixture of experts",
+    "KimiLinearForCausalLM": _OTHER_LATENT,
     "LagunaForCausalLM": _GATED_HEADS,
     "Llama4ForCausalLM": "its attention sees chunks of a text, which no window says",
+    "LongcatFlashForCausalLM": _OTHER_LATENT,
     "Mamba2ForCausalLM": _NO_ATTENTION,
     "MambaForCausalLM": _NO_ATTENTION,
+    "MiniCPM3ForCausalLM": _OTHER_LATENT,
     "ModernBertDecoderForCausalLM": "its windows are counted in another way",
     "MptForCausalLM": _OWN_ATTENTION,
+    "NemotronHForCausalLM": "its layers are attention, Mamba or an MLP, one of the three",
     "OpenAIGPTLMHeadModel": "it norms behind its sublayers",
+    "RecurrentGemmaForCausalLM": _OWN_ATTENTION,
     "RwkvForCausalLM": _NO_ATTENTION,
     "XGLMForCausalLM": _OWN_ATTENTION,
+    "Zamba2ForCausalLM": "its attention reads two streams and is shared by layers",
 }
-"""Architecture that transformers and TransformerLens both have, without a row here -> why."""
-_OTHER_LATENT = ("DeepseekV32", "LongcatFlash", "MiniCPM3")
-"""Models without a row whose attention reads compressed keys and values."""
+"""Architecture without a row -> why."""
 
 
 def family_of(architecture: str) -> Family:
@@ -382,17 +378,6 @@ def family_of(architecture: str) -> Family:
     Raises:
         ModelError: the table has no such row.
     """
-    if architecture in _HYBRIDS:
-        raise ModelError(
-            f"{architecture} is a hybrid that is not known here: {_HYBRIDS[architecture]}; need one of "
-            f"{_SUPPORTED_HYBRIDS}, or a model with attention in every layer"
-        )
-    if architecture.removesuffix("ForCausalLM") in _OTHER_LATENT:
-        known = [row.architecture for row in _ROWS if row.kv_latent is not None]
-        raise ModelError(
-            f"{architecture} is not known here: its attention reads compressed keys and values in a way of its own; "
-            f"need one of {', '.join(known)}, or another family of {', '.join(FAMILIES)}"
-        )
     if architecture not in FAMILIES:
         why = LEFT_OUT.get(architecture)
         more = "To add it, add its row in sink_lens/models/families.py" if why is None else f"It is left out: {why}"

@@ -34,8 +34,7 @@ table of a rotary embedding that grows with the length: those modules are left o
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
-from operator import contains, is_
+from operator import is_
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -90,12 +89,9 @@ class Unchanged:
         self._tensor_names: list[str] = []
         self._full: list[dict[str, Any]] = []
         self._full_names: list[str] = []
-        self._bare: list[dict[int, Any]] = []
-        self._hooked: list[dict[int, Any]] = []
+        self._hooks: list[dict[int, Any]] = []
         self._users: list[list[Any]] = []
-        self._hook_names: dict[int, str] = {}
-        self._own_forward: list[dict[str, Any]] = []
-        self._forward_names: list[str] = []
+        self._hook_names: list[str] = []
         self._known: set[int] = set()
         self.modules: list[nn.Module] = []
         """The modules that a pass may run, on both paths."""
@@ -116,7 +112,7 @@ class Unchanged:
         self.settings = list(map(vars, self.modules))
         """Their attributes."""
         self._sizes = list(map(len, self._full))
-        self._hook_ids = list(map(tuple, self._hooked))
+        self._hook_ids = list(map(tuple, self._hooks))
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
         self._copied = Values(copied)
         self._states = states
@@ -124,28 +120,6 @@ class Unchanged:
 
     def check(self) -> None:
         """Refuse the model if it was changed; nobody's pass may be under way.
-
-        Raises:
-            ModelError: what was changed, and what to do.
-        """
-        self.check_weights()
-        if any(map(contains, self._own_forward, repeat("forward"))):
-            for own, name in zip(self._own_forward, self._forward_names, strict=True):
-                if "forward" in own:
-                    raise _changed_error(f"{name or 'the model'} has another forward")
-        if any(self._bare):
-            for hooks in self._bare:
-                if users := _user_hooks(hooks):
-                    self._refuse_hook(users[0], hooks)
-        if list(map(tuple, self._hooked)) != self._hook_ids:
-            for hooks, before in zip(self._hooked, self._users, strict=True):
-                now = _user_hooks(hooks)
-                if len(now) != len(before) or not all(map(is_, now, before)):
-                    self._refuse_hook(next((one for one in now if one not in before), None), hooks)
-            self._hook_ids = list(map(tuple, self._hooked))
-
-    def check_weights(self) -> None:
-        """Refuse the model if parameters, buffers, modules or settings were changed; hooks are not looked at.
 
         Raises:
             ModelError: what was changed, and what to do.
@@ -166,6 +140,12 @@ class Unchanged:
             raise _changed_error(f"{changed[0]} has other values, and what is measured is a copy that was made of it")
         if self._states is not None and self._states() != self._state:
             raise _changed_error("other adapters are active, or with other scales")
+        if list(map(tuple, self._hooks)) != self._hook_ids:
+            for hooks, before, name in zip(self._hooks, self._users, self._hook_names, strict=True):
+                now = _user_hooks(hooks)
+                if len(now) != len(before) or not all(map(is_, now, before)):
+                    _refuse_hook(next((one for one in now if one not in before), None), name=name)
+            self._hook_ids = list(map(tuple, self._hooks))
 
     def values(self) -> "Values":
         """The values of all parameters and buffers now, for a result that asks for more passes later."""
@@ -188,7 +168,7 @@ class Unchanged:
             if module is None or id(module) in seen or isinstance(module, HookPoint):
                 continue
             seen.add(id(module))
-            self._note_module(module, name=where + _readable_path(path), settings=not where)
+            self._note_module(module, name=where + plain_name(path), settings=not where)
             yield module
             waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
 
@@ -210,11 +190,7 @@ class Unchanged:
             self._full.append(module._modules)
             self._full_names.append(name)
         own = vars(module)
-        if "forward" in own:
-            self._note_entry(own, "forward", f"the forward of {name}")
-        else:
-            self._own_forward.append(own)
-            self._forward_names.append(name)
+        self._note_entry(own, "forward", f"the forward of {name or 'the model'}")
         if settings and not growing and type(module) not in _WITHOUT_SETTINGS:
             self._note_settings(own, name=name)
         config = own.get("config") if settings else None
@@ -222,12 +198,9 @@ class Unchanged:
             self._known.add(id(config))
             self._note_settings(vars(config), name="the configuration")
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            self._hook_names[id(hooks)] = name
-            if hooks:
-                self._hooked.append(hooks)
-                self._users.append(_user_hooks(hooks))
-            else:
-                self._bare.append(hooks)
+            self._hooks.append(hooks)
+            self._users.append(_user_hooks(hooks))
+            self._hook_names.append(name or "the model")
 
     def _note_settings(self, own: dict[str, Any], *, name: str) -> None:
         """Record the attributes of a module or configuration that are numbers, texts or None."""
@@ -242,17 +215,6 @@ class Unchanged:
         self._keys.append(key)
         self._objects.append(container.get(key))
         self._names.append(name)
-
-    def _refuse_hook(self, hook: object, hooks: dict[int, Any]) -> None:
-        """Raise the error for a forward hook that was added to, or (``hook`` is None) removed from, a module."""
-        name = self._hook_names[id(hooks)] or "the model"
-        if hook is None:
-            raise _changed_error(f"a forward hook of {name} was removed")
-        raise _changed_error(
-            f"{name} has a forward hook more ({getattr(hook, '__qualname__', type(hook).__name__)})",
-            also=". Or remove the hook, and give its function as an edit (sink_lens.edits.from_hook), or put it on a "
-            "hook point of lens.bridge",
-        )
 
 
 class Values:
@@ -295,6 +257,17 @@ def _changed_error(found: str, *, also: str = "") -> ModelError:
     )
 
 
+def _refuse_hook(hook: object, *, name: str) -> None:
+    """Raise the error for a forward hook that was added to, or (``hook`` is None) removed from, a module."""
+    if hook is None:
+        raise _changed_error(f"a forward hook of {name} was removed")
+    raise _changed_error(
+        f"{name} has a forward hook more ({getattr(hook, '__qualname__', type(hook).__name__)})",
+        also=". Or remove the hook, and give its function as an edit (sink_lens.edits.from_hook), or put it on a "
+        "hook point of lens.bridge",
+    )
+
+
 def _refuse_change(now: object, before: object, *, name: str) -> None:
     """Raise the error for an object recorded under a name (``before``) that is now another one (``now``).
 
@@ -323,15 +296,15 @@ def _refuse_change(now: object, before: object, *, name: str) -> None:
 
 
 def _user_hooks(hooks: dict[int, Any]) -> list[Any]:
-    """The hooks of a module that are the user's."""
-    return [hook for hook in hooks.values() if _package_of_hook(hook) not in _LIBRARIES]
-
-
-def _package_of_hook(hook: Any) -> str:
-    """Name of the package that a hook function comes from."""
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    return str(getattr(hook, "__module__", "")).partition(".")[0]
+    """The hooks of a module that come from none of the libraries."""
+    found = []
+    for hook in hooks.values():
+        function = hook
+        while isinstance(function, functools.partial):
+            function = function.func
+        if str(getattr(function, "__module__", "")).partition(".")[0] not in _LIBRARIES:
+            found.append(hook)
+    return found
 
 
 def _has_pointer(tensor: Tensor) -> bool:
@@ -343,8 +316,8 @@ def _has_pointer(tensor: Tensor) -> bool:
     return True
 
 
-def _readable_path(path: str) -> str:
-    """A module's path without the names of the bridge's wrapping components."""
+def plain_name(path: str) -> str:
+    """Name of a module or parameter in the Hugging Face model, from its name in the bridge."""
     return path.replace("._original_component", "").replace("_original_component.", "")
 
 

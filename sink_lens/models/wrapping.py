@@ -26,7 +26,7 @@ from .offload import NoBridge, bytes_on_disk, why_offloaded
 from .packed import is_packed
 from .private_apis import NAME_OF_CONFIG, build_bridge_from_module, config_name_of, device_of_hook, set_attention
 from .running import take_turn_to_wrap
-from .unchanged import State, Unchanged, state_of
+from .unchanged import State, Unchanged, plain_name, state_of
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
@@ -289,8 +289,8 @@ def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
     if not isinstance(original, PreTrainedModel):
         raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")
     checks.check_architecture(original)
-    held = {_plain_name(key): value for key, value in original.named_parameters(remove_duplicate=False)}
-    buffers = {_plain_name(key): value for key, value in original.named_buffers(remove_duplicate=False)}
+    held = {plain_name(key): value for key, value in original.named_parameters(remove_duplicate=False)}
+    buffers = {plain_name(key): value for key, value in original.named_buffers(remove_duplicate=False)}
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         plain = type(original)(copy.deepcopy(original.config))
     wanted = [key for key, _ in plain.named_parameters(remove_duplicate=False)]
@@ -301,11 +301,6 @@ def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
     for key, _ in list(plain.named_buffers(remove_duplicate=False)):
         _set_tensor(plain, key, buffers[key].clone())
     return plain.eval()
-
-
-def _plain_name(key: str) -> str:
-    """A parameter's name in the Hugging Face model, from its name in the bridge."""
-    return key.replace("._original_component", "").replace("_original_component.", "")
 
 
 def _set_tensor(model: nn.Module, key: str, tensor: torch.Tensor) -> None:

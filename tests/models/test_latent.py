@@ -145,7 +145,7 @@ def test_what_reads_a_latent_is_rounded_with_the_other_weights():
 def test_what_latent_attention_does_not_have_is_refused_with_the_reason():
     with pytest.raises(ModelError, match="its latents have biases"):
         wrap(tiny("youtu", attention_bias=True))
-    with pytest.raises(ModelError, match=r"compressed keys and values in a way of its own; need one of DeepseekV2"):
+    with pytest.raises(ModelError, match="left out: its attention reads compressed keys and values in a way"):
         family_of("LongcatFlashForCausalLM")
     with pytest.raises(ModelError, match=r"latent attention\), so that what a head reads is no sum"):
         Graph.of(lens_of("youtu"))

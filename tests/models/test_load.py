@@ -379,7 +379,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path, change, text):
     ("changes", "text"),
     [
         ({"architectures": ["MambaForCausalLM"]}, r"'MambaForCausalLM' is not known; need one of Llama"),
-        ({"architectures": ["MiniCPM3ForCausalLM"]}, r"MiniCPM3ForCausalLM is not known here: .*compressed keys"),
+        ({"architectures": ["MiniCPM3ForCausalLM"]}, r"'MiniCPM3ForCausalLM' is not known; .*compressed keys"),
         # A subclass of Llama that left model_type as it was: transformers and TransformerLens would open a Llama.
         ({"architectures": ["ONormForCausalLM"]}, r"'ONormForCausalLM' is not known; .*families.py"),
         (
