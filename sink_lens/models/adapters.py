@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ModelError, first_line_of_error
-from .checks import probe_tokens
+from ..text import size_text
+from .checks import probe_tokens, relative_error, tolerance_of
 from .private_apis import forget_adapter
 from .running import evaluating, without_compiled_forwards
 
@@ -77,12 +78,11 @@ def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
         return None
     bases = [one for _, layer in layers for one in _base_layer(layer).parameters()]
     needed, free = sum(one.numel() * one.element_size() for one in bases), psutil.virtual_memory().available
-    said = f"the {len(layers)} adapted layers of {name} are measured as a merged copy, which takes {_size_text(needed)}"
+    said = f"the {len(layers)} adapted layers of {name} are measured as a merged copy, which takes {size_text(needed)}"
     if needed > free:
-        raise ModelError(f"{said}, and {_size_text(free)} of memory are free; need a merged model. {_ADVICE}")
+        raise ModelError(f"{said}, and {size_text(free)} of memory are free; need a merged model. {_ADVICE}")
     _LOG.warning("%s more memory", said)
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    plain = copy.deepcopy(model, shared).eval()
+    plain = copy_sharing_tensors(model)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of adapters that were merged already, and of tied weights, which are cut
@@ -94,7 +94,14 @@ def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
             f"the adapter of {name} cannot be merged ({first_line_of_error(error)}); need one "
             f"that peft can merge into weights of 16 or 32 bit. {_ADVICE}"
         ) from error
-    _clear_adapter_marks(plain)
+    if hasattr(plain, "peft_config"):
+        del plain.peft_config
+    forget_adapter(plain)
+    inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
+    if outer is not None and inner.weight is not outer.weight:  # tied before the adapter was merged into one of them
+        plain.config.tie_word_embeddings = False
+        if getattr(plain, "all_tied_weights_keys", None):
+            plain.all_tied_weights_keys = {}
     _check_same_logits(plain, model, name=name)
     copied = tuple(
         (f"{path}.{key}", one)
@@ -106,6 +113,12 @@ def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
     note = f"measured as a copy of the model with its adapters merged ({', '.join(kinds) or 'adapter layers'})"
     states = lambda: [_adapter_state(layer) for layer in found]  # noqa: E731
     return Merged(plain=plain, source=model, copied=copied, states=states, note=note)
+
+
+def copy_sharing_tensors(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the model's modules in eval mode that share its parameters and buffers."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, memo).eval()
 
 
 def check_no_adapter(folder: Path) -> None:
@@ -174,18 +187,6 @@ def _merged_layer(layer: Any) -> nn.Module:
     return _base_layer(layer)
 
 
-def _clear_adapter_marks(plain: Any) -> None:
-    """Remove peft's marks from the merged copy, and untie embeddings that no longer share one weight."""
-    if hasattr(plain, "peft_config"):
-        del plain.peft_config
-    forget_adapter(plain)
-    inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
-    if outer is not None and inner.weight is not outer.weight:
-        plain.config.tie_word_embeddings = False
-        if getattr(plain, "all_tied_weights_keys", None):
-            plain.all_tied_weights_keys = {}
-
-
 def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
     """Refuse a merged copy whose logits differ from those of the user's own model.
 
@@ -197,8 +198,7 @@ def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: 
     for one in (model, plain):
         with evaluating(one), without_compiled_forwards(one), torch.no_grad():
             logits.append(one(ids, use_cache=False).logits.double())
-    tolerance = max(1e-5, 8 * torch.finfo(plain.dtype).eps)
-    error = ((logits[1] - logits[0]).norm(dim=-1) / logits[0].norm(dim=-1)).max().item()
+    error, tolerance = relative_error(logits[1], logits[0]), tolerance_of(plain.dtype)
     if not error <= tolerance:
         raise ModelError(
             f"{name} with its adapters merged gives other logits, by {error:.1e} of their norm on {ids.shape[1]} "
@@ -215,8 +215,3 @@ def _adapter_state(layer: Any) -> tuple[object, ...]:
         tuple(getattr(layer, "merged_adapters", ())),
         tuple(sorted(scales.items())) if isinstance(scales, dict) else scales,
     )
-
-
-def _size_text(n_bytes: int) -> str:
-    """A number of bytes as text in GB, or in MB below 0.1 GB."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"

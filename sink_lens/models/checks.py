@@ -232,6 +232,16 @@ def probe_tokens(model: PreTrainedModel) -> Int[Tensor, "batch position"]:
     return ids[None].to(model.get_input_embeddings().weight.device)
 
 
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The largest difference of a row of logits, relative to the row's norm."""
+    return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """The relative error that rounding makes in logits of equal models: 1e-5, or eight roundings of a short type."""
+    return max(1e-5, 8 * torch.finfo(dtype).eps)
+
+
 def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     """Check that the bridge and the plain model give the same logits on eight tokens, both with eager attention.
 
@@ -266,8 +276,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
             f"every logit of the model is 0 on {ids.shape[1]} tokens: its weights are 0, or its last ones; need "
             "trained or random weights. Fetch or save them again"
         )
-    tolerance = max(1e-5, 8 * torch.finfo(plain.dtype).eps)
-    error = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
+    error, tolerance = relative_error(found, expected), tolerance_of(plain.dtype)
     if not error <= tolerance:
         raise ModelError(
             f"the bridge's logits differ from the plain model's by {error:.1e} of their norm on {ids.shape[1]} tokens; "
@@ -297,14 +306,26 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
     TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
     scores and the pattern, and only warns.
     """
+
+    def attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
+        edited = torch.zeros_like(pattern)
+        edited[..., 0] = 1
+        return edited
+
+    def block_first_key(scores: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
+        """Scores in which the first key is masked for all queries but the first."""
+        edited = scores.clone()
+        edited[..., 1:, 0] = torch.finfo(scores.dtype).min
+        return edited
+
     ids = probe_tokens(plain)
     with evaluating(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         baseline = _bridge_logits(bridge, ids)
         found = set()
         for site, hook, edit in (
-            ("pattern", "attn.hook_pattern", _attend_first_key),
-            ("scores", "attn.hook_attn_scores", _block_first_key),
+            ("pattern", "attn.hook_pattern", attend_first_key),
+            ("scores", "attn.hook_attn_scores", block_first_key),
         ):
             having = (layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules)
             names = [f"blocks.{layer}.{hook}" for layer in having]
@@ -312,20 +333,6 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
             if torch.equal(edited, baseline):
                 found.add(site)
     return frozenset(found)
-
-
-def _attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
-    """A hook's replacement of the attention pattern, in which every query attends to the first key alone."""
-    edited = torch.zeros_like(pattern)
-    edited[..., 0] = 1
-    return edited
-
-
-def _block_first_key(scores: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
-    """A hook's replacement of the scores, in which the first key is masked for all queries but the first."""
-    edited = scores.clone()
-    edited[..., 1:, 0] = torch.finfo(scores.dtype).min
-    return edited
 
 
 def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:

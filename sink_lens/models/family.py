@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 EXPERTS_HOOK = "hook_neurons"
-"""The submodule of routed experts whose input and output are the site of their neurons (``experts``)."""
+"""The submodule of a mixture of experts whose input and output are the site of its neurons (``experts``)."""
 
 OF_ATTENTION = frozenset(
     {"attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern", "z_raw", "z", "attn_out"}
@@ -48,8 +48,7 @@ class Family:
     experts: str | None = None
     """The routed experts (``models.experts``); None in a dense MLP."""
     dense: tuple[str, ...] = ()
-    """In a mixture whose layers differ, gate, up and down-projection of its dense MLPs and of its shared expert; the
-    site of the neurons is then on the MLP itself."""
+    """In a mixture whose layers differ, gate, up and down-projection of its dense MLPs and of its shared expert."""
     shared: str | None = None
     """The shared expert of such a mixture; None without one."""
     shared_gate: str | None = None

@@ -112,13 +112,10 @@ class LensModel:
 
     def n_neurons(self, layer: int) -> int:
         """Number of neurons in one layer's MLP."""
-        if self.family.dense:
-            return self.layer(layer).get_submodule(str(self.family.mlp)).__dict__["width"]
-        if self.family.down is None and self.family.experts is None:
-            return 0
         if self.family.experts is not None:
-            experts: Any = self.layer(layer).get_submodule(f"{self.family.mlp}.{self.family.experts}")
-            return experts.num_experts * expert_width(experts)
+            return self.layer(layer).get_submodule(str(self.family.mlp)).__dict__["width"]
+        if self.family.down is None:
+            return 0
         path = ".".join(part for part in (self.family.mlp, self.family.down) if part)
         down: Any = self.layer(layer).get_submodule(path)
         return down.weight.shape[0] if self.family.transposed else down.in_features  # a packed weight has other shapes

@@ -96,10 +96,10 @@ def load(
     if isinstance(name, nn.Module):
         given = {"device": device, "dtype": dtype, "device_map": device_map}
         given |= {"max_memory": max_memory, "revision": revision}
-        if any(value is not None for value in given.values()):
-            asked = ", ".join(key for key, value in given.items() if value is not None)
+        if asked := [key for key, value in given.items() if value is not None]:
             raise InputError(
-                f"{asked} given with a model object; they go with a name only. Move or cast the object yourself"
+                f"{', '.join(asked)} given with a model object; they go with a name only. Move or cast the object "
+                "yourself"
             )
         return wrap(name, tokenizer=tokenizer)
     if not isinstance(name, (str, Path)):
@@ -107,7 +107,10 @@ def load(
             f"found {type(name).__name__}; need a transformers PreTrainedModel, a TransformerBridge, or the name or "
             "path of a model"
         )
-    torch_dtype = _parse_dtype(dtype)
+    wanted = "float32" if dtype is None else str(dtype).removeprefix("torch.")
+    if wanted not in (*_DTYPES, "auto"):
+        raise InputError(f"dtype {wanted!r} is not known; need {', '.join(_DTYPES)} or auto")
+    torch_dtype = _DTYPES.get(wanted, "auto")
     placement = _placement_arguments(device, device_map, max_memory)
     folder, notes = _local_folder(str(name), announce)
     if revision is not None and folder is not None:
@@ -115,7 +118,7 @@ def load(
             f"revision {revision!r} was given with {name}, which is not a hub name; a revision goes with a hub "
             "name only"
         )
-    source = str(folder or name)
+    source, branch = str(folder or name), revision or "main"
     scratch = tempfile.mkdtemp(prefix="sink_lens_offload_") if "device_map" in placement else None
     if folder is not None:
         check_no_adapter(folder)
@@ -123,17 +126,17 @@ def load(
         if placement.get("device") == torch.device("cpu"):
             _check_memory(folder, torch_dtype, name=str(name))
     try:
-        config, _ = PreTrainedConfig.get_config_dict(source, **_revision_argument(revision))
+        config, _ = PreTrainedConfig.get_config_dict(source, revision=branch)
         note = checks.check_config(config, name=str(name))
-        with torch.random.fork_rng(devices=[]), _without_conversion(), _without_bars():
+        with torch.random.fork_rng(devices=[]), _without_bars_and_conversion():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
-                config=_read_configuration(source, revision=revision),
+                config=_read_configuration(source, branch=branch),
                 dtype=torch_dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                **_revision_argument(revision),
+                revision=branch,
                 ignore_mismatched_sizes=True,  # check_keys refuses them, and says which
                 **({} if "device" in placement else placement | {"offload_folder": scratch}),
             )
@@ -155,7 +158,7 @@ def load(
     if "device" in placement:
         model.to(placement["device"])
     if tokenizer is None:
-        tokenizer = _load_tokenizer(source, revision=revision)
+        tokenizer = _load_tokenizer(source, branch=branch)
     if quantised := config.get("quantization_config"):
         notes += (_QUANTISED.format(quantised.get("quant_method", "a quantised type")),)
     notes += () if note is None else (note,)
@@ -225,29 +228,19 @@ def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Within the block, transformers shows no progress bar."""
-    shown = of_transformers.is_progress_bar_enabled()
-    of_transformers.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            of_transformers.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _without_conversion() -> Iterator[None]:
-    """Within the block, stop transformers from asking a hub service to convert pickled weights."""
-    name = "DISABLE_SAFETENSORS_CONVERSION"
+def _without_bars_and_conversion() -> Iterator[None]:
+    """Within the block, transformers shows no bar and does not ask a hub service to convert pickled weights."""
+    had_bars, name = of_transformers.is_progress_bar_enabled(), "DISABLE_SAFETENSORS_CONVERSION"
     before = os.environ.get(name)
+    of_transformers.disable_progress_bar()
     os.environ[name] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
+        if had_bars:
+            of_transformers.enable_progress_bar()
+        del os.environ[name]
+        if before is not None:
             os.environ[name] = before
 
 
@@ -281,44 +274,33 @@ def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
             f"{name!r} is no folder and no file here, and the hub gave: {reason.rstrip('.')}. Need a folder "
             f"written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} (bundled), or a hub name and a network"
         )
-    if wrong := _find_config_fault(folder):
-        return f"{name}: config.json describes no model ({wrong}); need the file as save_pretrained wrote it"
-    return f"{name}: the weights cannot be read ({reason}); need whole safetensors files, written by save_pretrained"
-
-
-def _read_configuration(source: str | Path, *, revision: str | None = None) -> PreTrainedConfig:
-    """Read a model's configuration, which chooses no kernel: transformers would fetch some of them from the hub."""
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False, **_revision_argument(revision))
-    choose_no_kernel(config)
-    return config
-
-
-def _find_config_fault(folder: Path) -> str:
-    """Reason why no model can be built from a folder's configuration; empty if one can."""
     try:
         config = _read_configuration(folder)
         with keep_random_state(), torch.device("meta"):
             AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001  # as above
-        return first_line_of_error(error)
-    return ""
+    except Exception as fault:  # noqa: BLE001  # as above
+        wrong = first_line_of_error(fault)
+        return f"{name}: config.json describes no model ({wrong}); need the file as save_pretrained wrote it"
+    return f"{name}: the weights cannot be read ({reason}); need whole safetensors files, written by save_pretrained"
 
 
-def _revision_argument(revision: str | None) -> dict[str, str]:
-    """Keyword argument ``revision`` for ``from_pretrained``; empty if ``revision`` is None."""
-    return {} if revision is None else {"revision": revision}
+def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrainedConfig:
+    """Read a model's configuration, which chooses no kernel: transformers would fetch some of them from the hub."""
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=branch)
+    choose_no_kernel(config)
+    return config
 
 
-def _load_tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokenizerBase | None:
+def _load_tokenizer(source: str, *, branch: str) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer beside the weights; None if there is none. Text is then refused later, with the reason.
 
     For some families transformers would make up an empty tokenizer if no tokenizer file exists.
     """
-    options: dict[str, Any] = {LENIENT: False, **_revision_argument(revision)}
+    options: dict[str, Any] = {LENIENT: False, "revision": branch}
     try:
         if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
             return None
-        found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_revision_argument(revision))
+        found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, revision=branch)
         found("a")  # a setting of another type shows when it is first used
         for token, number in ((found.bos_token, found.bos_token_id), (found.eos_token, found.eos_token_id)):
             if token is not None and not (isinstance(token, str) and isinstance(number, int)):
@@ -329,28 +311,6 @@ def _load_tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTo
             "save_pretrained wrote them. Repair them, or pass tokenizer="
         ) from error
     return found
-
-
-def _parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
-    """The torch type that a name stands for; float32 for None, and "auto" as it is."""
-    if dtype == "auto":
-        return "auto"
-    name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise InputError(f"dtype {name!r} is not known; need {', '.join(_DTYPES)} or auto")
-    return _DTYPES[name]
-
-
-def _memory_limits(max_memory: str | None) -> dict[str, Any]:
-    """``max_memory`` as transformers takes it: bytes by device, for GPUs the free part of their memory."""
-    if max_memory is None:
-        return {}
-    try:
-        most = convert_file_size_to_int(max_memory)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"max_memory is {max_memory!r}; need a size, such as 8GB") from error
-    gpus = {index: torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())}
-    return {"max_memory": {**gpus, "cpu": most}}
 
 
 def _placement_arguments(
@@ -368,7 +328,15 @@ def _placement_arguments(
     if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
         raise InputError(f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping")
     if device_map is not None:
-        return {"device_map": device_map} | _memory_limits(max_memory)
+        limits: dict[str, Any] = {}
+        if max_memory is not None:
+            try:
+                most = convert_file_size_to_int(max_memory)
+            except (ValueError, TypeError) as error:
+                raise InputError(f"max_memory is {max_memory!r}; need a size, such as 8GB") from error
+            free = {index: torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())}
+            limits = {"max_memory": {**free, "cpu": most}}
+        return {"device_map": device_map} | limits
     return {"device": find_device(device)}
 
 

@@ -7,11 +7,10 @@ disk two thirds of its size.
 
 import contextlib
 import ctypes
-import functools
 import gc
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,7 @@ def weight_bytes(model: "nn.Module") -> int:
 
 def return_freed_memory() -> None:
     """Return freed memory to the operating system, if the C library has a call for it."""
-    trim = _malloc_trim()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
@@ -93,12 +92,6 @@ def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
                 if one.shape != shape:
                     one.data = one.data.new_empty(shape)
                     file.readinto(one.detach().flatten().view(torch.uint8).numpy().data)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """The C library's ``malloc_trim``, which returns freed memory to the system; None if it has none."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":

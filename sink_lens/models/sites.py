@@ -117,8 +117,7 @@ def _address_of(site: str, family: Family) -> Address | None:
             part = site if family.gate_up_fused else "whole"
             return None if path is None else Address(module=_join(family.mlp, path), side="output", part=part)
         case "neurons" if family.experts is not None:
-            within = None if family.dense else family.experts
-            return Address(module=_join(family.mlp, within, EXPERTS_HOOK), side="output")
+            return Address(module=_join(family.mlp, EXPERTS_HOOK), side="output")
         case "neurons":
             return None if family.down is None else Address(module=_join(family.mlp, family.down), side="input")
         case "down_out":  # of all experts together, the MLP's

@@ -52,7 +52,7 @@ _GROWING = ("dynamic", "longrope")
 """Kinds of rotary embedding whose table is made anew for another length."""
 _WITHOUT_SETTINGS = (nn.Linear, nn.Dropout, nn.ModuleList, nn.SiLU)
 """Most modules of a model; what they compute is in their parameters alone."""
-_FREE = frozenset({"training", "gradient_checkpointing", "n_sequences", "p", "inplace", "name_or_path", "use_cache"})
+_FREE = frozenset({"training", "gradient_checkpointing", "p", "inplace", "name_or_path", "use_cache"})
 """Settings that change no number in eval mode."""
 _FREE_PARTS = ("dropout", "_token_id", "output_", "return_", "problem_type", "label", "architectures", "dtype")
 _COLUMNS = 1040

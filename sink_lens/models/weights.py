@@ -3,6 +3,7 @@
 Packed weights are read as the matrix that the layer multiplies by (``packed``).
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -261,19 +262,8 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     check_unchanged(lens)
     family = lens.family
     module = lens.layer(layer).get_submodule(family.mlp or "")
-    if family.dense:
-        return _mixture_weights(module, width=lens.d_mlp)
     if family.experts is not None:
-        experts: Any = module.get_submodule(family.experts)
-        with in_memory(experts):
-            check_not_packed(experts, "gate_up_proj")
-            check_not_packed(experts, "down_proj")
-            pairs = [expert_rows(experts, expert) for expert in range(experts.num_experts)]
-            w_gate, w_up = (torch.cat([pair[which] for pair in pairs]).detach() for which in (0, 1))
-            w_down = torch.cat(
-                [expert_columns(experts, expert) for expert in range(experts.num_experts)], dim=1
-            ).detach()
-        return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=w_down.new_zeros(len(w_down)))
+        return _mixture_weights(module, width=lens.d_mlp)
     assert family.up is not None
     assert family.down is not None
     w_up, _ = _linear_weights(module.get_submodule(family.up), lens)
@@ -291,7 +281,10 @@ def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
     """One matrix each for gate, up and down of a mixture, the neurons of all its experts on one axis."""
     parts = mlp_parts(block)
     gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
-    with in_memory(block):
+    with contextlib.ExitStack() as loaded:
+        for module in (parts.get("experts"), *parts.get("dense", ())):
+            if module is not None:
+                loaded.enter_context(in_memory(module))
         if "experts" in parts:
             experts = parts["experts"]
             check_not_packed(experts, "gate_up_proj")

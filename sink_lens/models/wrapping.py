@@ -161,7 +161,7 @@ def assemble_lens(
         state, uneditable = _note_state(plain.eval(), bridge=None, merged=merged), frozenset()
     else:
         with keep_random_state():
-            bridge = _build_bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
+            bridge = _build_bridge(adapters.copy_sharing_tensors(plain), family=family, tokenizer=tokenizer, name=name)
         checks.check_logits(bridge, plain=plain)
         state = _note_state(plain, bridge=bridge, merged=merged)
         uneditable = checks.uneditable_sites(bridge, plain=plain)
@@ -232,7 +232,10 @@ def _build_bridge(
             point = block.attn.get_submodule(family.head_out).hook_in
             point.hook_conversion = block.attn.o.hook_in.hook_conversion
     if family.rotates_in_float32 and model.dtype != torch.float32:
-        _round_after_rotation(bridge, dtype=model.dtype)
+        dtype = model.dtype  # as Hugging Face casts rotated queries and keys, and TransformerLens does not
+        for block in bridge.blocks:
+            for hook in (block.attn.hook_rot_q, block.attn.hook_rot_k):
+                hook.add_perma_hook(lambda tensor, hook: tensor.to(dtype))
     if tokenizer is not None:
         bridge.tokenizer.name_or_path = tokenizer.name_or_path
     return bridge
@@ -248,13 +251,6 @@ def keep_random_state() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
-
-
-def _round_after_rotation(bridge: TransformerBridge, *, dtype: torch.dtype) -> None:
-    """Cast rotated queries and keys to the type of the weights, as Hugging Face does but TransformerLens does not."""
-    for block in bridge.blocks:
-        for hook in (block.attn.hook_rot_q, block.attn.hook_rot_k):
-            hook.add_perma_hook(lambda tensor, hook: tensor.to(dtype))
 
 
 @contextlib.contextmanager
@@ -275,12 +271,6 @@ def _reloadable_tokenizer(
             ) from error
         own.init_kwargs["name_or_path"] = folder
         yield own
-
-
-def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model's modules in eval mode that share its parameters and buffers; wrapping changes the copy."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, memo).eval()
 
 
 def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
