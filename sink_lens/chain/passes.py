@@ -39,7 +39,7 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
         InputError, ModelError, KernelError: what ``trace`` would refuse before it measures, as far as it is known.
     """
     header = sizes.header
-    check_fits(header, config)
+    check_fits(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     sequences, length = len(config.prompts) or config.sequences, config.length
     tokens, scouted = sequences * length, 2 * min(sequences, 8) * min(length, 64)
     patterns = header.n_layers * header.n_heads * min(64, length) ** 2

@@ -171,14 +171,19 @@ def sha256_of(path: Path) -> str:
 
 def cache_entries() -> list[CacheEntry]:
     """The entries of the cache, by kind and name, including the leftovers of killed processes; links are skipped."""
-    cache = cache_folder()
-    found = [
-        _read_entry(path, kind=kind.name)
-        for kind in (cache.iterdir() if cache.is_dir() else ())
-        if kind.is_dir()
-        for path in kind.iterdir()
-        if path.is_dir() and not path.is_symlink() and _lock_file(path).is_file()
-    ]
+    found = []
+    for path in cache_folder().glob("*/*"):
+        if not path.is_dir() or path.is_symlink() or not _lock_file(path).is_file():
+            continue
+        manifest = read_manifest(path)
+        entry = CacheEntry(
+            kind=path.parent.name,
+            name=str((manifest or {}).get("name", path.name)),
+            path=path,
+            bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_symlink() or file.is_file()),
+            complete=manifest is not None and find_fault(path, manifest, sizes_only=True) is None,
+        )
+        found.append(entry)
     return sorted(found, key=lambda entry: (entry.kind, entry.name, entry.path))
 
 
@@ -215,23 +220,9 @@ def clear_cache(*, name: str | None = None) -> int:
     return freed
 
 
-def _read_entry(path: Path, *, kind: str) -> CacheEntry:
-    """The entry of the cache in a folder: its kind, name and size."""
-    manifest = read_manifest(path)
-    return CacheEntry(
-        kind=kind,
-        name=str((manifest or {}).get("name", path.name)),
-        path=path,
-        bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_symlink() or file.is_file()),
-        complete=manifest is not None and find_fault(path, manifest, sizes_only=True) is None,
-    )
-
-
 def _lock_file(folder: Path) -> Path:
-    """The path of the file that locks a folder; it stands beside the folder."""
     return folder.with_name(f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock")
 
 
 def _lock(folder: Path) -> FileLock:
-    """The file lock of a cache folder, not yet taken."""
     return FileLock(_lock_file(folder))  # the lock file stays: removing it while another process waits for it is a race

@@ -135,7 +135,6 @@ def _open_hub(source: str) -> Callable[[], Iterable[str]]:
 
 
 def _import_datasets(source: object) -> Any:
-    """Import the package ``datasets``, an extra, or say how to install it."""
     try:
         import datasets
     except ImportError as error:
@@ -196,8 +195,7 @@ def _read_documents(path: Path) -> Iterator[str]:
 
 
 def _read_json_lines(path: Path) -> Iterator[str]:
-    # datasets would refuse rows whose other columns differ in type, and name no line.
-    """Read the texts of a .jsonl file, one per line."""
+    """Read the texts of a .jsonl file, one per line; ``datasets`` refuses columns of several types."""
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -231,5 +229,4 @@ def _read_parquet(path: Path) -> Iterator[str]:
 
 
 def _unix_newlines(text: str) -> str:
-    """Turn every line ending of a text into a line feed."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -108,25 +108,14 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     check_regular_file(path, what=f"the file of {what}")
     path = Path(path)
     try:
-        text = _read_settings_text(path)
+        if path.stat().st_size > _MOST_SETTINGS:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_SETTINGS:,}")
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json" and text.count(".") > _MOST_DOTS:  # parsing them would take minutes
+            raise ValueError(f"it has more than {_MOST_DOTS:,} dots")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file") from error
     if not isinstance(found, dict):
         raise InputError(f"{path} cannot be read as {what}: it holds no table. Need one at the top of the file")
     return found
-
-
-def _read_settings_text(path: Path) -> str:
-    """The text of a settings file; refuses one of such a size or with such names that parsing takes minutes.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it cannot be a file of settings.
-    """
-    if path.stat().st_size > _MOST_SETTINGS:
-        raise ValueError(f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_SETTINGS:,}")
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".json" and (text.count(".") > _MOST_DOTS):
-        raise ValueError(f"it has more than {_MOST_DOTS:,} dots")
-    return text

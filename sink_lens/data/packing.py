@@ -58,8 +58,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids.clone()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send the folder's name to another process, not the tokens."""
-        # A new worker process opens the file itself; the tokens are not sent to it.
+        """Send the folder's name to another process, which opens the file itself, and not the tokens."""
         return _open_split, (self.folder, self.split)
 
     @property
@@ -118,13 +117,16 @@ def read_pack(folder: Path) -> tuple[Packed, Packed]:
         InputError: the folder holds no pack, or the pack is damaged.
     """
     folder = Path(folder)
-    manifest = _checked_manifest(folder)
+    manifest = read_manifest(folder)
+    if manifest is None or manifest.get("format") != _FORMAT or not {"length", *_SPLITS} <= manifest.keys():
+        raise InputError(f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again.")
+    if wrong := find_fault(folder, manifest):
+        raise InputError(f"{folder} is damaged: {wrong}. Remove it, and pack again.")
     train, evaluation = (Packed(folder, split, manifest=manifest) for split in _SPLITS)
     return train, evaluation
 
 
 def _open_split(folder: Path, split: str) -> Packed:
-    """Open the sequences of one split of a pack: ``train`` or ``eval``."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")
@@ -189,7 +191,9 @@ def _write_pack(
                 bar.update(len(text))
     body = settings["length"] - (settings["bos"] is not None)
     n_sequences = n_ids // body
-    held_out = _evaluation_rows(n_sequences, settings["eval_frac"])
+    count = max(1, round(n_sequences * settings["eval_frac"]))
+    # the middles of equally long stretches of the stream
+    held_out = ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
     if n_sequences < 2:
         raise InputError(
             f"the text has {n_ids:,} tokens; need {2 * body:,} for one sequence of {settings['length']} to train on "
@@ -226,12 +230,6 @@ def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray
     return digest.hexdigest()
 
 
-def _evaluation_rows(n_sequences: int, share: float) -> np.ndarray:
-    """Indices of the evaluation sequences: the middles of equally long stretches of the stream."""
-    count = max(1, round(n_sequences * share))
-    return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
-
-
 def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield documents in groups that are tokenised together; empty documents are left out."""
     batch: list[str] = []
@@ -247,14 +245,3 @@ def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _checked_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a pack and check that all its files are present and undamaged."""
-    manifest = read_manifest(folder)
-    whole = manifest is not None and manifest.get("format") == _FORMAT and {"length", *_SPLITS} <= manifest.keys()
-    if manifest is None or not whole:
-        raise InputError(f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again.")
-    if wrong := find_fault(folder, manifest):
-        raise InputError(f"{folder} is damaged: {wrong}. Remove it, and pack again.")
-    return manifest

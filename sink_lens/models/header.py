@@ -103,21 +103,20 @@ class Header:
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 
-def check_fits(header: Header, config: Described) -> None:
+def check_fits(config: Described, *, n_context: int | None, has_tokenizer: bool) -> None:
     """Refuse sequences that are longer than a model takes, or text for a model without a tokenizer.
 
     Raises:
         InputError: which, and what is needed.
     """
-    if header.n_context is not None and config.length > header.n_context and not config.prompts:
+    if n_context is not None and config.length > n_context and not config.prompts:
         raise InputError(
-            f"the length is {config.length} tokens; {config.model} takes at most {header.n_context}: use a shorter "
-            "length"
+            f"the length is {config.length} tokens; {config.model} takes at most {n_context}: use a shorter length"
         )
-    if not header.has_tokenizer and config.tokens == "text":
+    if not has_tokenizer and config.tokens == "text":
         raise InputError(
-            f"{config.model} has no tokenizer, so no text can be read; need its files beside the weights. Or draw "
-            "token ids (--tokens random)"
+            f"{config.model} has no tokenizer, so no text can be read; need one: load(..., tokenizer=...), or its "
+            "files beside the weights. Or give token ids (tokens= in Python), or draw them (--tokens random)"
         )
 
 
@@ -152,7 +151,10 @@ def read_folder_header(folder: Path) -> Header | None:
         found: dict[str, Any] = {
             name: next((inner[key] for key in keys if key in inner), None) for name, keys in _NAMES.items()
         }
-        tensors = [found for file in sorted(folder.glob("*.safetensors")) for found in _tensor_shapes(file).items()]
+        tensors: list[tuple[str, list[int]]] = []
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="numpy") as weights:
+                tensors += [(name, weights.get_slice(name).get_shape()) for name in weights.offset_keys()]
         (named,) = config["architectures"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError):
         return None
@@ -185,9 +187,3 @@ def read_folder_header(folder: Path) -> Header | None:
         has_tokenizer=any((folder / name).is_file() for name in _TOKENIZERS),
         architecture=architecture,
     )
-
-
-def _tensor_shapes(file: Path) -> dict[str, list[int]]:
-    """Shape of each tensor in a safetensors file, by name."""
-    with safe_open(file, framework="numpy") as weights:
-        return {name: weights.get_slice(name).get_shape() for name in weights.offset_keys()}

@@ -43,7 +43,7 @@ def check_sequences(config: Described) -> Header | None:
             )
     header = header_of(config.model)
     if header is not None:
-        check_fits(header, config)
+        check_fits(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     return header
 
 
@@ -54,22 +54,14 @@ def make_tokens(lens: LensModel, *, config: Described, bos: BosCondition) -> Tok
         InputError: text without a tokenizer, too little text, no BOS token although BOS was requested, or a length
             above the model's context.
     """
-    if lens.n_context is not None and config.length > lens.n_context and not config.prompts:
-        raise InputError(
-            f"the length is {config.length} tokens; {lens.name} takes at most {lens.n_context}: use a shorter length"
-        )
+    check_fits(config, n_context=lens.n_context, has_tokenizer=lens.tokenizer is not None)
     size = {"sequences": config.sequences, "length": config.length, "bos": bos}
-    if lens.tokenizer is None and config.tokens == "text":
-        raise InputError(
-            f"{lens.name} has no tokenizer, so no text can be read; need one: load(..., tokenizer=...), or its files "
-            "beside the weights. Or give token ids (tokens= in Python), or draw them (--tokens random)"
-        )
     if config.tokens != "text":
         draw = random_tokens if config.tokens == "random" else repeated_tokens
         generator = torch.Generator().manual_seed(config.seed)
         size_of_vocabulary = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
         return draw(lens.tokenizer, generator=generator, vocab_size=size_of_vocabulary, **size)
-    assert lens.tokenizer is not None
+    assert lens.tokenizer is not None  # check_fits refused it
     if config.prompts:
         return from_prompts(config.prompts, lens.tokenizer, bos=bos)
     if config.text is not None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformer_lens.conversion_utils.conversion_steps.base_tensor_conversion import BaseTensorConversion
+from transformer_lens.conversion_utils.conversion_steps.rearrange_tensor_conversion import RearrangeTensorConversion
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -41,34 +41,6 @@ def add_points(bridge: TransformerBridge, *, family: Family) -> None:
             module.register_forward_hook(partial(_fire_point, point=point, address=address, family=family, sizes=sizes))
 
 
-class _ByPosition(BaseTensorConversion):
-    """Shows "batch head position d_head" as "batch position head d_head"."""
-
-    def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
-        """Put positions before heads, as hooks see the tensor."""
-        return input_value.transpose(1, 2)
-
-    def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
-        """Put heads before positions again, as the model has the tensor."""
-        return input_value.transpose(1, 2)
-
-
-class _ByHead(BaseTensorConversion):
-    """Shows the heads that lie side by side as an axis."""
-
-    def __init__(self, n_heads: int) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-
-    def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
-        """Split the last axis into heads, as hooks see the tensor."""
-        return input_value.unflatten(-1, (self.n_heads, -1))
-
-    def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
-        """Join the heads on the last axis again, as the model has the tensor."""
-        return input_value.flatten(-2)
-
-
 def shape_heads(bridge: TransformerBridge, *, family: Family) -> None:
     """Let the hooks of queries, keys, values and z show the sites' axes, where heads have widths of their own.
 
@@ -77,10 +49,12 @@ def shape_heads(bridge: TransformerBridge, *, family: Family) -> None:
     if family.kv_latent is None and not family.own_sizes:
         return
     for block in bridge.blocks:
-        block.attn.o.hook_in.hook_conversion = _ByHead(bridge.cfg.n_heads)
+        by_head = RearrangeTensorConversion("... (head d_value) -> ... head d_value", head=bridge.cfg.n_heads)
+        block.attn.o.hook_in.hook_conversion = by_head
         if family.kv_latent is not None:
             for point in (block.attn.hook_q, block.attn.hook_k, block.attn.hook_v):
-                point.hook_conversion, point.pos_dim = _ByPosition(), 1
+                point.hook_conversion = RearrangeTensorConversion("batch head position d -> batch position head d")
+                point.pos_dim = 1
 
 
 def _fire_point(

@@ -11,7 +11,8 @@ from .offload import in_memory
 
 def logits_of(lens: LensModel, states: Tensor) -> Tensor:
     """Logits in float32 of states after the last norm, shape (..., d_model) to (..., vocab); Gemma 2 caps them."""
-    return apply_cap(lens, uncapped_logits(lens, states))
+    logits, cap = uncapped_logits(lens, states), getattr(lens.config, "final_logit_softcapping", None)
+    return logits if cap is None else (logits / cap).tanh() * cap
 
 
 def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
@@ -47,12 +48,6 @@ def unembedding_of(
         vectors = weight[ids.to(weight.device)].double().cpu()
         constants = vectors.new_zeros(len(ids)) if bias is None else bias.detach()[ids.to(bias.device)].double().cpu()
     return _scale_logits(lens, vectors), _scale_logits(lens, constants)
-
-
-def apply_cap(lens: LensModel, logits: Tensor) -> Tensor:
-    """Logits after the model's soft cap; unchanged if it has none."""
-    cap = getattr(lens.config, "final_logit_softcapping", None)
-    return logits if cap is None else (logits / cap).tanh() * cap
 
 
 @torch.no_grad()

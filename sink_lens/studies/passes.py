@@ -59,7 +59,7 @@ def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes
     Raises:
         InputError: sequences that the model cannot take.
     """
-    check_fits(sizes.header, config)
+    check_fits(config, n_context=sizes.header.n_context, has_tokenizer=sizes.header.has_tokenizer)
     sequences = len(config.prompts) or config.sequences
     tokens = sequences * config.length
     return Passes(

@@ -17,7 +17,7 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
         InputError: what ``sweep`` would refuse, as far as it is known.
     """
     header = sizes.header
-    check_fits(header, config)
+    check_fits(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     lengths = [config.length] * config.sequences
     if config.prompts:
         ids = sizes.prompt_ids(config.prompts, bos=config.bos)

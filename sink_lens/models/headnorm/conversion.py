@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...errors import InputError, ModelError
+from ..families import reach_of
 from ..private_apis import kernel_of
 from .configuration import HeadNormConfig
 from .modeling import HeadNormAttention, HeadNormForCausalLM
@@ -71,12 +72,9 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
 def _check_windows(model: PreTrainedModel) -> None:
     """Refuse a model with a sliding window shorter than its context."""
     config = model.config
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = None
-    types = getattr(config, "layer_types", None)
-    slides = types is None or "sliding_attention" in types
-    if window is not None and slides and window < config.max_position_embeddings:
+    reaches = [reach_of(config, layer=layer) for layer in range(config.num_hidden_layers)]
+    window = next((reach for reach in reaches if reach is not None), None)
+    if window is not None and window < config.max_position_embeddings:
         raise ModelError(
             f"{type(model).__name__} has a sliding window of {window} positions and a context of "
             f"{config.max_position_embeddings}; need attention to the whole context, since the class has no window. "

@@ -221,13 +221,9 @@ class HeadNormAttention(LlamaAttention):
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
         """The attention function of the configured implementation, for this variant (softmax, sink or sigmoid)."""
         implementation = kernel_of(self.config)
-        if implementation in ("eager", "sdpa") and self.variant == "key_bias":
-            return sink_attention if implementation == "sdpa" else eager_sink_attention
-        if implementation in ("eager", "sdpa") and self.variant == "sigmoid":
-            return sigmoid_attention
-        if implementation in ("eager", "sdpa") and self.variant in _WITH_SINKS:
-            return sink_attention if implementation == "sdpa" else eager_sink_attention
-        return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        if implementation not in ("eager", "sdpa") or self.variant not in ("sigmoid", "key_bias", *_WITH_SINKS):
+            return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        return sink_attention if implementation == "sdpa" and self.variant != "sigmoid" else written_out_attention
 
     @torch.no_grad()
     def first_token_size(self, *, draws: int = _DRAWS, biased: bool = False) -> Float[Tensor, " head"]:
@@ -269,20 +265,22 @@ class HeadNormAttention(LlamaAttention):
         initialization.copy_(self.gamma, sizes.to(self.gamma.dtype).expand_as(self.gamma))
 
 
-def sigmoid_attention(
+def written_out_attention(
     module: nn.Module,
     query: Float[Tensor, "batch head query d_head"],
     key: Float[Tensor, "batch kv_head key d_head"],
     value: Float[Tensor, "batch kv_head key d_head"],
     attention_mask: Tensor | None,
     scaling: float,
+    s_aux: Float[Tensor, "..."] | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Sigmoid attention: return the output [batch query head d_head] and the weights ``sigmoid(q.k scaling)``.
+    """Attention with a sink logit, or sigmoid attention without one: the output [batch query head d_head] and weights.
 
-    Masked weights are exactly 0. A mask is boolean (True is visible) or is added to the scores; None means causal, as
-    in ``sdpa``.
+    The sink logit takes mass and adds nothing, as in gpt_oss: one number per head, or one for each query of each head
+    ("batch head query"). The weights of sigmoid attention are ``sigmoid(q.k scaling)``, and exactly 0 where masked. A
+    mask is boolean (True is visible) or is added to the scores; None means causal.
     """
     groups = query.shape[1] // key.shape[1]
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
@@ -293,31 +291,7 @@ def sigmoid_attention(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    pattern = weights_of(scores, sigmoid=True).to(query.dtype)
-    pattern = nn.functional.dropout(pattern, p=dropout, training=module.training)
-    return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
-
-
-def eager_sink_attention(
-    module: nn.Module,
-    query: Float[Tensor, "batch head query d_head"],
-    key: Float[Tensor, "batch kv_head key d_head"],
-    value: Float[Tensor, "batch kv_head key d_head"],
-    attention_mask: Tensor | None,
-    scaling: float,
-    s_aux: Float[Tensor, "..."],
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Softmax over the keys and one extra logit, which takes mass but adds nothing; computed as in gpt_oss.
-
-    The logit is one number per head, or one for each query of each head ("batch head query").
-    """
-    groups = query.shape[1] // key.shape[1]
-    scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    pattern = weights_of(scores, sink=s_aux).to(query.dtype)
+    pattern = weights_of(scores, sink=s_aux, sigmoid=s_aux is None).to(query.dtype)
     pattern = nn.functional.dropout(pattern, p=dropout, training=module.training)
     return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
 

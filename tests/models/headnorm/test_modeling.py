@@ -11,10 +11,9 @@ from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM, convert, undecayed
 from sink_lens.models.headnorm.modeling import (
     HeadOutput,
-    eager_sink_attention,
     head_norm,
-    sigmoid_attention,
     sink_attention,
+    written_out_attention,
 )
 
 
@@ -115,7 +114,7 @@ def test_sigmoid_weights_by_hand():
     query = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]])
     key = torch.tensor([[[[0.0, 1.0], [torch.tensor(3.0).log().item() * 2, 0.0]]]])
     value = torch.tensor([[[[8.0, 0.0], [0.0, 4.0]]]])
-    out, pattern = sigmoid_attention(nn.Identity(), query, key, value, None, scaling=0.5)
+    out, pattern = written_out_attention(nn.Identity(), query, key, value, None, scaling=0.5)
     assert pattern[0, 0].tolist() == [pytest.approx([0.5, 0.0]), pytest.approx([0.5, 0.75])]
     assert out[0, :, 0].tolist() == [pytest.approx([4.0, 0.0]), pytest.approx([4.0, 3.0])]
 
@@ -136,7 +135,7 @@ def test_a_key_bias_by_hand():
     value = torch.tensor([[[[3.0, 0, 0], [0, 10.0, 0]]]])
     beside = torch.tensor([[[2.0, 8.0]]]).log()
     causal = torch.zeros(2, 2).masked_fill(~torch.ones(2, 2, dtype=torch.bool).tril(), -1e9)[None, None]
-    for attend, mask in ((sink_attention, None), (sink_attention, causal), (eager_sink_attention, causal)):
+    for attend, mask in ((sink_attention, None), (sink_attention, causal), (written_out_attention, causal)):
         out, _ = attend(nn.Identity(), query, key, value, mask, scaling=0.5, s_aux=beside)
         assert out[0, 0, 0].tolist() == pytest.approx([1.0, 0.0, 0.0])
         assert out[0, 1, 0].tolist() == pytest.approx([0.3, 1.0, 0.0])
