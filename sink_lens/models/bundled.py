@@ -49,15 +49,19 @@ def bundled_gguf() -> Path:
     Raises:
         ModelError: the package is not installed.
     """
-    spec = importlib.util.find_spec(_PACKAGE)
-    for folder in (spec and spec.submodule_search_locations) or ():
-        path = Path(folder) / _DEFAULT_GGUF
+    for path in _default_files():
         if path.is_file():
             return path
     raise ModelError(
         f"the default model {DEFAULT_MODEL} is not installed: no {_DEFAULT_GGUF} in a package {_PACKAGE}. "
         f"Run: {_INSTALL}, or name another model: a folder, a .gguf file or a hub name"
     )
+
+
+def _default_files() -> list[Path]:
+    """Where the default model's file is, or would be; empty if its package is not installed."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    return [Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()]
 
 
 def check_magic(gguf: Path) -> None:
@@ -102,19 +106,26 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     check_magic(gguf)
     source = _file_marks(gguf)
     digest = _gguf_hash(gguf, source=source)
-    _check_default(gguf, digest=digest)
+    if digest != _DEFAULT_SHA256 and gguf in [file.resolve() for file in _default_files()]:
+        again = _INSTALL.replace("install", "install --force-reinstall")
+        raise ModelError(
+            f"{gguf} has SHA-256 {digest[:12]}...; need {_DEFAULT_SHA256[:12]}.... "
+            f"It is damaged or of another version. Run: {again}"
+        )
     folder = _models_folder() / digest
-    if folder.is_dir() and _find_fault(folder) is None:
+    if _find_fault(folder) is None:
         _note_marks(folder, source)
         return folder
     try:
         with lock_folder(
             folder, waiting=lambda: say("Another process is converting the same GGUF file; waiting for it")
         ):
-            wrong = _find_fault(folder) if folder.is_dir() else None
-            if wrong is None and folder.is_dir():
+            wrong = _find_fault(folder)
+            if wrong is None:
                 return folder
-            if wrong is not None and not _is_older(folder):
+            made = (read_manifest(folder) or {}).get("format")
+            is_older = type(made) is int and made < _FORMAT
+            if folder.is_dir() and not is_older:
                 warnings.warn(
                     f"the cached conversion of {gguf.name} is damaged ({wrong}); made again in {folder}",
                     stacklevel=2,
@@ -141,7 +152,7 @@ def local_files(name: str) -> Path | None:
     path = Path(os.path.realpath(path))
     check_magic(path)
     folder = _models_folder() / _gguf_hash(path, source=_file_marks(path))
-    return folder if folder.is_dir() and _find_fault(folder) is None else path
+    return folder if _find_fault(folder) is None else path
 
 
 def header_of(name: str) -> Header | None:
@@ -185,14 +196,8 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
 def _convert_into(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -> None:
     """Write the safetensors conversion of a GGUF file into a cache folder; the caller holds the folder's lock.
 
-    Args:
-        gguf: the file.
-        source: how it was recognised before its hash was read.
-        digest: its hash.
-        folder: where the conversion is to be.
-
     Raises:
-        ModelError: the file was changed or replaced since then.
+        ModelError: the file was changed or replaced since its marks (``source``) and its hash were read.
     """
     from .gguf_conversion import convert_gguf  # which imports torch
 
@@ -240,14 +245,8 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if {"path", "bytes", "mtime_ns"} <= source.keys() else None
 
 
-def _is_older(folder: Path) -> bool:
-    """Check whether a conversion was made by an earlier version of the conversion than this one."""
-    made = (read_manifest(folder) or {}).get("format")
-    return type(made) is int and made < _FORMAT
-
-
 def _find_fault(folder: Path) -> str | None:
-    """Describe what is wrong with a cached folder; None if it is intact."""
+    """Describe what is wrong with a conversion in the cache, such as that there is none; None if it is intact."""
     manifest = _read_manifest(folder)
     return f"no whole {MANIFEST} of this version" if manifest is None else find_fault(folder, manifest)
 
@@ -261,18 +260,5 @@ def _gguf_hash(gguf: Path, *, source: Mapping[str, Any]) -> str:
     return sha256_of(gguf)
 
 
-def _check_default(gguf: Path, *, digest: str) -> None:
-    """Refuse a damaged file of the default model, whose hash is known."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    folders = [Path(folder).resolve() for folder in (spec and spec.submodule_search_locations) or ()]
-    if gguf.name == _DEFAULT_GGUF and gguf.parent in folders and digest != _DEFAULT_SHA256:
-        again = _INSTALL.replace("install", "install --force-reinstall")
-        raise ModelError(
-            f"{gguf} has SHA-256 {digest[:12]}...; need {_DEFAULT_SHA256[:12]}.... "
-            f"It is damaged or of another version. Run: {again}"
-        )
-
-
 def _models_folder() -> Path:
-    """The cache folder that holds the conversions of GGUF files."""
     return cache_folder() / "models"

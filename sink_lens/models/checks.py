@@ -22,7 +22,7 @@ from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
 from .header import refuse_named_pipes
 from .headnorm import HeadNormForCausalLM
-from .private_apis import is_processed, kernel_of, set_attention
+from .private_apis import kernel_of, set_attention
 from .running import evaluating, without_compiled_forwards
 
 _PROBE_LENGTH = 8
@@ -282,21 +282,6 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
             f"the bridge's logits differ from the plain model's by {error:.1e} of their norm on {ids.shape[1]} tokens; "
             f"need at most {tolerance:.0e}. Either the adapter skips a part of this model, or the bridge's weights "
             "or hooks were changed: boot a fresh bridge"
-        )
-
-
-def check_unprocessed(bridge: TransformerBridge) -> None:
-    """Refuse a bridge whose weights differ from those of the model that it was built from.
-
-    Folding the norms keeps the logits of most families but changes the neurons and the norms.
-
-    Raises:
-        ModelError: the bridge went through ``enable_compatibility_mode`` or ``process_weights``.
-    """
-    if is_processed(bridge):
-        raise ModelError(
-            "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
-            "were loaded. Boot it without enable_compatibility_mode and process_weights"
         )
 
 

@@ -19,7 +19,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -252,18 +251,18 @@ def show_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractCon
     The module's configuration names another function for as long as the module runs, which calls the one that it named.
     """
     AttentionInterface.register(_SEEN_INSIDE, _show_and_attend)
-    return replace_forward(module, partial(_run_showing_inputs, module, module.forward, see))
-
-
-def _run_showing_inputs(module: nn.Module, forward: Callable[..., Any], see: See, *args: Any, **kwargs: Any) -> Any:
-    """Run an attention module; ``see`` is called with the queries, keys and values before they are used."""
     config: Any = module.config
-    token = _SEEN.set(((see, kernel_of(config)), *_SEEN.get()))
-    try:
-        with use_kernel(config, _SEEN_INSIDE):
-            return forward(*args, **kwargs)
-    finally:
-        _SEEN.reset(token)
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        token = _SEEN.set(((see, kernel_of(config)), *_SEEN.get()))
+        try:
+            with use_kernel(config, _SEEN_INSIDE):
+                return forward(*args, **kwargs)
+        finally:
+            _SEEN.reset(token)
+
+    return replace_forward(module, run)
 
 
 def _show_and_attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -316,16 +315,15 @@ class InterfacedAttentionBridge(AttentionBridge):
         return torch.matmul(self.hook_pattern(pattern), value).transpose(1, 2).contiguous(), None
 
 
-def _attend_with_hooks(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Attention function, as transformers calls it, that runs the bridge component whose module is running."""
-    attend = _HOOKED.get()
-    assert attend is not None, "this attention function runs inside an InterfacedAttentionBridge only"
-    return attend(*args, **kwargs)
-
-
 def hook_delegated_attention(bridge: TransformerBridge) -> None:
     """Make every attention that TransformerLens delegates to Hugging Face fire its hooks of scores and pattern."""
-    AttentionInterface.register(_INSIDE, _attend_with_hooks)
+
+    def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        hooked = _HOOKED.get()
+        assert hooked is not None, "this attention function runs inside an InterfacedAttentionBridge only"
+        return hooked(*args, **kwargs)
+
+    AttentionInterface.register(_INSIDE, attend)
     for block in bridge.blocks:
         attention = block._modules.get("attn")
         if type(attention) is AttentionBridge:

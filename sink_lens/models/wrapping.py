@@ -24,7 +24,14 @@ from .lens import LensModel, linear_layers_text
 from .memory import return_freed_memory
 from .offload import NoBridge, bytes_on_disk, why_offloaded
 from .packed import is_packed
-from .private_apis import NAME_OF_CONFIG, build_bridge_from_module, config_name_of, device_of_hook, set_attention
+from .private_apis import (
+    NAME_OF_CONFIG,
+    build_bridge_from_module,
+    config_name_of,
+    device_of_hook,
+    is_processed,
+    set_attention,
+)
 from .running import take_turn_to_wrap
 from .unchanged import State, Unchanged, plain_name, state_of
 
@@ -99,7 +106,11 @@ def take_text_part(model: PreTrainedModel) -> PreTrainedModel:
 
 def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None) -> LensModel:
     """Make a ``LensModel`` of a bridge."""
-    checks.check_unprocessed(model)
+    if is_processed(model):  # folding keeps the logits of most families, and changes the neurons and the norms
+        raise ModelError(
+            "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
+            "were loaded. Boot it without enable_compatibility_mode and process_weights"
+        )
     plain = _rebuild_plain(model)
     family = checks.check_architecture(plain)
     if family.mixer is not None or family.kv_latent is not None or family.own_sizes:
