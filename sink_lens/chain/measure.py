@@ -231,7 +231,7 @@ def measure(
         *r.state_readings(sinks, positions=positions),
         *r.typical_readings(sinks, positions=positions),
         r.dominance_elsewhere(positions),
-        *r.output_readings(lens, sink_positions=sinks, positions=positions),
+        r.value_norm_reading(lens, sink_positions=sinks, positions=positions),
         *r.neuron_readings(lens, plan, positions=positions),
         *(reading for make in own for reading in make(one)),
         *([r.loss_reading(lens)] if forced is None else []),

@@ -33,8 +33,6 @@ SITES_BY_POSITION = ("z", *ADDED, "resid_post")
 """The sites whose variance and norm are read by position, as far as the model has them."""
 OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
-FEW = 4
-"""Number of sequences that the costly measures (Gini; half as many for the stable rank) look at."""
 _MOST_SAMPLED = 64
 
 
@@ -88,7 +86,7 @@ def ratio_to_others(
 def attention_readings(
     sink_positions: tuple[int, ...], *, threshold: float = SINK_THRESHOLD, sigmoid: bool = False
 ) -> list[Reading]:
-    """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows.
+    """Sink score and mass, entropy and null mass.
 
     The score is nan in layers whose window is too short to tell a sink at the threshold
     (``attention.can_tell_sinks``); so is the null mass of ``sigmoid`` attention, whose rows need not sum to 1.
@@ -117,30 +115,11 @@ def attention_readings(
         """The null mass; nan where a row is no softmax."""
         return torch.full_like(rows[..., 0], math.nan) if sigmoid else attention.null_mass(rows)
 
-    def key_rank(view: LayerView) -> Tensor:
-        """Return how many keys draw more attention than each sink position."""
-        ranks = []
-        for key in sink_positions:
-            later = _valid_queries(view) & (_query_positions(view) > key)
-            if view.reach is not None:
-                later = later & (_query_positions(view) < key + view.reach)
-            ranks.append(attention.mean_rows(attention.key_rank(view["rows"], key=key).float(), row_valid=later))
-        return torch.stack(ranks, dim=-1)
-
-    def gini(view: LayerView) -> Tensor:
-        step = max(
-            1, view["rows"].shape[-1] // _MOST_SAMPLED
-        )  # every row of a short sequence, fewer long ones: they are sorted
-        per_row = attention.gini(view["rows"][:, :, ::step], row_positions=_query_positions(view)[::step])
-        return attention.mean_rows(per_row, row_valid=(_valid_queries(view) & (_query_positions(view) > 0))[:, ::step])
-
     return [
         Reading(name="sink_score", sites=("mass",), function=score),
         Reading(name="sink_mass", sites=("mass",), function=by_key(attention.sink_mass)),
         Reading(name="entropy", sites=("rows",), function=row_mean(attention.entropy)),
         Reading(name="null_mass", sites=("rows",), function=row_mean(to_no_key)),
-        Reading(name="key_rank", sites=("rows",), function=key_rank),
-        Reading(name="gini", sites=("rows",), function=_first_sequences_only(gini)),
     ]
 
 
@@ -174,13 +153,6 @@ def position_readings(
         readings.append(Reading(name=f"std:{site}", sites=(site,), function=std))
         readings.append(norm_reading(site, positions=positions))
 
-    def value_std(view: LayerView) -> Tensor:
-        """S2 of the value vectors, mean over positions from 8 on."""
-        x, valid = _sampled_vectors(view, "v", positions)
-        spread = variance.token_std(without_constant(x, "v", view.layer))
-        return mean_where(spread, where=valid & (positions.to(valid.device) >= OTHERS_FROM), dim=1)
-
-    readings.append(Reading(name="value_std", sites=("v",), function=value_std))
     return readings
 
 
@@ -234,44 +206,25 @@ def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, 
     ]
 
 
-def output_readings(
+def value_norm_reading(
     lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
-) -> list[Reading]:
-    """Value-norm ratio of each sink position after W_O, and stable rank of each head's update, at sampled positions."""
+) -> Reading:
+    """Reading of the value-norm ratio of each sink position after W_O, at sampled positions."""
     places = [int((positions == sink).nonzero()) for sink in sink_positions]
 
-    @functools.lru_cache(maxsize=1)
-    def factor(layer: int) -> Tensor:
-        """Return the triangular factor of a layer's W_O, which both readings take, one layer after the other."""
-        return outputs.triangular_factor(output_weights(lens, layer=layer))
-
-    def value_norm_ratio(view: LayerView) -> Tensor:
+    def ratios(view: LayerView) -> Tensor:
         v, valid = _sampled_values(view, "v", positions)
-        norms = outputs.value_norms(v, factor=factor(view.layer))
-        return torch.stack(
-            [outputs.ratio_to_other_positions(norms, valid=valid, key=place) for place in places], dim=-1
-        )
-
-    def stable_rank(view: LayerView) -> Tensor:
-        z, valid = _sampled_values(view, "z", positions)
         w_o = output_weights(lens, layer=view.layer)
-        return outputs.stable_rank(z, w_o=w_o, valid=valid, factor=factor(view.layer))
+        found = [outputs.value_norm_ratio(v, w_o=w_o, valid=valid, key=place) for place in places]
+        return torch.stack(found, dim=-1)
 
-    return [
-        Reading(name="value_norm_ratio", sites=("v",), function=value_norm_ratio),
-        Reading(name="stable_rank", sites=("z",), function=_first_sequences_only(stable_rank, most=FEW // 2)),
-    ]
+    return Reading(name="value_norm_ratio", sites=("v",), function=ratios)
 
 
 def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> list[int]:
     """Some positions other than the key, evenly spaced from position 8 on, the last one left out; fewer if short."""
-    spaced = (
-        torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1, dtype=torch.float32)[:-1]
-        .round()
-        .long()
-        .tolist()
-    )
-    return sorted({place for place in spaced if place != key and place < length})
+    spaced = torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1, dtype=torch.float32)[:-1]
+    return sorted({place for place in spaced.round().long().tolist() if place != key and place < length})
 
 
 def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
@@ -362,39 +315,7 @@ def _sampled_vectors(view: LayerView, site: str, positions: Tensor) -> tuple[Ten
     return x.flatten(2).float(), valid
 
 
-def _query_positions(view: LayerView) -> Int[Tensor, " row"]:
-    """The positions of the sampled queries, the rows of ``pattern``."""
-    assert view.rows is not None
-    return view.rows
-
-
 def _valid_queries(view: LayerView) -> Bool[Tensor, "batch row"]:
     """Mask of the sampled queries: False at padding."""
-    return view.valid[:, _query_positions(view)]
-
-
-def _first_sequences_only(function: Callable[[LayerView], Tensor], *, most: int = FEW) -> Callable[[LayerView], Tensor]:
-    """The function limited to the first ``most`` sequences of each layer; nan for the rest."""
-    seen: dict[int, int] = {}
-    shapes: dict[int, torch.Size] = {}
-
-    def limited(view: LayerView) -> Tensor:
-        """The function on the sequences of this layer that are still among the first."""
-        n = len(view.valid)
-        take = min(max(0, most - seen.get(view.layer, 0)), n)
-        seen[view.layer] = seen.get(view.layer, 0) + n
-        if take == 0:
-            return torch.full((n, *shapes[view.layer]), math.nan, dtype=torch.float32)
-        some = LayerView(
-            layer=view.layer,
-            tensors={name: tensor[:take] for name, tensor in view.tensors.items()},
-            valid=view.valid[:take],
-            tokens=view.tokens[:take],
-            rows=view.rows,
-            reach=view.reach,
-        )
-        result = function(some)
-        shapes[view.layer] = result.shape[1:]
-        return torch.cat([result, result.new_full((n - take, *result.shape[1:]), math.nan)])
-
-    return limited
+    assert view.rows is not None
+    return view.valid[:, view.rows]

@@ -17,15 +17,14 @@ from torch import Tensor
 from ..activations.precision import Rounding
 from ..data.tokens import TokenBatch
 from ..measures.attention import fewest_queries
-from ..measures.dimensions import massive_ratio, stable_range
 from ..stats import Interval, interval, studentised_interval
-from ..text import listed, named_parts, span
+from ..text import listed, span
 from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer, slow_growth
 from .measure import Panel
-from .page.words import ANY_TOKEN, FEWEST, binding_sentence, first_parts, makers_beside_super_neurons
-from .placement import binding_kind
+from .page.words import ANY_TOKEN, FEWEST, binding_sentence, makers_beside_super_neurons
+from .placement import Kind, binding_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +107,9 @@ def summary_table(
         "mass",
     )
     mass = torch.tensor(layers["sink_score"], dtype=torch.float32)
-    for threshold in sorted({config.threshold, 0.5, 0.8}):
-        add(
-            f"onset_layer_{threshold:g}",
-            onset_layer(mass, threshold=threshold),
-            "layer",
-            "first layer whose mean sink score is above this threshold",
-        )
-    add(
-        "growth_steps",
-        ", ".join(span(range(step.first_layer, step.last_layer + 1)) for step in location.steps),
-        "layers",
-    )
+    note = "first layer whose mean sink score is above the threshold"
+    add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer", note)
+    add("growth_steps", ", ".join(span(step.layers) for step in location.steps), "layers")
     slow = slow_growth(panel.norm_ratio().nanmean(1), factor=2 * config.growth_factor)
     if not location.steps and slow is not None:
         add("slow_growth", slow[2], "ratio", f"over layers {slow[0]} to {slow[1]}, no layer of which is a growth step")
@@ -145,83 +135,21 @@ def summary_table(
     ):
         note = f"after layer {middle}, {said}; all sequences"
         add(name, studentised_interval(ranks[:, place], generator=rng), "directions", note)
-    ratios = torch.stack([massive_ratio(state).mean() for state in panel.states()[1:]])
-    stable = stable_range(ratios, threshold=1000.0)
-    add(
-        "massive_layers",
-        int((ratios >= 1000.0).sum()),
-        "layers",
-        f"magnitude above 1000 medians; the same layers at any threshold from {stable[0]:.3g} to {stable[1]:.3g}",
-    )
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
     if rounded is not None:
         add("rounding", rounded.at_position, "share of the logits' spread", rounded.sentence())
-        add("rounding_elsewhere", rounded.elsewhere, "share of the logits' spread", "the same at other positions")
-    nothing = {"ci_low": np.nan, "ci_high": np.nan}
-    return pd.DataFrame(
-        [*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames, some=located.lacking > 0)])]
-    )
+    if len(frames.get("maker_sets", ())):
+        add("makers_beside_super_neurons", makers_beside_super_neurons(frames))
+    if len(frames.get("effects", ())):
+        kind = sink_bound_to(frames["placement"], some=located.lacking > 0)
+        add("sink_bound_to", kind, "", binding_sentence(kind, bos="bos" in set(frames["placement"]["token"])))
+    return pd.DataFrame(rows)
 
 
-def causal_rows(frames: Mapping[str, pd.DataFrame], *, some: bool = False) -> list[dict[str, object]]:
-    """Rows of ``summary.csv`` (quantity, value, unit, note); none without interventions.
-
-    If only ``some`` sequences have the sink, it is not that of any token.
-    """
-    if not len(frames.get("effects", ())):
-        return []
-    placement, effects = frames["placement"], frames["effects"]
+def sink_bound_to(placement: pd.DataFrame, *, some: bool = False) -> Kind:
+    """What the sink is bound to; if only ``some`` sequences have the sink, it is not that of any token."""
     kind = binding_kind(placement)
-    kind = "some tokens" if some and kind in ANY_TOKEN else kind
-    note = binding_sentence(kind, bos="bos" in set(placement["token"]))
-    rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": note}]
-    if "sinks_left_out" in effects:
-        left_out, note = int(effects["sinks_left_out"].iloc[0]), "sinks that the mean of a mean ablation leaves out"
-        rows.append({"quantity": "mean_ordinary", "value": left_out, "unit": "tokens", "note": note})
-    for row in effects.query("edit == 'isolation'").to_dict("records"):
-        note = f"attention to position {row['position']} in layers {row['read_layers']} when it is isolated in all"
-        rows.append({"quantity": "isolated_mass", "value": row["target_mass"], "unit": "mass", "note": note})
-        note = f"sink position {row['baseline_sink_mass']:.3f} -> {row['sink_mass']:.3f}"
-        rows.append({"quantity": "isolation_outcome", "value": row["outcome"], "unit": "", "note": note})
-    curve = frames["amplification"]
-    for centre in dict.fromkeys(curve["centre"]):
-        top = curve.query("centre == @centre").nlargest(1, "times").iloc[0]
-        note = f"largest over factors, at {top['factor']:g}, in layers {top['read_layers']}"
-        if centre == "none":
-            note += "; the norm-only control"
-        rows.append({"quantity": f"amplified_times_{centre}", "value": top["times"], "unit": "ratio", "note": note})
-        ends = {"ci_low": top["change_low"], "ci_high": top["change_high"]}
-        added = {"quantity": f"amplified_change_{centre}", "value": top["change"], "unit": "attention", "note": note}
-        rows.append(added | ends)
-    for row in frames["mediation"].to_dict("records"):
-        note = f"of {row['intervention']}, layers {row['layers_from']} to {row['layers_to']}, {row['frozen']} frozen"
-        name = f"survives_{row['intervention']}_{row['frozen']}_step_{row['step']}"
-        rows.append({"quantity": name, "value": row["surviving_share"], "unit": "share", "note": note})
-    return rows
-
-
-def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
-    """Rows of ``summary.csv`` about the makers of the sink; none where none were looked for."""
-    table = frames.get("maker_sets")
-    if table is None or not len(table):
-        return []
-    rows: list[dict[str, object]] = []
-    for row in table.loc[table["control_of"] == ""].to_dict("records"):
-        control = "" if np.isnan(row["control_largest"]) else f", random sets at most {row['control_largest']:.0%}"
-        note = f"of the {row['target']}, by ablating {row['size']}: {first_parts(named_parts(row['parts']))}; loss "
-        note += f"{row['baseline_loss_nats']:.2f} to {row['loss_nats']:.2f} nats{control}"
-        name = f"makers_{row['set'].replace(' ', '_')}"
-        ends = {"ci_low": row["ci_low"], "ci_high": row["ci_high"]}
-        rows.append({"quantity": name, "value": row["removed"], "unit": "share", "note": note} | ends)
-    rows.append(
-        {
-            "quantity": "makers_beside_super_neurons",
-            "value": makers_beside_super_neurons(frames),
-            "unit": "",
-            "note": "",
-        }
-    )
-    return rows
+    return "some tokens" if some and kind in ANY_TOKEN else kind
 
 
 def too_short_sentence(threshold: float) -> str:

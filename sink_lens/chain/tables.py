@@ -26,8 +26,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
     """
     frames = []
     index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
-    of_key = ("sink_mass", "key_rank", "value_norm_ratio", "positive_share")
-    of_head, attention = ("entropy", "gini", "null_mass", "stable_rank"), list(lens.attention_layers)
+    of_key, of_head = ("sink_mass", "value_norm_ratio", "positive_share"), ("entropy", "null_mass")
     for position in panel.location.sink_positions:
         score = panel.at_sink("sink_score", position)
         over = (score > threshold).float().masked_fill(score.isnan(), torch.nan)
@@ -36,8 +35,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
         columns |= {name: panel[name].nanmean(1) for name in of_head}
         columns["qk_alignment"] = _qk_alignment(lens, panel.location)
         frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
-        frame = frame.reset_index()
-        frame = frame.loc[frame["layer"].isin(attention)].reset_index(drop=True)
+        frame = frame.loc[list(lens.attention_layers)].reset_index()
         frame.insert(2, "sink_position", position)
         is_sink = frame["sink_score"] > threshold
         pairs = zip(frame["value_norm_ratio"], is_sink, strict=True)
@@ -159,8 +157,6 @@ def layer_table(panel: Panel) -> pd.DataFrame:
                 "massive_activations": float(dimensions.massive_activations(state).sum(-1).double().mean()),
                 "effective_rank": float(rank[layer, 0]),
                 "effective_rank_without": float(rank[layer, 1]),
-                "value_std": float(panel["value_std"][layer].nanmean()),
-                "z_std": float(panel["std:z"][layer][:, panel.positions == location.sink_position].nanmean()),
             }
         )
     return pd.DataFrame(rows)

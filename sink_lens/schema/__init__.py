@@ -127,7 +127,6 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "directions": "a number of directions, 1 or more",
         "index": "a number counted from 0",
         "rank": "a number counted from 1, the largest first",
-        "keys": "a number of keys",
         "count": "how many",
         "tokens": "a number of tokens",
         "steps": "optimiser steps",

@@ -7,7 +7,6 @@ import pytest
 
 from sink_lens.chain.page import tables as pages
 from sink_lens.chain.page.figures import amplification_curve, mediation_matrix
-from sink_lens.chain.summary import causal_rows
 from sink_lens.errors import RunError
 from sink_lens.schema import ALL_STEPS
 
@@ -59,16 +58,6 @@ EFFECTS = pd.DataFrame(
         "is_primary": True,
     }
 )
-PLACEMENT = pd.DataFrame(
-    {
-        "position": [0, 9, 0, 9],
-        "token": ["ordinary", "ordinary", "bos", "bos"],
-        "isolated": False,
-        "is_sink": [True, False, True, False],
-    }
-)
-FRAMES = {"mediation": MEDIATION, "amplification": CURVE, "effects": EFFECTS, "placement": PLACEMENT}
-FRAMES["summary"] = pd.DataFrame(causal_rows(FRAMES))
 
 
 def test_the_matrix_writes_each_share_with_its_control_and_its_step():
@@ -83,15 +72,6 @@ def test_the_curve_has_a_line_a_centre():
     lines = amplification_curve(CURVE).axes[0].get_lines()
     assert [line.get_label() for line in lines][:2] == ["values", "norm only"]
     assert lines[2].get_ydata() == [0, 0]  # what no edit gives
-
-
-def test_summary_rows_name_what_the_sink_is_bound_to_and_what_survives():
-    rows = {row["quantity"]: row["value"] for row in causal_rows(FRAMES)}
-    assert rows["sink_bound_to"] == "positional"
-    assert rows["isolated_mass"] == pytest.approx(0.3)
-    assert rows["amplified_times_values"] == 15
-    assert rows["amplified_change_values"] == pytest.approx(0.28)
-    assert rows["survives_isolation_dimensions_step_0"] == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize(

@@ -294,12 +294,6 @@ def binding_sentence(kind: str, *, bos: bool) -> str:
     return said if bos else f"{said}; there is no BOS token to try"
 
 
-def first_parts(parts: str, most: int = 8) -> str:
-    """Return the first of the parts that a text lists, and how many more there are."""
-    names = parts.split(", ")
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def makers_beside_super_neurons(frames: Mapping[str, pd.DataFrame]) -> str:
     """Sentence that compares the makers found by ablation with the super neurons found by contribution."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
