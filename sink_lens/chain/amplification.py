@@ -59,9 +59,8 @@ def mass_added(
     At the factor 1 nothing is added.
     """
     before, after = (one.mass_at(setting.target_position, layers=reads) for one in (setting.baseline, run))
-    change = Interval(estimate=0.0, low=0.0, high=0.0, n=len(before))
     if factor == 1:
-        after = before
+        after, change = before, Interval(estimate=0.0, low=0.0, high=0.0, n=len(before))
     else:
         change = studentised_interval((after - before).numpy(), generator=generator)
     mass, baseline = float(after.mean()), float(before.mean())

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
 from ..edits.amplification import FACTORS, CentringMeans, centring_means
+from ..edits.constructors import At, edit
 from ..edits.effects import change_of, made_share, removed_share
 from ..edits.hooks import layers_of
 from ..edits.outcome import Outcome
-from ..engine.plan import Plan
 from ..models.lens import LensModel
 from ..models.memory import collect_garbage
 from ..progress import tqdm
@@ -32,8 +33,11 @@ from .config import FEW_CONTROLS, TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
+from .readings import OTHERS_FROM
 from .setting import BAR, Setting, mean_mass, sequences_to_choose_by, setting_of, why_no_interventions, with_makers
 
+CENTRING_TOKENS = 4096
+"""Random tokens over which the means that amplification moves values away from are taken."""
 TABLES = ("makers", "maker_sets", "amplification", "effects", "mediation", "paths", "placement")
 """The tables of a run, in their order. Where nothing can be changed, they are empty."""
 
@@ -53,19 +57,17 @@ def effect_table(
     same of the controls' mean. ``control_mean`` and ``control_sd`` are of the attention at that position under the
     controls. Cost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
     """
-    trial, rng = (
-        Trial(setting=setting, generator=setting.generator(), means=means, curve=curve),
-        np.random.default_rng(setting.seed),
-    )
+    trial = Trial(setting=setting, generator=setting.generator(), means=means, curve=curve)
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
-    uniform = setting.uniform_mass()
+    asked = {"uniform": setting.uniform_mass(), "masked": _loss_without_sink(setting)}
+    rng = np.random.default_rng(setting.seed)
     tested = [link for link in links if link.name in {name for name, _ in found}]
     says = {link.name: f"testing link {at} of {len(tested)}: {link.target}" for at, link in enumerate(tested, start=1)}
     rows = []
     with tqdm(total=len(found), bar_format=BAR, disable=not progress, leave=False) as shown:
         for name, one in found:
             shown.set_description_str(says[name])
-            rows.append(_intervention_row(setting, name, one, uniform=uniform, rng=rng))
+            rows.append(_intervention_row(setting, name, one, rng=rng, **asked))
             shown.update()
     return pd.DataFrame(rows, columns=column_names("trace", "effects"))
 
@@ -87,7 +89,7 @@ class Studied:
     """Too few sequences have the sink, so no table has rows."""
 
 
-class Kept:
+class RunTables:
     """The tables of a trace: each is written when it is made, and read if an earlier start has written it."""
 
     def __init__(self, writer: RunWriter, *, begin: Callable[[str], None]) -> None:
@@ -95,7 +97,7 @@ class Kept:
         self.frames: dict[str, pd.DataFrame] = {}
         self.writer, self._begin = writer, begin
 
-    def keep(self, name: str, frame: pd.DataFrame) -> None:
+    def write(self, name: str, frame: pd.DataFrame) -> None:
         """Write a table."""
         self.frames[name] = frame
         self.writer.write_table(name, frame)
@@ -107,85 +109,61 @@ class Kept:
         collect_garbage()
         return self.frames[name]
 
-    def means(self, means: CentringMeans) -> None:
-        """Write the centring means."""
-        self.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in means.tensors().items()})
-
-    def plan(self, plan: Plan) -> None:
-        """Write the plan of the interventions' forwards."""
-        self.writer.write_text("plan.json", plan.as_json())
-
 
 def causal_tables(
-    studied: Studied,
-    kept: Kept,
-    *,
-    config: TraceConfig,
-    links: Sequence[Link] = LINKS,
-    factors: Sequence[float] = FACTORS,
-    centring_tokens: int = 4096,
-    progress: bool = False,
+    studied: Studied, tables: RunTables, *, config: TraceConfig, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> None:
-    """Make the tables of ``TABLES``, each through ``kept.once``.
-
-    Args:
-        studied: the model, the sequences, and where the sink is.
-        kept: where the tables go.
-        config: the question.
-        links: the chain.
-        factors: of the amplification.
-        centring_tokens: random tokens over which the centring means are taken.
-        progress: show bars.
-    """
-    lens, batch, lacks_sink, once = studied.lens, studied.batch, studied.lacks_sink, kept.once
-    empty, frames = list(TABLES), dict[str, pd.DataFrame]()
-    able = why_no_interventions(lens, batch) is None and not studied.too_few
-
+    """Make the tables of ``TABLES``, each through ``tables.once``; empty ones if nothing can be changed."""
+    lens, batch, once = studied.lens, studied.batch, tables.once
     at = {"location": studied.location, "target_position": config.target_position, "super_neurons": studied.supers}
+
+    def leave_empty(names: Sequence[str]) -> None:
+        for name in names:
+            once(name, lambda name=name: pd.DataFrame(columns=column_names("trace", name)))
 
     @functools.cache
     def place() -> Setting:
         """The setting without makers."""
         found = setting_of(lens, batch, config=config, **at)
-        kept.plan(found.baseline_run.plan)
+        tables.writer.write_text("plan.json", found.baseline_run.plan.as_json())
         return found
-
-    @functools.cache
-    def setting() -> Setting:
-        """The setting with the makers that were found."""
-        parts = makers.makers_in(frames["makers"])
-        return with_makers(place(), parts)
 
     @functools.cache
     def maker_tables() -> dict[str, pd.DataFrame]:
         """Find the makers and test their sets."""
-        target, found = makers.choose_target(place(), lacks_sink=lacks_sink), None
+        target, found = makers.choose_target(place(), lacks_sink=studied.lacks_sink), None
         if target is not None:
             chosen = sequences_to_choose_by(batch.n_sequences, config=config)
             choosing = setting_of(lens, batch, config=config, chosen=chosen, **at)
             found = makers.find_makers(choosing, target=target, progress=progress)
             del choosing  # it holds activations of every layer
             collect_garbage()
-        return makers.maker_tables(found, place(), supers=studied.supers, progress=progress)
+        return makers.maker_tables(found, place(), progress=progress)
 
-    if able:
-        for name in ("makers", "maker_sets"):
-            frames[name] = once(name, lambda name=name: maker_tables()[name])
-            empty.remove(name)
-    if lacks_sink or not able:
-        for name in empty:
-            once(name, lambda name=name: pd.DataFrame(columns=column_names("trace", name)))
+    if studied.too_few or why_no_interventions(lens, batch) is not None:
+        leave_empty(TABLES)
+        return
+    table_of_makers = once("makers", lambda: maker_tables()["makers"])
+    once("maker_sets", lambda: maker_tables()["maker_sets"])
+    if studied.lacks_sink:
+        leave_empty(TABLES[2:])
         return
 
     @functools.cache
+    def setting() -> Setting:
+        """The setting with the makers that were found."""
+        return with_makers(place(), makers.makers_in(table_of_makers))
+
+    @functools.cache
     def means() -> CentringMeans:
-        """The means of values on random tokens, measured once."""
-        found = centring_means(lens, n_tokens=centring_tokens, seed=config.seed, progress=progress)
-        kept.means(found)
+        """The means of values on random tokens."""
+        found = centring_means(lens, n_tokens=CENTRING_TOKENS, seed=config.seed, progress=progress)
+        arrays = {key: one.cpu().numpy() for key, one in found.tensors().items()}
+        tables.writer.write_tensors("centring_means", arrays)
         return found
 
     def curve_table() -> pd.DataFrame:
-        return amplification.amplification_curve(setting(), means=means(), factors=factors, progress=progress)
+        return amplification.amplification_curve(setting(), means=means(), factors=FACTORS, progress=progress)
 
     def effects() -> pd.DataFrame:
         return effect_table(setting(), means=means(), curve=curve, links=links, progress=progress)
@@ -201,8 +179,26 @@ def causal_tables(
     once("placement", lambda: placement.placement_table(setting(), progress=progress))
 
 
+def _loss_without_sink(setting: Setting) -> Float[Tensor, " batch"]:
+    """Loss if no query may attend to the sink position: what the sink itself is worth.
+
+    The first queries (8, or a quarter of a short sequence) still may: the second token, shown only itself, would
+    be the next sink, and the loss would be that of a sink that has moved.
+    """
+    position, length = setting.sink_position, setting.tokens.n_positions
+    first = max(position + 1, min(OTHERS_FROM, length // 4))
+
+    def mask_scores(scores: Tensor, at: At) -> Tensor:
+        return torch.full_like(scores, torch.finfo(scores.dtype).min)
+
+    masked = edit("scores", mask_scores, positions=range(first, length), keys=[position], label="sink masked")
+    loss = setting.run([masked], loss=True, quiet=True).loss
+    assert loss is not None  # it was asked for
+    return loss
+
+
 def _intervention_row(
-    setting: Setting, link: str, one: Intervention, *, uniform: Tensor, rng: np.random.Generator
+    setting: Setting, link: str, one: Intervention, *, uniform: Tensor, masked: Tensor, rng: np.random.Generator
 ) -> dict[str, object]:
     """One intervention as a row of ``effects``, with its controls."""
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
@@ -228,8 +224,6 @@ def _intervention_row(
     found = share(whole, baseline)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
-    masked = setting.without_sink.loss
-    assert masked is not None
     beyond = studentised_interval((whole.loss - masked).numpy(), generator=rng)
     shares = [share(run, baseline_of_few).estimate for run in controls]
     assert baseline_of_few.loss is not None  # as the baseline's
@@ -249,7 +243,7 @@ def _intervention_row(
         "baseline_loss_nats": float(baseline.loss.mean()),
         "loss_nats": float(whole.loss.mean()),
         "control_of": one.control_of,
-        "control_mean": float(masses.mean()) if len(masses) else math.nan,
+        "control_mean": float(masses.mean()),  # nan without controls
         "control_sd": float(masses.std()) if len(masses) > 1 else math.nan,
         "n_controls": len(masses),
         "share": found.estimate,

@@ -9,7 +9,6 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -62,10 +61,6 @@ class MeasuringPlan:
     def sink_position(self) -> int:
         """The studied position."""
         return self.sink_positions[0]
-
-    def feeding(self, attention: Sequence[int]) -> tuple[int, ...]:
-        """The layers whose aggregated values are kept; see ``feeding_layers``."""
-        return feeding_layers(self.layers, attention=attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,21 +131,16 @@ def parse_location(text: str) -> Location:
     try:
         found = json.loads(text)
         return Location(
-            sink_positions=_int_tuple(found["sink_positions"]),
+            sink_positions=tuple(map(operator.index, found["sink_positions"])),
             sink_found=bool(found["sink_found"]),
             steps=tuple(GrowthStep(**step) for step in found["steps"]),
-            outliers={int(layer): _int_tuple(dimensions) for layer, dimensions in found["outliers"].items()},
+            outliers={int(layer): tuple(map(operator.index, dims)) for layer, dims in found["outliers"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"the sink's location in the run folder cannot be read ({type(error).__name__}: {error}); need the "
             "file that trace wrote. Run again into another folder."
         ) from error
-
-
-def _int_tuple(numbers: Iterable[Any]) -> tuple[int, ...]:
-    """The numbers as a tuple of int; an error where one is no whole number."""
-    return tuple(operator.index(one) for one in numbers)
 
 
 def feeding_layers(growth: tuple[int, ...], *, attention: Sequence[int]) -> tuple[int, ...]:
@@ -186,22 +176,6 @@ def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "l
     return (change >= _WRITTEN * so_far) & (change > 0) & (change >= _LEAST_WRITTEN * size.max(0).values)
 
 
-def slow_growth(ratio: Float[Tensor, " layer"], *, factor: float) -> tuple[int, int, float] | None:
-    """First and last layer of the stretch over which the ratio never falls and rises most, and its factor.
-
-    None where it rises by less than ``factor`` in all. It is asked where no single layer is a growth step.
-    """
-    best: tuple[int, int, float] | None = None
-    start = 0
-    for layer in range(1, len(ratio)):
-        if ratio[layer] < ratio[layer - 1]:
-            start = layer
-        rise = float(ratio[layer] / ratio[start])
-        if rise >= factor and (best is None or rise > best[2]):
-            best = (start, layer - 1, rise)
-    return best
-
-
 def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | None:
     """The first layer whose mean attention to the sink passes the threshold; None where none does."""
     over = (mass > threshold).nonzero()
@@ -211,20 +185,19 @@ def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | Non
 def find_outliers(
     state: Float[Tensor, "batch d_model"],
     *,
-    dominance_threshold: float,
-    energy_frac: float,
-    max_outliers: int,
+    thresholds: Thresholds | Question,
     typical: Float[Tensor, " d_model"] | None = None,
 ) -> tuple[int, ...]:
     """The outlier dimensions of a token, the strongest first: the fewest that hold ``energy_frac`` of its energy.
 
-    None where its mean dominance ratio over sequences does not reach the threshold, or where more than
+    None where its mean dominance ratio over sequences does not reach ``dominance_threshold``, or where more than
     ``max_outliers`` are needed. If the ``typical`` magnitudes at other tokens are given, a dimension that is large
     there too is no token's own: the same is asked of the state without it.
     """
     while True:
-        found = outlier_dimensions(state.double().square().mean(0), energy_frac=energy_frac)
-        if not bool(dominance_ratio(state).mean() >= dominance_threshold) or len(found) > max_outliers:
+        found = outlier_dimensions(state.double().square().mean(0), energy_frac=thresholds.energy_frac)
+        dominates = bool(dominance_ratio(state).mean() >= thresholds.dominance_threshold)
+        if not dominates or len(found) > thresholds.max_outliers:
             return ()
         common = [] if typical is None else found[_common_dimensions(state, typical)[found]].tolist()
         if not common:
@@ -236,7 +209,6 @@ def find_outliers(
 def _common_dimensions(
     state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]
 ) -> Bool[Tensor, " d_model"]:
-    """Mark the dimensions that are large at a typical other token too; none if there is no other token."""
     return typical >= _COMMON * state.abs().mean(0)
 
 
@@ -262,33 +234,26 @@ def find_location(
         forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
             its strongest dimension as its outlier dimension.
     """
-    outliers: dict[int, tuple[int, ...]] = {}
-    own = [None] * len(states) if typical is None else list(typical)
-    for index, (state, usual) in enumerate(zip(states, own, strict=True)):
-        if forced is not None:
-            outliers[index - 1] = (_strongest_dimension(state),)
-        elif dimensions := find_outliers(
-            state,
-            dominance_threshold=thresholds.dominance_threshold,
-            energy_frac=thresholds.energy_frac,
-            max_outliers=thresholds.max_outliers,
-            typical=usual,
-        ):
-            outliers[index - 1] = dimensions
-    if forced is None:
+    own = [None] * len(states) if typical is None or forced is not None else list(typical)
+    if forced is not None:
+        outliers = {index - 1: (_strongest_dimension(state),) for index, state in enumerate(states)}
+        spans = list(forced)
+    else:
+        pairs = enumerate(zip(states, own, strict=True))
+        found = {at - 1: find_outliers(state, thresholds=thresholds, typical=usual) for at, (state, usual) in pairs}
+        outliers = {layer: dimensions for layer, dimensions in found.items() if dimensions}
         factor = thresholds.growth_factor
         spans = growth_layers(ratio, factor=factor)
-        written = _writing_runs(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)
-        spans = sorted([*spans, *written])
-    else:
-        spans = list(forced)
+        spans = sorted(
+            [*spans, *_writing_runs(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)]
+        )
     steps = tuple(
         GrowthStep(
             first_layer=first,
             last_layer=last,
             ratio_before=float(ratio[first]),
             ratio_after=float(ratio[last + 1]),
-            dimension=_strongest_dimension(states[last + 1], typical=None if forced is not None else own[last + 1]),
+            dimension=_strongest_dimension(states[last + 1], typical=own[last + 1]),
         )
         for first, last in spans
     )
@@ -343,18 +308,3 @@ def _strongest_dimension(
     if typical is not None and not bool((common := _common_dimensions(state, typical)).all()):
         energy = energy.masked_fill(common, -1.0)
     return int(energy.argmax())
-
-
-def random_neurons_like(
-    chosen: Bool[Tensor, " neuron"], *, draws: int, generator: torch.Generator
-) -> list[Bool[Tensor, " neuron"]]:
-    """Draw sets of as many neurons as were chosen, none of them chosen; of all others where those are fewer."""
-    pool = (~chosen).nonzero().flatten()
-    count = min(int(chosen.sum()), len(pool))
-    sets = []
-    for _ in range(draws):
-        picked = pool[torch.randperm(len(pool), generator=generator)[:count]]
-        mask = torch.zeros_like(chosen)
-        mask[picked] = True
-        sets.append(mask)
-    return sets

@@ -44,7 +44,7 @@ from ..stats import Interval
 from ..text import listed
 from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embedding_unit, embeddings, screen_parts
-from .setting import WHOLE, Edits, Maker, Setting, bar
+from .setting import WHOLE, Edits, Kind, Maker, Setting, bar, random_others
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
 """Name of a set -> share of the sink that it must remove on the sequences on which it is chosen. What it removes on
@@ -147,7 +147,10 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     longest = of(with_effect[:most])
     if longest < GOALS["half"] > of(beside) and of([*beside, *with_effect[:most]]) >= GOALS["half"]:
         fixed, longest = beside, of([*beside, *with_effect[:most]])
-        ranking = _append_parts(ranking, fixed)
+        last = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in fixed]
+        more_rows = pd.DataFrame(last).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
+        more_rows["rank"] = range(len(ranking) + 1, len(ranking) + len(more_rows) + 1)
+        ranking = pd.concat([ranking, more_rows], ignore_index=True)
 
     def more(chosen: Sequence[Maker]) -> float:
         """The share of the target that a set removes together with the parts that belong to every set."""
@@ -180,14 +183,6 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
     feeds = _neurons_silenced_by(setting, sets[ALL], alone(listed)) if target == "sink" else {}
     return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed), feeds=feeds)
-
-
-def _append_parts(ranking: pd.DataFrame, parts: Sequence[Maker]) -> pd.DataFrame:
-    """The ranking, with parts at its end that no screen has."""
-    rows = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in parts]
-    more = pd.DataFrame(rows).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
-    more["rank"] = range(len(ranking) + 1, len(ranking) + len(more) + 1)
-    return pd.concat([ranking, more], ignore_index=True)
 
 
 def _neurons_silenced_by(
@@ -240,9 +235,8 @@ def _neurons_silenced_by(
 
 def _rank(table: pd.DataFrame) -> pd.DataFrame:
     """The union of the screens: by the largest share that any of them gives a part."""
-    score = table[list(SCREENS)].abs().max(axis=1)
-    table = table.assign(score=score)
-    order = np.argsort(-score.to_numpy(), kind="stable")
+    table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
+    order = np.argsort(-table["score"].to_numpy(), kind="stable")
     table = table.iloc[order].reset_index(drop=True)
     table.insert(0, "rank", range(1, len(table) + 1))
     return table
@@ -299,74 +293,47 @@ def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Seq
 
 def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
     """The edits that ablate parts; see the module's docstring."""
-    groups: dict[tuple[str, int], list[int]] = {}
+    groups: dict[tuple[Kind, int], list[int]] = {}
     for part in sorted(parts):
         groups.setdefault((part.kind, part.layer), []).append(part.unit)
-    edits: list[Edit] = []
+    position, edits = setting.sink_position, list[Edit]()
     for (kind, layer), units in groups.items():
-        edits += _EDITS[kind](setting, layer, units)
+        if kind == "neuron":
+            edits += setting.keep_units("neurons", {layer: units}, position=position, mean=True)
+        elif kind == "head":
+            value = setting.mean_ordinary(setting.tensors("z", layers=[layer])[layer])[:, :, units]
+            label = f"{len(units)} heads of layer {layer}, mean_ordinary"
+            edits.append(freeze("z", {layer: value}, positions=[position], heads=units, label=label))
+        elif kind in WHOLE:
+            edits.append(setting.keep(WHOLE[kind], layers=[layer], position=position, mean=True))
+        elif kind == "key bias":
+            edits.append(_key_biases_removed(setting, layer, units))
+        elif kind == "sink logit":
+            label = f"sink logits of layer {layer} removed"
+            edits.append(edit("pattern", _rows_that_sum_to_one, layers=[layer], heads=units, label=label))
+        else:
+            edits.append(_embedding_at_mean(setting, kind))
     return tuple(edits)
 
 
-def _ablate_neurons(setting: Setting, layer: int, units: list[int]) -> Edits:
-    """Set neurons of a layer to their mean at the sink position."""
-    return setting.keep_units("neurons", {layer: units}, position=setting.sink_position, mean=True)
-
-
-def _ablate_heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
-    """Set the outputs of heads of a layer to their mean at the sink position."""
-    value = setting.mean_ordinary(setting.tensors("z", layers=[layer])[layer])[:, :, units]
-    label = f"{len(units)} heads of layer {layer}, mean_ordinary"
-    return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
-
-
-def _ablate_sublayer(setting: Setting, layer: int, *, site: str) -> list[Edit]:
-    """Set the output of a layer's sublayer, or its input, to its mean at the sink position."""
-    return [setting.keep(site, layers=[layer], position=setting.sink_position, mean=True)]
-
-
-def _ablate_embedding(setting: Setting, kind: str) -> list[Edit]:
-    """Set an embedding to its mean at the sink position."""
-    written = embeddings(setting)[kind]  # type: ignore[index]
-    position = setting.sink_position
+def _embedding_at_mean(setting: Setting, kind: Kind) -> Edit:
+    written, position = embeddings(setting)[kind], setting.sink_position
     over = (written[:, [position]] - setting.mean_ordinary(written)).float()
 
-    def change(x: Tensor, at: At) -> Tensor:
-        """Take away what the embedding has beyond the mean."""
+    def take_away(x: Tensor, at: At) -> Tensor:
         return x - over[at.sequences].to(x.device, x.dtype)
 
-    return [edit("resid_pre", change, layers=[0], positions=[position], label=f"{kind}, mean_ordinary")]
+    return edit("resid_pre", take_away, layers=[0], positions=[position], label=f"{kind}, mean_ordinary")
 
 
-def _ablate_key_biases(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
-    """Take the key bias out of some heads."""
-    bias = attention_weights(setting.lens, layer=layer).b_k[units]
-    label = f"key biases of layer {layer} x 0"
-    return [edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=units, label=label)]
+def _key_biases_removed(setting: Setting, layer: int, heads: list[int]) -> Edit:
+    bias, label = attention_weights(setting.lens, layer=layer).b_k[heads], f"key biases of layer {layer} x 0"
+    return edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=heads, label=label)
 
 
-def _ablate_sink_logits(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
-    """Give the sink logit's attention of some heads back to the keys."""
-
-    def change(pattern: Tensor, at: At) -> Tensor:
-        """Scale each row of attention to a sum of 1."""
-        return pattern / pattern.sum(-1, keepdim=True).clamp(min=torch.finfo(pattern.dtype).tiny)
-
-    return [edit("pattern", change, layers=[layer], heads=units, label=f"sink logits of layer {layer} removed")]
-
-
-_EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
-    "neuron": _ablate_neurons,
-    "head": _ablate_heads,
-    **{
-        kind: lambda setting, layer, units, site=site: _ablate_sublayer(setting, layer, site=site)
-        for kind, site in WHOLE.items()
-    },
-    "embedding": lambda setting, layer, units: _ablate_embedding(setting, "embedding"),
-    "position embedding": lambda setting, layer, units: _ablate_embedding(setting, "position embedding"),
-    "key bias": _ablate_key_biases,
-    "sink logit": _ablate_sink_logits,
-}
+def _rows_that_sum_to_one(pattern: Tensor, at: At) -> Tensor:
+    """The pattern with the sink logit's attention given back to the keys."""
+    return pattern / pattern.sum(-1, keepdim=True).clamp(min=torch.finfo(pattern.dtype).tiny)
 
 
 def _run_ablations(
@@ -392,8 +359,9 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
     reads = _target_layers(setting, target)
     if target == "sink":
         return run.mass_at(setting.sink_position, layers=reads)
-    if target == "sink logit":
-        return _null_mass(run, reads)
+    if target == "sink logit":  # attention that goes to no key; the first query, which sees one key, is left out
+        patterns = (widen(run.tensors["pattern", layer]) for layer in reads)
+        return torch.stack([1 - pattern[:, :, 1:].sum(-1).mean((1, 2)) for pattern in patterns]).mean(0)
     states, lasting = run.state_at(setting.sink_position), setting.lens.lasting
     sizes = [
         lasting[layer + 1]
@@ -403,35 +371,22 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
     return torch.stack(sizes).mean(0)
 
 
-def _null_mass(run: Outcome, reads: Sequence[int]) -> Tensor:
-    """Attention that goes to no key, by sequence; the first query, which sees one key, is left out."""
-    patterns = (widen(run.tensors["pattern", layer]) for layer in reads)
-    return torch.stack([1 - pattern[:, :, 1:].sum(-1).mean((1, 2)) for pattern in patterns]).mean(0)
-
-
-def maker_tables(
-    found: Makers | None, testing: Setting, *, supers: Mapping[int, Tensor], progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = False) -> dict[str, pd.DataFrame]:
     """Two tables: ``makers``, a row per part, and ``maker_sets``, a row per set or random set.
 
-    Neither has rows where there is nothing to find makers of.
-
-    Args:
-        found: the makers, found on other sequences; None where there is nothing to find makers of.
-        testing: the sequences on which the sets are ablated.
-        supers: layer -> mask of its super neurons, which are ablated as a set too.
-        progress: show bars.
+    ``found`` are the makers, found on other sequences than those of ``testing``, on which the sets are ablated, and its
+    super neurons as a set too. If nothing was looked for, neither table has rows.
     """
     if found is None:
         return {name: pd.DataFrame(columns=column_names("trace", name)) for name in ("makers", "maker_sets")}
-    super_parts = tuple(
+    supers = tuple(
         Maker(kind="neuron", layer=layer, unit=unit)
-        for layer, mask in sorted(supers.items())
+        for layer, mask in sorted(testing.super_neurons.items())
         for unit in mask.nonzero().flatten().tolist()
     )
     return {
-        "makers": _maker_table(found, supers=super_parts),
-        "maker_sets": _set_table(testing, found, supers=super_parts, progress=progress),
+        "makers": _maker_table(found, supers=supers),
+        "maker_sets": _set_table(testing, found, supers=supers, progress=progress),
     }
 
 
@@ -448,26 +403,13 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
     rows = []
     for row in found.ranking.to_dict("records"):
         part = Maker(kind=row["kind"], layer=row["layer"], unit=row["unit"])
-        if part not in members and row["rank"] > LISTED:
-            continue
-        rows.append(
-            row
-            | {
-                "sets": ", ".join(name for name, parts in found.sets.items() if part in parts),
-                "is_maker": part in found.sets[ALL],
-                "role": _role(part, found) if part in found.sets[ALL] else "",
-                "is_super": part in supers,
-                "removed_alone": found.alone.get(part, math.nan),
-                "target": found.target,
-            }
-        )
+        if part in members or row["rank"] <= LISTED:
+            is_maker, fed = part in found.sets[ALL], found.feeds.get(part, ())
+            role = f"upstream of {listed(map(str, fed), most=3)}" if fed else "writes"
+            said = {"sets": ", ".join(name for name, parts in found.sets.items() if part in parts)}
+            said |= {"is_maker": is_maker, "role": role if is_maker else "", "is_super": part in supers}
+            rows.append(row | said | {"removed_alone": found.alone.get(part, math.nan), "target": found.target})
     return pd.DataFrame(rows, columns=column_names("trace", "makers"))
-
-
-def _role(part: Maker, found: Makers) -> str:
-    """Say what a maker does, in words: it writes, or it is upstream of others that write."""
-    fed = found.feeds.get(part, ())
-    return f"upstream of {listed(map(str, fed), most=3)}" if fed else "writes"
 
 
 def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
@@ -532,21 +474,21 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
 
 def _matched_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
     """Draw as many other parts of the same kinds and layers, for a control; fewer if there are few."""
-    drawn: list[Maker] = []
+    lens, drawn = setting.lens, list[Maker]()
     for kind, site in WHOLE.items():
         taken = [part.layer for part in parts if part.kind == kind]
-        others = torch.tensor([layer for layer in setting.lens.having(site) if layer not in taken], dtype=torch.long)
+        others = torch.tensor([layer for layer in lens.having(site) if layer not in taken], dtype=torch.long)
         for layer in others[torch.randperm(len(others), generator=generator)[: len(taken)]].tolist() if taken else ():
-            drawn.append(Maker(kind=kind, layer=layer, unit=0))  # type: ignore[arg-type]
-    groups: dict[tuple[str, int], list[int]] = {}
+            drawn.append(Maker(kind=kind, layer=layer, unit=0))
+    groups: dict[tuple[Kind, int], list[int]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.layer), []).append(part.unit)
-    heads = setting.lens.n_heads
     for (kind, layer), units in groups.items():
-        kv_heads = setting.lens.head_sizes(layer)["n_kv_heads"] if kind == "key bias" else 0
-        neurons = setting.lens.n_neurons(layer) if kind == "neuron" else 0
-        size = {"neuron": neurons, "head": heads, "key bias": kv_heads, "sink logit": heads}.get(kind, 0)
-        pool = torch.tensor([unit for unit in range(size) if unit not in units], dtype=torch.long)
-        chosen = pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
-        drawn += [Maker(kind=kind, layer=layer, unit=unit) for unit in chosen]  # type: ignore[arg-type]
+        sizes = {"head": lens.n_heads, "sink logit": lens.n_heads}
+        if kind == "key bias":
+            sizes[kind] = lens.head_sizes(layer)["n_kv_heads"]
+        elif kind == "neuron":
+            sizes[kind] = lens.n_neurons(layer)
+        chosen = random_others(units, n=sizes.get(kind, 0), generator=generator)
+        drawn += [Maker(kind=kind, layer=layer, unit=unit) for unit in chosen]
     return tuple(drawn)

@@ -45,42 +45,38 @@ def mediation_table(
     """
     rows = []
     interventions: dict[str, list[Edit]] = {"isolation": [isolate([setting.target_position])]}
-    if amplified is not None:
-        interventions["amplification"] = [amplified]
+    interventions |= {} if amplified is None else {"amplification": [amplified]}
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
-    whole_chain = [] if setting.whole is None else [setting.whole]
-    cells = [(name, segment) for name in interventions for segment in [*setting.segments, *whole_chain]]
+    segments = [*setting.segments, *([] if setting.whole is None else [setting.whole])]
     runs = {name: setting.edited_baseline(edits) for name, edits in interventions.items()}
     fewer = {name: run.fewer(setting.control_sequences) for name, run in runs.items()}
+    cells = [(name, segment) for name in interventions for segment in segments]
     for name, segment in bar(cells, label="mediation", progress=progress):
-        run = runs[name]
-        natural, layers = name == "natural", [layer for layer in segment.layers if layer in setting.sink_layers]
+        run, few, layers = runs[name], fewer[name], [one for one in segment.layers if one in setting.sink_layers]
         if not layers:
             continue
-        position = setting.sink_position if natural else setting.target_position
+        position = setting.sink_position if name == "natural" else setting.target_position
         # the natural sink is measured over an ordinary position: the target, before anything is done to it
         baseline = mean_mass(setting.baseline, setting.target_position, layers)
         whole = mean_mass(run.outcome, position, layers)
         # of the controls' sequences
         few_baseline = mean_mass(setting.of_controls.outcome, setting.target_position, layers)
-        few_whole = mean_mass(fewer[name].outcome, position, layers)
+        few_whole = mean_mass(few.outcome, position, layers)
+        read = {"layers": layers, "quiet": True}  # a link may be untouched
         generator = setting.generator()
         frozen = [(one.name, one.make(setting, segment, position, generator)) for one in freezes]
         for name_of_link, kept in frozen:
             if kept is None:
                 continue
-            read = {"layers": layers, "quiet": True}  # a link may be untouched
             survived = mean_mass(setting.run(kept.edits, of=run, **read), position, layers)
-            few, controls = fewer[name], kept.controls[:FEW_CONTROLS]
-            control = torch.tensor(
-                [mean_mass(one, position, layers) for one in setting.runs(controls, of=few, **read)],
-                dtype=torch.float32,
-            )
+            controls = setting.runs(kept.controls[:FEW_CONTROLS], of=few, **read)
+            masses = [mean_mass(one, position, layers) for one in controls]
+            control = torch.tensor(masses, dtype=torch.float32)
             added, added_to_few = (
                 one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)
             )
-            mean = float(control.mean()) if len(control) else math.nan
+            mean = float(control.mean())  # nan without controls
             rows.append(
                 {
                     "intervention": name,

@@ -22,6 +22,7 @@ same layers where one end is neurons, other dimensions where it goes through dim
 positions. Costs are kept low by the length: the first ``PATH_LENGTH`` positions from the sink on.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,16 +102,14 @@ class Writings:
 
         All in the unit of the last layer's stream (``LensModel.lasting``).
         """
-        setting = self.setting
-        layers, lasting = range(setting.lens.n_layers), setting.lens.lasting
-        found: dict[str, Tensor] = {}
-        found[EMBEDDING] = lasting[0] * self._minus_ordinary(setting.tensors("resid_pre", layers=[0])[0])
+        setting, lasting = self.setting, self.setting.lens.lasting
+        embedding = lasting[0] * self._minus_ordinary(setting.tensors("resid_pre", layers=[0])[0])
+        found = {EMBEDDING: embedding}
         for name, site in SUBLAYERS.items():
-            added = setting.tensors(site, layers=setting.having(site, layers))
-            nothing = torch.zeros_like(found[EMBEDDING])
-            found[name] = torch.stack(
-                [lasting[layer] * self._minus_ordinary(added[layer]) if layer in added else nothing for layer in layers]
-            )
+            by_layer = [torch.zeros_like(embedding)] * setting.lens.n_layers
+            for layer, added in setting.tensors(site, layers=setting.lens.having(site)).items():
+                by_layer[layer] = lasting[layer] * self._minus_ordinary(added)
+            found[name] = torch.stack(by_layer)
         for layer, units in self.units.items():
             found[MLPS][layer] -= self.of_neurons(layer, units)
         return found
@@ -163,31 +162,34 @@ class Writings:
         if target.name == EVERYTHING:
             units = {layer: list(some) for layer, some in source.units.items()}
             return setting.keep_units("neurons", units, position=path.position, mean=True)
-        make = self._neuron_edits if target.units else self._key_edits if target.name == KEY else self._mlp_edits
-        return tuple(edit for layer in target.layers for edit in make(path, layer))
+        if target.name == KEY:
+            return tuple(self._key_edit(path, layer) for layer in target.layers)
+        return tuple(edit for layer in target.layers for edit in self._mlp_edits(path, layer))
 
-    def _key_edits(self, path: Path, layer: int) -> Iterator[Edit]:
+    def _key_edit(self, path: Path, layer: int) -> Edit:
         """The edit of a layer's key, which then reads the stream less what the source added."""
         lens, position = self.setting.lens, path.position
         change = self.change(path.source, layer, mlp=False, position=position)
         if path.through is not None:
-            kept = torch.zeros_like(change)
-            dimensions = list(path.through.get(layer, ()))
-            kept[:, dimensions] = change[:, dimensions]
-            change = kept
+            others = torch.ones(change.shape[-1], dtype=torch.bool)
+            others[list(path.through.get(layer, ()))] = False
+            change = change.masked_fill(others, 0.0)
         x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
         key = keys_of(lens, apply_norm(x, norm), layer=layer, position=position)
-        yield freeze("k", {layer: key[:, None]}, positions=[position], label=_path_label(path))
-
-    def _neuron_edits(self, path: Path, layer: int) -> Iterator[Edit]:
-        """Edits of a layer's target neurons, whose gate and up-projection read the stream less the source's part."""
-        yield from self._shifted_edits(path, layer, path.target.units[layer], shift=self._input_change(path, layer))
+        return freeze("k", {layer: key[:, None]}, positions=[position], label=_path_label(path))
 
     def _mlp_edits(self, path: Path, layer: int) -> Iterator[Edit]:
-        """Edits of an MLP, which reads the stream less the source's part; neurons apart from it read the whole."""
+        """Edits of target neurons, or of an MLP: they read the stream less the source's part.
+
+        Neurons that are apart from an MLP read the whole.
+        """
         lens, position = self.setting.lens, path.position
-        shift, norm = self._input_change(path, layer), norm_weights(lens, layer=layer, which="mlp_norm")
+        shift = self._input_change(path, layer)
+        if path.target.units:
+            yield from self._shifted_edits(path, layer, path.target.units[layer], shift=shift)
+            return
+        norm = norm_weights(lens, layer=layer, which="mlp_norm")
         read = apply_norm(self.stream(layer, mlp=True)[:, position].to(lens.device), norm) + shift
         yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_path_label(path))
         if layer in self.units:
@@ -223,17 +225,15 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     groups = neuron_groups(setting)
     units = {layer: found for group in groups for layer, found in group.units.items()}
     writings = Writings(setting=short, units=units)
-    everything = tuple(setting.sink_layers)
+    everything = setting.sink_layers
     lanes = {one.number: [layer for layer in one.layers if layer in everything] for one in setting.segments}
-    reads: dict[int, list[int]] = {ALL_STEPS: list(everything)}
-    if len(lanes) > 1:
-        reads |= {number: layers for number, layers in lanes.items() if layers}
+    reads = {ALL_STEPS: list(everything)}
+    reads |= {number: layers for number, layers in lanes.items() if layers and len(lanes) > 1}
     paths = list(paths_between(setting, groups=groups, lanes=lanes))
     rng, generator = np.random.default_rng(setting.seed), setting.generator()
     whole, few = short.baseline, short.of_controls
-    found = short.runs(
-        [writings.cut(path) for path in paths], layers=everything, quiet=True, label="paths" if progress else None
-    )
+    edits = [writings.cut(path) for path in paths]
+    found = short.runs(edits, layers=everything, quiet=True, label="paths" if progress else None)
 
     def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
         had, has = (mean_mass(one, setting.sink_position, layers) for one in (before, run))
@@ -243,9 +243,8 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     for path, run in bar(list(zip(paths, found, strict=True)), label="controls of paths", progress=progress):
         kind, drawn = "", list[Path]()
         if max(abs(lost(run, whole, layers)) for layers in reads.values()) > LEAST_PATH:
-            kind, drawn = _control_paths(short, path, units=units, generator=generator)
-        edits = [writings.cut(one) for one in drawn]
-        controls = short.runs(edits, layers=everything, of=few, quiet=True) if edits else []
+            kind, drawn = _control_paths(short, path, generator=generator)
+        controls = short.runs([writings.cut(one) for one in drawn], layers=everything, of=few, quiet=True)
         for number, layers in reads.items():
             if path.target.layers and max(layers) < min(path.target.layers):
                 continue  # it comes after what is read
@@ -255,10 +254,10 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
                 {
                     "source": path.source.name,
                     "source_step": path.source.step,
-                    "source_layers": span(path.source.layers) if path.source.layers else "",
+                    "source_layers": span(path.source.layers),
                     "target": path.target.name,
                     "target_step": path.target.step,
-                    "target_layers": span(path.target.layers) if path.target.layers else "",
+                    "target_layers": span(path.target.layers),
                     "through": "" if path.through is None else DIMENSIONS,
                     "read_step": number,
                     "read_layers": span(layers),
@@ -290,11 +289,10 @@ def neuron_groups(setting: Setting) -> list[End]:
             groups.append(End(name=SUPER, step=number, layers=tuple(units), units=units))
     if groups:
         return groups
-    others: dict[int, list[int]] = {}
-    for part in sorted(setting.makers):
-        if part.kind == "neuron":
-            others.setdefault(part.layer, []).append(part.unit)
-    return [End(name=MAKERS, layers=tuple(others), units=others)] if others else []
+    others = [part for part in sorted(setting.makers) if part.kind == "neuron"]
+    by_layer = itertools.groupby(others, key=lambda part: part.layer)
+    units = {layer: [part.unit for part in parts] for layer, parts in by_layer}
+    return [End(name=MAKERS, layers=tuple(units), units=units)] if units else []
 
 
 def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
@@ -324,32 +322,31 @@ def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int
         yield Path(source=key, target=End(name=SINK), position=at)
 
 
-def _control_paths(
-    setting: Setting, path: Path, *, units: Mapping[int, Sequence[int]], generator: torch.Generator
-) -> tuple[str, list[Path]]:
+def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) -> tuple[str, list[Path]]:
     """(name of the controls, control paths) of a path: its neurons or dimensions drawn at random from the others."""
-    draws = min(setting.n_controls, PATH_CONTROLS)
+    draws = range(min(setting.n_controls, PATH_CONTROLS))
     if path.through is not None:
-        options = {"n": setting.lens.d_model, "draws": draws, "generator": generator}
-        drawn = {layer: random_others(some, **options) for layer, some in path.through.items()}
+        size = setting.lens.d_model
+        drawn = {
+            layer: [random_others(some, n=size, generator=generator) for _ in draws]
+            for layer, some in path.through.items()
+        }
         return "other dimensions", [
-            replace(path, through={layer: sets[i] for layer, sets in drawn.items()}) for i in range(draws)
+            replace(path, through={layer: sets[i] for layer, sets in drawn.items()}) for i in draws
         ]
-    if path.source.units or path.target.units:
-        end = "source" if path.source.units else "target"
-        own = path.source if path.source.units else path.target
+    end = "source" if path.source.units else "target"
+    own: End = getattr(path, end)
+    if own.units:
         found = []
-        for _ in range(draws):
-            others = {}
-            for layer, some in own.units.items():
-                free = torch.tensor(
-                    [one for one in range(setting.lens.n_neurons(layer)) if one not in set(units[layer])]
-                )
-                others[layer] = free[torch.randperm(len(free), generator=generator)[: len(some)]].tolist()
+        for _ in draws:
+            others = {
+                layer: random_others(some, n=setting.lens.n_neurons(layer), generator=generator)
+                for layer, some in own.units.items()
+            }
             found.append(replace(path, **{end: replace(own, units=others)}))
         return "other neurons", found
     places = setting.control_positions(path.position)
-    places = places[:: max(1, len(places) // draws)][:draws]
+    places = places[:: max(1, len(places) // len(draws))][: len(draws)]
     return "other positions", [replace(path, position=place) for place in places]
 
 

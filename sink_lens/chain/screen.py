@@ -14,8 +14,6 @@ A screen only ranks: parts that act together, or one instead of the other, need 
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -40,23 +38,20 @@ SCREENS = ("integrated", "gradient", "contribution")
 EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97, 1.0)
 """Ends of the steps of the integrated screen: short where a norm lets a large dimension saturate the key, and near the
 baseline stream, where neurons with a threshold begin to fire."""
-_SITES: Mapping[Kind, str] = {"neuron": "neurons", "head": "z", **WHOLE}  # type: ignore[dict-item]
+_SITES: Mapping[Kind, str] = {"neuron": "neurons", "head": "z", **WHOLE}
 """Kind of a part that writes to the stream -> the site that is it."""
 LEAST_DIRECT = 0.6
 """An embedding is a part where at least this share of the direct effects of the whole stream is its own."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Effects:
-    """Mean effects over sequences and steps, by kind and layer."""
+_Effects = dict[tuple[Kind, int], Tensor]
+"""Kind and layer -> effects of its units, mean over sequences and steps."""
 
-    found: dict[tuple[Kind, int], Tensor]
 
-    def add(self, kind: Kind, layer: int, values: Tensor) -> None:
-        """Add values, one per unit, to the sum of a kind and layer."""
-        values = values.detach().double().cpu()
-        place = kind, layer
-        self.found[place] = self.found[place] + values if place in self.found else values
+def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> None:
+    place: tuple[Kind, int] = (kind, layer)
+    values = values.detach().double().cpu()
+    effects[place] = effects[place] + values if place in effects else values
 
 
 def screen_parts(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
@@ -69,13 +64,18 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
         return _sink_logit_table(setting)
     lens = setting.lens
     stream = setting.tensors("resid_pre", layers=range(lens.n_layers))
-    change = {site: _changes_at_sink(setting, site) for site in _SITES.values() if site in sites_of(lens.family)}
-    middles = [(low + high) / 2 for low, high in itertools.pairwise(EDGES)]
-    widths = [high - low for low, high in itertools.pairwise(EDGES)]
-    found: dict[str, _Effects] = {name: _Effects(found={}) for name in SCREENS}
-    steps = {"gradient": [(1.0, 1.0)], "integrated": list(zip(middles, widths, strict=True))}
+    change: dict[str, dict[int, Tensor]] = {}  # at the sink position, from the mean over ordinary tokens
+    for site in _SITES.values():
+        if site in sites_of(lens.family):
+            found_at = setting.tensors(site, layers=lens.having(site))
+            change[site] = {
+                layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float()
+                for layer, x in found_at.items()
+            }
+    steps = [((low + high) / 2, high - low) for low, high in itertools.pairwise(EDGES)]
+    found: dict[str, _Effects] = {name: {} for name in SCREENS}
     run = _Run(setting)
-    for name, points in bar(list(steps.items()), label="screen", progress=progress):
+    for name, points in bar([("gradient", [(1.0, 1.0)]), ("integrated", steps)], label="screen", progress=progress):
         _propagate(setting, found[name], run=run, points=points, stream=stream, change=change, target=target)
     _add_contributions(setting, found["contribution"], change=change)
     return _screen_table(setting, found)
@@ -84,16 +84,11 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
 def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
     """One row per part: kind, layer, unit and its effect by each screen, over the largest effect of that screen."""
     rows = []
-    for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects.found):
-        columns = {
-            name: effects.found[kind, layer].flatten().numpy()
-            for name, effects in found.items()
-            if (kind, layer) in effects.found
-        }
-        size = len(next(iter(columns.values())))
+    for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects):
+        size = max(effects[kind, layer].numel() for effects in found.values() if (kind, layer) in effects)
         frame = pd.DataFrame({"kind": kind, "layer": layer, "unit": range(size)})
-        for name in SCREENS:
-            frame[name] = columns.get(name, np.zeros(size))
+        for name, effects in found.items():
+            frame[name] = effects[kind, layer].flatten().numpy() if (kind, layer) in effects else np.zeros(size)
         if kind in ("embedding", "position embedding"):
             frame["unit"] = embedding_unit(setting, kind)
         rows.append(frame)
@@ -111,14 +106,6 @@ def embedding_unit(setting: Setting, kind: Kind) -> int:
         return setting.sink_position
     ids = setting.tokens.tokens[:, setting.sink_position].unique()
     return int(ids[0]) if len(ids) == 1 else -1
-
-
-def _changes_at_sink(setting: Setting, site: str) -> dict[int, Tensor]:
-    """Layer -> the site at the sink position minus its mean over ordinary tokens: sequence, then the site's axes."""
-    baseline = setting.tensors(site, layers=setting.lens.having(site))
-    return {
-        layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float() for layer, x in baseline.items()
-    }
 
 
 def embeddings(setting: Setting) -> dict[Kind, Tensor]:
@@ -161,19 +148,19 @@ def _propagate(
         for kind, site in _SITES.items():
             if site in found:
                 product = found[site][:, 0] * change[site][layer].to(lens.device)
-                effects.add(kind, layer, (product if kind == "neuron" else product.sum(-1)).mean(0))
+                _add_effects(effects, kind, layer, (product if kind == "neuron" else product.sum(-1)).mean(0))
         bias = attention_weights(lens, layer=layer).b_k if layer in lens.having("k") else torch.empty(0)
         if bool(bias.any()):  # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
             for share, weight in points:
                 slope = run.bias_gradient(layer, stream=baseline, bias=bias, share=share, target=target)
-                effects.add("key bias", layer, weight * slope / n)
+                _add_effects(effects, "key bias", layer, weight * slope / n)
         whole += float((found["direct"] * (baseline[:, position] - ordinary)).sum())
         after, direct = found["stream"], direct + lens.lasting[0] / lens.lasting[layer] * found["direct"]
     for kind, written in embeddings(setting).items():
         over = (written[:, position] - setting.mean_ordinary(written)[:, 0]).to(lens.device)
         effect = float((over * direct).sum())
         if len(points) > 1 and whole > 0 and effect >= LEAST_DIRECT * whole:
-            effects.add(kind, -1, torch.tensor([effect / n], dtype=torch.float32))
+            _add_effects(effects, kind, -1, torch.tensor([effect / n], dtype=torch.float32))
 
 
 class _Run:
@@ -213,7 +200,7 @@ class _Run:
                 zeros[site] = torch.zeros(n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32)
         cells = range(n_points)
         visits = {
-            (site, layer): Visit(edits=[(cell, partial(_add_zero, zero=zero)) for cell in cells])
+            (site, layer): Visit(edits=[(cell, lambda x, zero=zero: x + zero.to(x.dtype)) for cell in cells])
             for site, zero in zeros.items()
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
@@ -276,7 +263,7 @@ class _Run:
 
         With ``attention_only`` the layer is not run to its end, and there is no such stream.
         """
-        lens, position = self.setting.lens, self.setting.sink_position
+        setting, lens, position = self.setting, self.setting.lens, self.setting.sink_position
         patterns: list[Tensor] = []
         streams: list[Tensor] = []
         cells = range(len(layout.begins))
@@ -284,7 +271,11 @@ class _Run:
         if layer in lens.attention_layers:
             visits |= {("pattern", layer): Visit(readers=[(cell, patterns.append) for cell in cells])}
         held: dict[str, Any] = {"held": self.held, "queries": self.queries} if layout.alone else {}
-        handed = [later for later in self._layers_using_keys(layer) if later != layer] if target == "sink" else []
+        handed = [
+            later
+            for later in setting.sink_layers  # in Gemma 4, some use the keys of an earlier layer
+            if target == "sink" and later != layer and lens.key_layers([later]) == (layer,)
+        ]
         kept: dict[int, tuple[Tensor, ...]] = {}
         if handed:
             held |= {"keep": kept, "queries": dict(self.queries)}  # which the pass writes over
@@ -299,10 +290,6 @@ class _Run:
                 own = [mass + self._mass(pattern, later) for mass, pattern in zip(own, apart, strict=True)]
             return own, at_sink
         return [self._outlier_size(x, layer) for x in at_sink], at_sink
-
-    def _layers_using_keys(self, layer: int) -> list[int]:
-        """The sink layers whose attention uses the keys of this layer: itself, and in Gemma 4 later layers too."""
-        return [one for one in self.setting.sink_layers if self.setting.lens.key_layers([one]) == (layer,)]
 
     def _pattern(
         self, later: int, *, key: Float[Tensor, "sequence kv_head key d_head"], layout: Layout
@@ -337,11 +324,6 @@ class _Run:
         return self.setting.lens.lasting[layer + 1] * (written[:, dims] * baseline.sign().to(written.device)).sum()
 
 
-def _add_zero(x: Tensor, *, zero: Tensor) -> Tensor:
-    """``x`` plus ``zero``, which is there to have a gradient, in the dtype of ``x``."""
-    return x + zero.to(x.dtype)
-
-
 def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
     """Add each neuron's, head's and sublayer's largest share of any outlier dimension that it writes at the sink."""
     lens, position = setting.lens, setting.sink_position
@@ -358,11 +340,11 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
             written = (
                 einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model").mean(0).cpu() / largest
             )
-            effects.add("head", layer, by[layer] * written.abs().max(-1).values * lens.family.attn_multiplier)
+            _add_effects(effects, "head", layer, by[layer] * written.abs().max(-1).values * lens.family.attn_multiplier)
         for kind, site in WHOLE.items():
             if layer in lens.having(site):
                 mixed = by[layer] * change[site][layer][..., dims].mean(0).cpu() / largest
-                effects.add(kind, layer, mixed.abs().max()[None])  # type: ignore[arg-type]
+                _add_effects(effects, kind, layer, mixed.abs().max()[None])
         weights = mlp_weights(lens, layer=layer)
         active = setting.tensors("neurons", layers=[layer])[layer]
         mean = setting.mean_ordinary(active)[:, 0].float().to(weights.w_down.device)
@@ -373,7 +355,7 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
             terms, _ = output_terms(lens, weights, **options)
             over = terms * (1 - mean / torch.where(active == 0, torch.ones_like(active), active))
             shares.append(by[layer] * over.mean(0).cpu().abs() / largest[place])
-        effects.add("neuron", layer, torch.stack(shares).max(0).values)
+        _add_effects(effects, "neuron", layer, torch.stack(shares).max(0).values)
 
 
 def _sink_logit_table(setting: Setting) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..activations.record import Reading, stream
 from ..activations.sink_mask import sink_mask
 from ..data.tokens import TokenBatch
-from ..edits.constructors import At, Edit, edit, freeze
+from ..edits.constructors import Edit, freeze
 from ..edits.hooks import warn_of_unchanged
 from ..edits.isolation import isolate
 from ..edits.mean_ablation import Averaged, tokens_to_average
@@ -45,7 +45,7 @@ Units = Mapping[int, list[int]]
 """Layer -> neurons, or dimensions."""
 Item = TypeVar("Item")
 Kind = Literal["neuron", "head", "mixer", "layer input", "embedding", "position embedding", "key bias", "sink logit"]
-WHOLE: Mapping[str, str] = {"mixer": "mixer_out", "layer input": "per_layer_out"}
+WHOLE: Mapping[Kind, str] = {"mixer": "mixer_out", "layer input": "per_layer_out"}
 """Kind of a part that there is once in a layer -> the site of what it adds."""
 _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
@@ -53,7 +53,6 @@ _AFTER_POSITION = 32
 _LAYERS_AFTER = 5
 _EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "mixer_out", "per_layer_out", "resid_post")
 """Sites of which the links' interventions read every layer."""
-_VERB = {False: "freeze", True: "mean_ordinary of"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,23 +167,6 @@ class Setting:
         return tuple(over) or self.late_layers
 
     @cached_property
-    def without_sink(self) -> Outcome:
-        """The run in which no query may attend to the sink position, with its loss: what the sink itself is worth.
-
-        The first queries (8, or a quarter of a short sequence) still may: the second token, shown only itself, would
-        be the next sink, and the loss would be that of a sink that has moved.
-        """
-        position, length = self.sink_position, self.tokens.n_positions
-        first = max(position + 1, min(OTHERS_FROM, length // 4))
-
-        def change(scores: Tensor, at: At) -> Tensor:
-            """Mask these scores."""
-            return torch.full_like(scores, torch.finfo(scores.dtype).min)
-
-        masked = edit("scores", change, positions=range(first, length), keys=[position], label="sink masked")
-        return self.run([masked], loss=True, quiet=True)
-
-    @cached_property
     def null_mass(self) -> Float[Tensor, "layer head"]:
         """Attention that goes to no key, mean over queries and sequences."""
         read = Reading(name="null", sites=("rows",), function=lambda view: 1 - view["rows"].sum(-1).mean(-1))
@@ -238,21 +220,9 @@ class Setting:
             free = [p for p in range(1, length - 1) if p not in taken]
         return evenly_spaced(free, self.n_controls)
 
-    def run(
-        self,
-        edits: Sequence[Edit],
-        *,
-        layers: Sequence[int] | None = None,
-        loss: bool = False,
-        of: BaselineRun | None = None,
-        quiet: bool = False,
-        sites: Sequence[str] = (),
-        state: bool = False,
-        label: str | None = None,
-    ) -> Outcome:
-        """A run under edits; see ``runs``."""
-        more = {"sites": sites, "state": state, "label": label}
-        return self.runs([edits], layers=layers, loss=loss, of=of, quiet=quiet, **more)[0]
+    def run(self, edits: Sequence[Edit], **how: Any) -> Outcome:
+        """Outcome of one run under edits; ``how`` are the options of ``runs``."""
+        return self.runs([edits], **how)[0]
 
     def runs(
         self,
@@ -323,53 +293,46 @@ class Setting:
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Freeze a site at a position: at its baseline value there, or (``mean``) at the mean over ordinary tokens."""
         values = {layer: self._value(x, position, mean) for layer, x in self.tensors(site, layers=layers).items()}
-        return freeze(site, values, positions=[position], label=f"{_VERB[mean]} {site} at {position}")
+        label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
+        return freeze(site, values, positions=[position], label=label)
 
-    def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
+    def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
         """Freeze chosen units of a site by layer, at the baseline value or (``mean``) the mean over ordinary tokens."""
         baseline, edits = self.tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(baseline[layer], position, mean)
-            text = label or f"{_VERB[mean]} {len(units)} {site} at {position}"
-            edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
+            label = f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
+            edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=label))
         return tuple(edits)
 
-    def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
-        """Freeze or mean ablate a site at a position, with the same at other positions as controls."""
-        edit = self.keep(site, layers=layers, position=position, mean=mean)
-        widths = [one.flatten(2).shape[-1] for one in self.tensors(site, layers=layers).values()]
-        others = self.control_positions(position)
+    def keep_site(self, site: str, *, layers: Sequence[int], position: int) -> Kept:
+        """Mean ablate a site at the sink position, or freeze it at another; controls do it at other positions."""
+        at = {"layers": layers, "mean": position == self.sink_position}
         return Kept(
-            edits=(edit,),
-            controls=tuple((self.keep(site, layers=layers, position=other, mean=mean),) for other in others),
-            size=sum(widths),
+            edits=(self.keep(site, position=position, **at),),
+            controls=tuple((self.keep(site, position=other, **at),) for other in self.control_positions(position)),
+            size=sum(one.flatten(2).shape[-1] for one in self.tensors(site, layers=layers).values()),
         )
 
-    def keep_beside(
-        self, site: str, chosen: Units, *, position: int, generator: torch.Generator, label: str = ""
-    ) -> Kept:
-        """Keep units of a site at a position, with as many random others of their layers as controls.
-
-        At the sink position they are mean ablated, elsewhere frozen.
-        """
+    def keep_beside(self, site: str, chosen: Units, *, position: int, generator: torch.Generator) -> Kept:
+        """Mean ablate units at the sink position, or freeze them at another; controls do it to others of the layers."""
         at = {"position": position, "mean": position == self.sink_position}
         controls = self.others(site, chosen, generator=generator)
         return Kept(
-            edits=self.keep_units(site, chosen, label=label, **at),
+            edits=self.keep_units(site, chosen, **at),
             controls=tuple(self.keep_units(site, units, **at) for units in controls),
             size=sum(map(len, chosen.values())),
         )
 
     def others(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
         """Random units, one draw a control: layer -> as many units of that layer as are chosen, none of them chosen."""
-        lens, drawn = self.lens, {}
+        drawn = {}
         for layer, units in chosen.items():
-            n = lens.n_neurons(layer) if site == "neurons" else lens.d_model
-            drawn[layer] = random_others(units, n=n, draws=self.n_controls, generator=generator)
+            n = self.lens.n_neurons(layer) if site == "neurons" else self.lens.d_model
+            drawn[layer] = [random_others(units, n=n, generator=generator) for _ in range(self.n_controls)]
         return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.n_controls)]
 
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
-        """The mean over ordinary tokens if ``mean``, else the baseline value at the position."""
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 
@@ -403,30 +366,28 @@ def setting_of(
     check_interior(target, shortest=shortest)
     if target == location.sink_position:
         raise InputError(f"position {target} is the sink already; need another one")
+    # the engine's paths are compared on an isolation, which touches every layer
+    keys = target, location.sink_position
+    reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
+    needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
+    metrics, cells = [*map(sink_mass, keys), loss_of()], [cell_of(isolate([target]))]
+    sinks = sink_mask(lens, few, by="either")
+    sinks[:, location.sink_position] |= location.sink_found
     return Setting(
         lens=lens,
         tokens=few,
         location=location,
         target_position=target,
-        baseline_run=_baseline_run(lens, few, target=target, sink=location.sink_position),
+        baseline_run=make_checked_run(lens, few, cells, metrics, needs=needs),
         segments=segments(location, n_layers=lens.n_layers, attention=lens.attention_layers),
         seed=config.seed,
         n_controls=config.controls,
         control_sequences=config.control_sequences,
-        averaged=_ordinary_tokens(lens, few, location=location),
+        averaged=tokens_to_average(lens, few, "mean_ordinary", sinks=sinks),
         threshold=config.threshold,
         super_neurons=super_neurons or {},
         makers=tuple(makers),
     )
-
-
-def _baseline_run(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> BaselineRun:
-    """Make the engine's baseline run, and compare its paths on an isolation, which touches every layer."""
-    keys = target, sink
-    reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
-    needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
-    cell = cell_of(isolate([target]))
-    return make_checked_run(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
 
 
 def shorten(setting: Setting, *, most: int) -> Setting:
@@ -448,13 +409,13 @@ def shorten(setting: Setting, *, most: int) -> Setting:
 
 def with_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
     """Copy of the setting whose super neurons include the neurons among the makers of the sink."""
-    masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
+    masks, n_added = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}, 0
     for part in parts:
         if part.kind == "neuron":
             mask = masks.setdefault(part.layer, torch.zeros(setting.lens.n_neurons(part.layer), dtype=torch.bool))
+            n_added += not mask[part.unit]
             mask[part.unit] = True
-    counts = [sum(int(mask.sum()) for mask in one.values()) for one in (setting.super_neurons, masks)]
-    found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts), n_added=counts[1] - counts[0])
+    found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts), n_added=n_added)
     found._tensors.update(setting._tensors)
     return found
 
@@ -469,13 +430,6 @@ def sequences_to_choose_by(n_sequences: int, *, config: TraceConfig) -> list[int
     test = set(sequences_to_test(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test]
     return evenly_spaced(rest or range(n_sequences), config.choosing_sequences)
-
-
-def _ordinary_tokens(lens: LensModel, tokens: TokenBatch, *, location: Location) -> Averaged:
-    """The ordinary tokens: neither marked by ``sink_mask`` nor at the studied position where it is a sink."""
-    sinks = sink_mask(lens, tokens, by="either")
-    sinks[:, location.sink_position] |= location.sink_found
-    return tokens_to_average(lens, tokens, "mean_ordinary", sinks=sinks)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
@@ -516,24 +470,25 @@ def segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> 
 
     A segment without a layer with ``attention`` is left out.
     """
-    spans: list[tuple[int, tuple[GrowthStep, ...], range]] = []
-    for number, step in enumerate(location.steps):
-        following = [other.first_layer for other in location.steps[number + 1 :]]
-        spans.append((number, (step,), range(step.last_layer + 1, min([*following, n_layers]))))
-    spans.append((-1, (), range(min(n_layers // 4, attention[-1]), n_layers)))
-    found = []
-    for number, steps, every in spans:
+
+    def segment(number: int, steps: tuple[GrowthStep, ...], every: range) -> Segment:
         layers = tuple(layer for layer in every if layer in attention)
-        if layers and (steps or not found):
-            found.append(Segment(number=number, steps=steps, layers=layers, every=tuple(every)))
-    return tuple(found)
+        return Segment(number=number, steps=steps, layers=layers, every=tuple(every))
+
+    ends = [*(step.first_layer for step in location.steps[1:]), n_layers]
+    found = [
+        segment(number, (step,), range(step.last_layer + 1, end))
+        for number, (step, end) in enumerate(zip(location.steps, ends, strict=False))
+    ]
+    late = segment(-1, (), range(min(n_layers // 4, attention[-1]), n_layers))
+    return tuple(one for one in found if one.layers) or (late,)
 
 
-def random_others(units: Sequence[int], *, n: int, draws: int, generator: torch.Generator) -> list[list[int]]:
-    """``draws`` random sets of ``len(units)`` indices below ``n``, none of them in ``units``."""
+def random_others(units: Sequence[int], *, n: int, generator: torch.Generator) -> list[int]:
+    """As many random indices below ``n`` as there are units, none of them a unit; all others where those are fewer."""
     taken = set(units)
-    pool = torch.tensor([unit for unit in range(n) if unit not in taken])
-    return [pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist() for _ in range(draws)]
+    pool = torch.tensor([unit for unit in range(n) if unit not in taken], dtype=torch.long)
+    return pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
 
 
 def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:

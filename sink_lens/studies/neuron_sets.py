@@ -21,7 +21,7 @@ import torch
 
 from ..chain.locate import GrowthStep
 from ..chain.neurons import output_terms
-from ..chain.setting import Edits, Segment, Setting
+from ..chain.setting import Edits, Segment, Setting, random_others
 from ..edits.constructors import freeze, scalar, zero
 from ..edits.effects import removed_share
 from ..errors import InputError
@@ -244,11 +244,11 @@ def _ablation_edits(
 
 def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:
     """As many random neurons of the same layers, none of them chosen."""
-    drawn: list[Neuron] = []
-    for layer, units in _by_layer(chosen).items():
-        pool = torch.tensor([unit for unit in range(setting.lens.n_neurons(layer)) if unit not in units])
-        drawn += [(layer, unit) for unit in pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()]
-    return drawn
+    return [
+        (layer, unit)
+        for layer, units in _by_layer(chosen).items()
+        for unit in random_others(units, n=setting.lens.n_neurons(layer), generator=generator)
+    ]
 
 
 def _of_same_ranks(setting: Setting, found: Found, rank: Ranking, generator: torch.Generator) -> Iterator[list[Neuron]]:

@@ -3,12 +3,14 @@
 import copy
 import dataclasses
 import functools
+import json
 import math
 
 import pandas as pd
 import pytest
 import torch
 
+from sink_lens.chain import interventions
 from sink_lens.chain.amplification import amplification_curve, best_factor
 from sink_lens.chain.interventions import TABLES, Studied, causal_tables, effect_table
 from sink_lens.chain.judge import intervention_verdict
@@ -160,12 +162,14 @@ class Keeper:
         self.tables = dict(tables)
         self.made = []
         self.centring = []
+        self.writer = self
 
-    def means(self, means):
-        self.centring.append(means)
+    def write_tensors(self, name, tensors):
+        assert name == "centring_means"
+        self.centring.append(tensors)
 
-    def plan(self, plan):
-        assert plan.deviation >= 0
+    def write_text(self, name, text):
+        assert json.loads(text)["deviation"] >= 0
 
     def once(self, name, make):
         if name not in self.tables:
@@ -178,7 +182,10 @@ def made(place, config, *, tables=(), tokens=None):
     keeper = Keeper(tables)
     batch = place.tokens if tokens is None else tokens
     studied = Studied(lens=place.lens, batch=batch, location=place.location, supers=place.supers)
-    causal_tables(studied, keeper, config=config, factors=(1.0, 10.0), centring_tokens=64)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(interventions, "FACTORS", (1.0, 10.0))
+        patched.setattr(interventions, "CENTRING_TOKENS", 64)
+        causal_tables(studied, keeper, config=config)
     return keeper
 
 

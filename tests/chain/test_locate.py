@@ -14,8 +14,6 @@ from sink_lens.chain.locate import (
     find_outliers,
     growth_layers,
     onset_layer,
-    random_neurons_like,
-    slow_growth,
 )
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.data.tokens import from_tensor
@@ -51,20 +49,6 @@ def test_consecutive_layers_of_growth_are_one_step(ratio, factor, layers):
     assert growth_layers(torch.tensor(ratio), factor=factor) == layers
 
 
-@pytest.mark.parametrize(
-    ("ratio", "factor", "found"),
-    [
-        # 1 -> 1.5 -> 2.2 -> 3.3 (x3.3 over layers 0 to 2), falls to 1, then 1 -> 1.9 (x1.9)
-        ([1.0, 1.5, 2.2, 3.3, 1.0, 1.9], 2.0, (0, 2, 3.3)),
-        ([1.0, 1.5, 2.2, 3.3, 1.0, 1.9], 4.0, None),
-        ([2.0, 1.0, 1.7, 2.9], 2.0, (1, 2, 2.9)),  # falls first: the stretch begins after layer 0, at layer 1
-        ([NAN, NAN, NAN, NAN], 2.0, None),
-    ],
-)
-def test_slow_growth_is_the_largest_rise_without_a_fall(ratio, factor, found):
-    assert slow_growth(torch.tensor(ratio), factor=factor) == (found and pytest.approx(found))
-
-
 def test_onset_is_the_first_layer_over_the_threshold():
     mass = torch.tensor([0.1, 0.3, 0.31, 0.2, 0.9])
     assert onset_layer(mass, threshold=0.3) == 2  # strictly over
@@ -80,7 +64,8 @@ STATE = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
 
 
 def options(**changes):
-    return {"dominance_threshold": 3.0, "energy_frac": 0.8, "max_outliers": 2} | changes
+    given = {"dominance_threshold": 3.0, "energy_frac": 0.8, "max_outliers": 2} | changes
+    return {"thresholds": Thresholds(**given)}
 
 
 @pytest.mark.parametrize(
@@ -154,21 +139,3 @@ def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_qua
     nothing = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
     assert nothing.feeding(range(8)) == (0, 1)
     assert nothing.feeding(range(2)) == (0,)
-
-
-# --- controls
-
-
-def test_random_sets_have_the_size_and_none_of_the_chosen():
-    chosen = torch.zeros(50, dtype=torch.bool)
-    chosen[[3, 7, 11]] = True
-    sets = random_neurons_like(chosen, draws=5, generator=torch.Generator().manual_seed(0))
-    assert len(sets) == 5
-    assert all(int(one.sum()) == 3 and not (one & chosen).any() for one in sets)
-    assert len({tuple(one.nonzero().flatten().tolist()) for one in sets}) == 5
-
-
-def test_random_sets_take_all_others_where_there_are_too_few():
-    chosen = torch.tensor([True, True, True, False])
-    (only,) = random_neurons_like(chosen, draws=1, generator=torch.Generator())
-    assert only.tolist() == [False, False, False, True]

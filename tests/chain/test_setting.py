@@ -14,6 +14,7 @@ from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.screen import embeddings
 from sink_lens.chain.setting import (
     interior_position,
+    random_others,
     segments,
     sequences_to_choose_by,
     setting_of,
@@ -97,6 +98,15 @@ def test_control_positions_are_five_later_ones_any_where_few_come_later_and_no_s
     place = planted_at().setting
     several = dataclasses.replace(place.location, sink_positions=(0, 7, 18))
     assert not {0, 6, 7, 18} & set(dataclasses.replace(place, location=several).control_positions(6))
+
+
+def test_random_others_are_as_many_and_none_of_the_units_and_all_where_there_are_too_few():
+    generator = torch.Generator().manual_seed(0)
+    sets = [random_others([3, 7, 11], n=50, generator=generator) for _ in range(5)]
+    assert all(len({*one} - {3, 7, 11}) == 3 for one in sets)
+    assert len(set(map(tuple, sets))) == 5
+    assert random_others([0, 1, 2], n=4, generator=generator) == [3]
+    assert random_others([0, 1], n=2, generator=generator) == []
 
 
 # --- the clean run

@@ -33,9 +33,8 @@ TOY_LINK = Link(
     interventions=_interventions,
     freeze=Freeze(
         name="toy",
-        words="the toy",
         make=lambda setting, segment, position, generator: setting.keep_site(
-            "mlp_out", layers=segment.layers, position=position, mean=position == setting.sink_position
+            "mlp_out", layers=segment.layers, position=position
         ),
     ),
 )

@@ -5,7 +5,7 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.chain.locate import random_neurons_like
+from sink_lens.chain.setting import random_others
 from sink_lens.measures.neurons import selectivity
 from sink_lens.models.weights import mlp_weights
 from sink_lens.report.style import GREEN, ORANGE, QUIET, canvas, legend, logarithmic, panel, without_formulas
@@ -15,11 +15,10 @@ def measure(work: Work) -> Measured:
     """Spike, place of the largest activation, and alignment, for super neurons and for random ones."""
     table = work.supers(work.base()["neurons"])
     supers = {int(layer): sorted(group["neuron"]) for layer, group in table.groupby("layer")}
-    random = {}
-    for layer, units in supers.items():
-        mask = torch.zeros(work.lens.d_mlp, dtype=torch.bool)
-        mask[units] = True
-        random[layer] = random_neurons_like(mask, draws=1, generator=work.generator())[0].nonzero().flatten().tolist()
+    random = {
+        layer: sorted(random_others(units, n=work.lens.d_mlp, generator=work.generator()))
+        for layer, units in supers.items()
+    }
     rows = {layer: mlp_weights(work.lens, layer=layer).w_gate[units] for layer, units in supers.items()}
 
     def cosine(view):

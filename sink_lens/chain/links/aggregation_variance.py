@@ -14,7 +14,7 @@ from ..amplification import best_factor
 from ..evidence import Evidence, Statistic, deviation_at_other_positions, not_asked_statistic, why_too_short
 from ..readings import OTHERS_FROM
 from ..setting import Kept, Segment, Setting
-from .link import Freeze, Intervention, Link, Trial
+from .link import Freeze, Intervention, Link, Trial, removal
 
 _RESAMPLES_OF_SLOPE = 200
 _MOST_LAYERS = 16
@@ -83,14 +83,10 @@ def _interventions(trial: Trial) -> list[Intervention]:
             reads=setting.sink_layers,
         )
     ]
-    sink = setting.sink_position
-    first = min(setting.sink_layers)
     site = setting.lens.family.aggregated
-    layers = setting.having(site, range(max(1, first))) or setting.feeding
-    values = setting.keep_site(site, layers=layers, position=sink, mean=True)
-    options = {"position": sink, "reads": setting.sink_layers, "is_primary": False, "carries": True}
-    name = "aggregated values, mean ablated"
-    found.append(Intervention(name=name, edits=values.edits, controls=values.controls, **options))
+    layers = setting.having(site, range(max(1, min(setting.sink_layers)))) or setting.feeding
+    values = setting.keep_site(site, layers=layers, position=setting.sink_position)
+    found.append(removal(values, setting=setting, name="aggregated values, mean ablated", is_primary=False))
     for centre in centres_of(setting.lens) if len(trial.curve) else ():
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
@@ -103,11 +99,11 @@ def _interventions(trial: Trial) -> list[Intervention]:
     return found
 
 
-def _frozen_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
     """Freeze all aggregated values at a position, up to the last layer that is read."""
     site = setting.lens.family.aggregated
     layers = setting.having(site, range(segment.layers[-1] + 1))
-    return setting.keep_site(site, layers=layers, position=position, mean=position == setting.sink_position)
+    return setting.keep_site(site, layers=layers, position=position)
 
 
 AGGREGATION_VARIANCE = Link(
@@ -121,5 +117,5 @@ AGGREGATION_VARIANCE = Link(
     statistics=_statistics,
     floor=lambda config, length: 1.25,
     interventions=_interventions,
-    freeze=Freeze(name="z", words="its aggregated values", make=_frozen_values, is_check=True),
+    freeze=Freeze(name="z", make=_freeze_values),
 )

@@ -43,15 +43,18 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         for layer, dims in sorted(dimensions.items())
     }
 
+    def others(view: LayerView) -> Tensor:
+        """Mask of the other tokens, from position 8 on."""
+        places = torch.arange(view.valid.shape[1], device=view.valid.device)
+        return view.valid & (places >= OTHERS_FROM) & (places != key)
+
     def cosine(view: LayerView) -> Tensor:
         """Cosine of each key with what the dimensions alone would make."""
         weights, dims = one.weights(view.layer), dimensions[view.layer]
         constants, gain = one.constants(view.layer), _key_norm_gain(lens, view.layer)
         x, k = view["attn_in"].float() - constants.read, (_keys_before_norm(lens, view) - constants.k) * gain
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
-        other = view.valid.clone()
-        other[:, :OTHERS_FROM] = False
-        other[:, key] = False
+        other = others(view)
         random = weights.keys(x[:, key], dimensions=random_sets[view.layer]) * gain
         drawn = torch.cosine_similarity(k[:, key], random, dim=-1).abs().mean(0)
         return torch.stack([along[:, key], drawn, mean_where(along, where=other[..., None], dim=1)], dim=-1)
@@ -61,10 +64,8 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         weights, constants = one.weights(view.layer), one.constants(view.layer)
         given = weights.keys(view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer])
         against = torch.cosine_similarity(given, -constants.k.expand_as(given), dim=-1)
-        norms, other = _keys_before_norm(lens, view).norm(dim=-1), view.valid.clone()
-        other[:, :OTHERS_FROM] = False
-        other[:, key] = False
-        ratio = norms[:, key] / mean_where(norms, where=other[..., None], dim=1)
+        norms = _keys_before_norm(lens, view).norm(dim=-1)
+        ratio = norms[:, key] / mean_where(norms, where=others(view)[..., None], dim=1)
         return torch.stack([against, ratio], dim=-1)
 
     def split(view: LayerView) -> Tensor:
@@ -218,10 +219,10 @@ def _interventions(trial: Trial) -> list[Intervention]:
     ]
 
 
-def _frozen_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+def _freeze_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
     """Freeze the keys at a position, in the layers that are read."""
     layers = setting.lens.key_layers(segment.layers)
-    return setting.keep_site("k", layers=layers, position=position, mean=position == setting.sink_position)
+    return setting.keep_site("k", layers=layers, position=position)
 
 
 DIMENSION_KEY = Link(
@@ -236,5 +237,5 @@ DIMENSION_KEY = Link(
     readings=_readings,
     parts=_PARTS,
     interventions=_interventions,
-    freeze=Freeze(name="key", words="its key", make=_frozen_key),
+    freeze=Freeze(name="key", make=_freeze_key),
 )

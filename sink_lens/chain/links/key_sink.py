@@ -107,7 +107,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate the sink's key, against the keys at other positions."""
     setting, position = trial.setting, trial.setting.sink_position
     layers = setting.lens.key_layers(setting.sink_layers)
-    kept = setting.keep_site("k", layers=layers, position=position, mean=True)
+    kept = setting.keep_site("k", layers=layers, position=position)
     return [removal(kept, setting=setting, name="mean ablation of the key")]
 
 

@@ -35,7 +35,7 @@ class Intervention:
     """True if it answers the question *carries*: the quantity at the link's target is mean ablated."""
 
 
-def removal(kept: Kept, *, setting: Setting, name: str) -> Intervention:
+def removal(kept: Kept, *, setting: Setting, name: str, is_primary: bool = True) -> Intervention:
     """The intervention that mean ablates a quantity at the sink position, to ask whether the link carries the sink."""
     return Intervention(
         name=name,
@@ -43,6 +43,7 @@ def removal(kept: Kept, *, setting: Setting, name: str) -> Intervention:
         controls=kept.controls,
         position=setting.sink_position,
         reads=setting.sink_layers,
+        is_primary=is_primary,
         carries=True,
     )
 
@@ -66,13 +67,9 @@ class Freeze:
 
     name: str
     """The name of what is frozen, in the column ``frozen``."""
-    words: str
-    """Name of the frozen quantity in a sentence, as "the super neurons"."""
     make: Callable[[Setting, Segment, int, torch.Generator], Kept | None]
     """From the setting, the layers that are read, the position and the controls' generator; None where there is
     nothing to freeze. At the sink position the mean over ordinary tokens stands for the baseline value."""
-    is_check: bool = False
-    """True if freezing this undoes every intervention by construction, so that it says nothing about other paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,9 @@ from ..evidence import (
     undefined_statistic,
     weakest_statistic,
 )
-from ..locate import GrowthStep, random_neurons_like
 from ..neurons import LayerSplit, super_neurons
-from ..setting import WHOLE, Edits, Kept, Segment, Setting
-from .link import Freeze, Intervention, Link, Trial
+from ..setting import WHOLE, Edits, Kept, Segment, Setting, random_others
+from .link import Freeze, Intervention, Link, Trial, removal
 
 _MOST_DIRECTIONS = 32
 _LEAST_CHANGED = 0.05
@@ -33,32 +32,31 @@ _WRITES = 0.1
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Share of a step's change of its outlier dimension that its super neurons make, and the dominance after it."""
-    nothing = no_neurons_statistic(evidence, "contribution_share") or _no_dimension_statistic(evidence)
-    if nothing is not None and nothing.absent and not evidence.panel.location.steps:
-        no_source = not evidence.panel.location.outliers  # neither neurons nor a dimension
-        nothing = replace(nothing, no_source=no_source)
+    """Share of a step's change of its outlier dimension that its super neurons make, and the dominance ratio.
+
+    The ratio is that after the first growth step; without one, that of the layer where it is largest.
+    """
+    panel, location, name = evidence.panel, evidence.panel.location, "contribution_share"
+    nothing = no_neurons_statistic(evidence, name)
+    if nothing is not None and nothing.absent:
+        nothing = replace(nothing, no_source=not location.outliers)  # neither neurons nor a dimension
+    elif nothing is None and not any(layer >= location.growth_layers[0] for layer in location.outliers):
+        nothing = undefined_statistic(name, "no dimension dominates after a growth step", absent=True)
+    dominance = torch.stack([dominance_ratio(state) for state in panel.states()[1:]])
+    layer = location.steps[0].last_layer if location.steps else int(dominance.mean(1).argmax())
     statistics = _share_statistics(evidence, rng) if nothing is None else [nothing]
-    return [*statistics, _dominance_statistic(evidence, rng)]
-
-
-def _no_dimension_statistic(evidence: Evidence) -> Statistic | None:
-    """A statistic that says that no dimension dominates after any growth step, though the token grows."""
-    location = evidence.panel.location
-    if any(
-        location.outliers.get(layer)
-        for step in location.steps
-        for layer in location.outliers
-        if layer >= step.first_layer
-    ):
-        return None
-    return undefined_statistic("contribution_share", "no dimension dominates after a growth step", absent=True)
+    after = Statistic(
+        name="dominance_ratio",
+        interval=evidence.interval(dominance[layer], generator=rng),
+        references={"other_positions": float(panel["dominance_elsewhere"][layer].nanmean())},
+    )
+    return [*statistics, after]
 
 
 def _share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Share of the outlier dimension that super neurons write, step by step, beside random neurons."""
     panel = evidence.panel
-    draws = {"draws": evidence.config.controls, "generator": evidence.generator()}
+    generator = evidence.generator()
     by_step = []
     for number, step in enumerate(panel.location.steps):
         splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
@@ -69,32 +67,25 @@ def _share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Stat
         if grows and float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
             note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
             return [undefined_statistic("contribution_share", note, absent=True)]
-        supers = [super_neurons(evidence.splits, layer=split.layer) for split in splits]
+        supers = [super_neurons(evidence.splits, layer=s.layer).nonzero().flatten().tolist() for s in splits]
 
-        def share_rows(masks: list[Tensor], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
-            """Return what the neurons of some masks write, and the whole change, by sequence."""
-            written = torch.stack([s.terms[:, mask].sum(1) for s, mask in zip(splits, masks, strict=True)]).sum(0)
+        def share_rows(chosen: list[list[int]], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
+            """Return what chosen neurons of each split write, and the whole change, by sequence."""
+            written = torch.stack([s.terms[:, units].sum(1) for s, units in zip(splits, chosen, strict=True)]).sum(0)
             return torch.stack([written, change], dim=1)[evidence.tested]
 
-        random = [random_neurons_like(mask, **draws) for mask in supers]
+        random = [
+            [
+                sorted(random_others(units, n=split.terms.shape[1], generator=generator))
+                for _ in range(evidence.config.controls)
+            ]
+            for units, split in zip(supers, splits, strict=True)
+        ]
         controls = [ratio_of_means(share_rows(list(draw)).numpy()) for draw in zip(*random, strict=True)]
         found = evidence.interval(share_rows(supers), generator=rng, statistic=ratio_of_means)
         name, nulls = f"contribution_share_step_{number}", {"random_neurons": largest_control(controls)}
         by_step.append(Statistic(name=name, interval=found, nulls=nulls))
     return [weakest_statistic("contribution_share", by_step), *by_step]
-
-
-def _dominance_statistic(evidence: Evidence, rng: np.random.Generator) -> Statistic:
-    """Dominance ratio after the last layer of the first growth step; without one, at the layer where it is largest."""
-    panel = evidence.panel
-    by_layer = torch.stack([dominance_ratio(state) for state in panel.states()[1:]])
-    steps = panel.location.steps
-    layer = steps[0].last_layer if steps else int(by_layer.mean(1).argmax())
-    return Statistic(
-        name="dominance_ratio",
-        interval=evidence.interval(by_layer[layer], generator=rng),
-        references={"other_positions": float(panel["dominance_elsewhere"][layer].nanmean())},
-    )
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
@@ -103,32 +94,33 @@ def _interventions(trial: Trial) -> list[Intervention]:
     Weights are the same at every position: a neuron may make the sink by what it takes from all other tokens.
     """
     setting, generator = trial.setting, trial.generator
-    at_sink = {"position": setting.sink_position, "reads": setting.sink_layers}
-    found = []
+    at_sink, found = {"position": setting.sink_position, "reads": setting.sink_layers}, list[Intervention]()
     grown = setting.location.growth_layers[0] if setting.location.steps else 0
-    by_layer = {layer: dims for layer, dims in setting.location.outliers.items() if layer >= grown}
+    by_layer = {layer: list(dims) for layer, dims in setting.location.outliers.items() if layer >= grown}
     every = sorted({one for dims in by_layer.values() for one in dims})
-    supers = _writing_masks(setting, every)
+    supers = _writing_neurons(setting, every)
     if supers and every:
-        chosen = {layer: list(by_layer.get(layer, ())) or every for layer in supers}
+        chosen = {layer: by_layer.get(layer) or every for layer in supers}
 
         def entries(dimensions: Mapping[int, Sequence[int]]) -> Edits:
-            neurons = {layer: mask.nonzero().flatten().tolist() for layer, mask in supers.items()}
             return tuple(
-                scalar(setting.lens, layer=layer, neurons=some, dimensions=dimensions[layer])
-                for layer, some in neurons.items()
+                scalar(setting.lens, layer=layer, neurons=units, dimensions=dimensions[layer])
+                for layer, units in supers.items()
             )
 
         controls = setting.others("resid_post", chosen, generator=generator)
         name = "entries of down_proj to the outlier dimensions x 0"
         found.append(Intervention(name=name, edits=entries(chosen), controls=tuple(map(entries, controls)), **at_sink))
     if by_layer:
-        found.append(_ablate_dimensions(setting, {layer: list(dims) for layer, dims in by_layer.items()}, generator))
+        kept = setting.keep_beside("resid_post", by_layer, position=setting.sink_position, generator=generator)
+        removed = removal(kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False)
+        later = tuple(layer for layer in setting.sink_layers if layer > min(by_layer))
+        found.append(replace(removed, reads=later or setting.sink_layers))
     return [*found, *ablate_direction(setting, generator=generator)]
 
 
-def _writing_masks(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
-    """Layer -> mask of the super neurons and makers that write the dimensions.
+def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:
+    """Layer -> the super neurons and makers that write the dimensions.
 
     In growth layers all do. Elsewhere a maker may make the sink through another dimension, which no control may hit: it
     counts where a tenth of its column's energy is in these dimensions.
@@ -139,22 +131,8 @@ def _writing_masks(setting: Setting, dimensions: Sequence[int]) -> dict[int, Ten
             energy = mlp_weights(setting.lens, layer=layer).w_down.float().square().cpu()
             mask = mask & (energy[list(dimensions)].sum(0) >= _WRITES * energy.sum(0))
         if bool(mask.any()):
-            found[layer] = mask
+            found[layer] = mask.nonzero().flatten().tolist()
     return found
-
-
-def _ablate_dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: torch.Generator) -> Intervention:
-    """Mean ablate the outlier dimensions after every layer that has them; controls ablate as many other dimensions."""
-    kept = setting.keep_beside("resid_post", by_layer, position=setting.sink_position, generator=generator)
-    return Intervention(
-        name="outlier dimensions, mean ablated",
-        edits=kept.edits,
-        controls=kept.controls,
-        position=setting.sink_position,
-        reads=tuple(layer for layer in setting.sink_layers if layer > min(by_layer)) or setting.sink_layers,
-        is_primary=False,
-        carries=True,
-    )
 
 
 def ablate_direction(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
@@ -188,16 +166,14 @@ def ablate_direction(setting: Setting, *, generator: torch.Generator) -> list[In
         """The stream with the norm that it has without the span."""
         return x * (removed(x, spans[at.layer], at.layer).norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[..., None]
 
-    drawn = []
+    controls = []
     for _ in range(setting.n_controls):
-        some = {
-            layer: torch.randn(span.shape, generator=generator, dtype=torch.float32) for layer, span in spans.items()
-        }
-        drawn.append((edit_of({layer: torch.linalg.qr(one)[0] for layer, one in some.items()}, "random span"),))
+        drawn = {at: torch.randn(one.shape, generator=generator, dtype=torch.float32) for at, one in spans.items()}
+        controls.append((edit_of({at: torch.linalg.qr(one)[0] for at, one in drawn.items()}, "random span"),))
     beside = {"position": setting.sink_position, "reads": setting.sink_layers, "is_primary": False}
     where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": RESCALED}
     return [
-        Intervention(name=SPAN, edits=(edit_of(spans, SPAN),), controls=tuple(drawn), **beside),
+        Intervention(name=SPAN, edits=(edit_of(spans, SPAN),), controls=tuple(controls), **beside),
         Intervention(name=RESCALED, edits=(edit("resid_post", rescaled, **where),), control_of=SPAN, **beside),
     ]
 
@@ -219,18 +195,15 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
     return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}
 
 
-def _frozen_dimensions(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
+def _freeze_dimensions(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
     """Freeze the outlier dimensions after growth steps, against other dimensions; None without a growth step."""
     if not segment.steps:
         return None
-    written = {step.last_layer: _written_dimensions(setting, step) for step in segment.steps}
-    how = {"position": position, "generator": generator, "label": "freeze outlier dimensions"}
-    return setting.keep_beside("resid_post", written, **how)
-
-
-def _written_dimensions(setting: Setting, step: GrowthStep) -> list[int]:
-    """The outlier dimensions after a growth step, else its strongest dimension."""
-    return list(setting.location.outliers.get(step.last_layer, ())) or [step.dimension]
+    location = setting.location
+    written = {
+        step.last_layer: list(location.outliers.get(step.last_layer, ())) or [step.dimension] for step in segment.steps
+    }
+    return setting.keep_beside("resid_post", written, position=position, generator=generator)
 
 
 NEURONS_DIMENSION = Link(
@@ -243,5 +216,5 @@ NEURONS_DIMENSION = Link(
     statistics=_statistics,
     floor=lambda config, length: 0.5,
     interventions=_interventions,
-    freeze=Freeze(name="dimensions", words="the outlier dimensions", make=_frozen_dimensions),
+    freeze=Freeze(name="dimensions", make=_freeze_dimensions),
 )

@@ -17,9 +17,8 @@ from ..evidence import (
     undefined_statistic,
     weakest_statistic,
 )
-from ..locate import random_neurons_like
 from ..neurons import super_neurons
-from ..setting import Kept, Segment, Setting
+from ..setting import Kept, Segment, Setting, random_others
 from .link import Freeze, Intervention, Link, Trial, removal
 
 _LARGEST_RATIO = 1e6
@@ -37,25 +36,24 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     nothing = no_neurons_statistic(evidence, "spike_ratio")
     if nothing is not None:
         return [nothing]
-    draws = {"draws": evidence.config.controls, "generator": evidence.generator()}
+    generator, draws = evidence.generator(), evidence.config.controls
     index = panel.sink_positions.index(panel.location.sink_position)
     by_step = []
     for number, step in enumerate(panel.location.steps):
         chosen, random = [], []
         for layer in step.layers:
-            at_sink, elsewhere = (
-                panel.at("neurons_at_sinks", layer)[:, index].abs(),
-                panel.at("neurons_elsewhere", layer),
-            )
-            both = torch.stack([at_sink, elsewhere], dim=1)[evidence.tested]  # sequence, where, neuron
-            supers = super_neurons(evidence.splits, layer=layer)
-            chosen.append(both[..., supers])
-            random.append([both[..., some] for some in random_neurons_like(supers, **draws)])
+            at_sink = panel.at("neurons_at_sinks", layer)[:, index].abs()
+            both = torch.stack([at_sink, panel.at("neurons_elsewhere", layer)], dim=1)[evidence.tested]
+            supers = super_neurons(evidence.splits, layer=layer).nonzero().flatten().tolist()
+            others = [random_others(supers, n=both.shape[-1], generator=generator) for _ in range(draws)]
+            chosen.append(both[..., supers])  # sequence, where, neuron
+            random.append([both[..., sorted(some)] for some in others])
         at_step = torch.cat(chosen, dim=-1)
         if not at_step.shape[-1]:
             return [undefined_statistic("spike_ratio", f"no super neuron in growth step {number}", absent=True)]
         found = evidence.interval(at_step, generator=rng, statistic=_spike_ratio)
-        controls = [_defined_rows(torch.cat(draw, dim=-1)) for draw in zip(*random, strict=True)]
+        drawn = [torch.cat(draw, dim=-1) for draw in zip(*random, strict=True)]
+        controls = [values[~values.isnan().flatten(1).any(1)].numpy() for values in drawn]
         nulls = {"random_neurons": largest_control(_spike_ratio(rows) for rows in controls if len(rows))}
         by_step.append(Statistic(name=f"spike_ratio_step_{number}", interval=found, nulls=nulls))
     return [weakest_statistic("spike_ratio", by_step), *by_step]
@@ -70,14 +68,10 @@ def _spike_ratio(rows: np.ndarray) -> float:
     return float(np.exp(np.log(ratios).mean())) if len(ratios) else math.nan
 
 
-def _defined_rows(values: Tensor) -> np.ndarray:
-    return values[~values.isnan().flatten(1).any(1)].numpy()
-
-
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate the super neurons at the sink, against other neurons of the same layers."""
     setting, position = trial.setting, trial.setting.sink_position
-    kept = _freeze_neurons(setting, setting.super_neurons, position=position, generator=trial.generator)
+    kept = _freeze_masks(setting, setting.super_neurons, position=position, generator=trial.generator)
     if kept is None:
         return []
     added = f" and {plural(setting.n_added, 'other maker')}" if setting.n_added else ""
@@ -85,21 +79,20 @@ def _interventions(trial: Trial) -> list[Intervention]:
     return [removal(kept, setting=setting, name=name)]
 
 
-def _frozen_neurons(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
+def _freeze_neurons(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
     """Freeze the super neurons of a growth step, or of all steps, against other neurons of the same layers."""
     known = setting.super_neurons
     layers = known if segment.number == ALL_STEPS else segment.growth_layers  # makers may stand in other layers
     masks = {layer: known[layer] for layer in layers if layer in known}
-    return _freeze_neurons(setting, masks, position=position, generator=generator)
+    return _freeze_masks(setting, masks, position=position, generator=generator)
 
 
-def _freeze_neurons(
+def _freeze_masks(
     setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
 ) -> Kept | None:
-    """Freeze the neurons of a mask by layer, against others of the same layers; None if the mask has none."""
+    """Freeze the neurons of a mask by layer, against others of the same layers; None if the masks have none."""
     chosen = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
-    how = {"position": position, "generator": generator, "label": "freeze super neurons"}
-    return setting.keep_beside("neurons", chosen, **how) if chosen else None
+    return setting.keep_beside("neurons", chosen, position=position, generator=generator) if chosen else None
 
 
 VARIANCE_NEURONS = Link(
@@ -113,5 +106,5 @@ VARIANCE_NEURONS = Link(
     floor=lambda config, length: 10.0,
     can_start=True,
     interventions=_interventions,
-    freeze=Freeze(name="neurons", words="the super neurons", make=_frozen_neurons),
+    freeze=Freeze(name="neurons", make=_freeze_neurons),
 )

@@ -20,7 +20,7 @@ from ..evidence import (
     undefined_statistic,
     why_too_short,
 )
-from ..locate import Location, MeasuringPlan
+from ..locate import feeding_layers
 from ..readings import MeasuringPass, control_positions, evenly_spaced
 from .link import Intervention, Link, Trial, removal
 
@@ -32,17 +32,14 @@ _NO_SPREAD = 1e-4
 
 def _readings(one: MeasuringPass) -> list[Reading]:
     """Aggregated values at the studied position and at others, in the layers that feed the growth steps."""
-    positions = [
-        one.plan.sink_position,
-        *control_positions(one.length, key=one.plan.sink_position, controls=one.controls),
-    ]
+    sink = one.plan.sink_position
+    positions = [sink, *control_positions(one.length, key=sink, controls=one.controls)]
 
     def z_at(view: LayerView) -> Tensor:
         return view["z"][:, positions].flatten(2).float().masked_fill(~view.valid[:, positions, None], math.nan)
 
-    return [
-        Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(_layers_before_growth(one.plan, one.lens)))
-    ]
+    layers = frozenset(_layers_before_growth(one.plan.layers, one.lens))
+    return [Reading(name="z_at", sites=("z",), function=z_at, layers=layers)]
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -51,7 +48,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     Tau asks whether W_O reads most from the inputs in which the sink varies over sequences; with BOS none do.
     """
     lens, panel = evidence.lens, evidence.panel
-    feeding = _layers_before_growth(panel.location, lens)
+    feeding = _layers_before_growth(panel.location.growth_layers, lens)
     if not feeding:
         return [not_asked_statistic("s2_ratio_after_w_o")]
     some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
@@ -72,18 +69,12 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     if len(at_sink) < 2:
         return [after, undefined_statistic("kendall_tau", "one sequence has no standard deviation over sequences")]
     if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
-        return [
-            after,
-            undefined_statistic("kendall_tau", "the token and those before it are the same in every sequence"),
-        ]
+        note = "the token and those before it are the same in every sequence"
+        return [after, undefined_statistic("kendall_tau", note)]
     estimate, low, high = tau(at_sink, None), math.nan, math.nan
     if len(at_sink) >= _FEWEST_FOR_TAU:  # of fewer, many a draw holds next to nothing but copies of one
-        drawn = evidence.interval(
-            at_sink,
-            generator=rng,
-            statistic=lambda rows: tau(torch.from_numpy(rows), some),
-            most=_RESAMPLES_OF_TAU,
-        )
+        options = {"statistic": lambda rows: tau(torch.from_numpy(rows), some), "most": _RESAMPLES_OF_TAU}
+        drawn = evidence.interval(at_sink, generator=rng, **options)
         # The interval is drawn on a sample of output dimensions; it is moved to the estimate on all of them.
         low, high = (bound + estimate - drawn.estimate for bound in (drawn.low, drawn.high))
     found = Interval(estimate=estimate, low=low, high=high, n=len(at_sink))
@@ -92,11 +83,10 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     return [after, Statistic(name="kendall_tau", interval=found, references=references, layers=tuple(feeding))]
 
 
-def _layers_before_growth(at: MeasuringPlan | Location, lens: LensModel) -> tuple[int, ...]:
+def _layers_before_growth(growth: tuple[int, ...], lens: LensModel) -> tuple[int, ...]:
     """The first growth layer, whose attention comes before its MLP, and the one before it; else all that feed."""
-    feeding = at.feeding(lens.attention_layers)
-    grown = at.layers if isinstance(at, MeasuringPlan) else at.growth_layers
-    return feeding[-2:] if grown else feeding
+    feeding = feeding_layers(growth, attention=lens.attention_layers)
+    return feeding[-2:] if growth else feeding
 
 
 def _written_variance(evidence: Evidence, rng: np.random.Generator) -> Statistic:
@@ -105,12 +95,12 @@ def _written_variance(evidence: Evidence, rng: np.random.Generator) -> Statistic
     Without a growth step nobody knows which layer's output is read later: the interval then spans those of all layers,
     so that layers that differ decide nothing.
     """
-    panel, steps = evidence.panel, evidence.panel.location.steps
+    panel, growth = evidence.panel, evidence.panel.location.growth_layers
     ratio = panel.std_ratio("attn_out")
-    layers = list(_layers_before_growth(panel.location, evidence.lens) if steps else panel.attention_layers)
+    layers = list(_layers_before_growth(growth, evidence.lens) if growth else panel.attention_layers)
     strongest = layers[int(ratio[layers].nanmean(1).nan_to_num(0.0).argmax())]
     found = evidence.interval(ratio[strongest], generator=rng)
-    if not steps:
+    if not growth:
         weakest = layers[int(ratio[layers].nanmean(1).nan_to_num(math.inf).argmin())]
         found = replace(found, low=min(found.low, evidence.interval(ratio[weakest], generator=rng).low))
     nulls = {"other_positions": deviation_at_other_positions(panel["std:attn_out"][[strongest]], panel)}
@@ -125,7 +115,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     if not setting.feeding:
         return []
     layers = setting.having("attn_out", range(max(1, min(setting.sink_layers)))) or setting.feeding
-    written = setting.keep_site("attn_out", layers=layers, position=position, mean=True)
+    written = setting.keep_site("attn_out", layers=layers, position=position)
     return [removal(written, setting=setting, name="mean ablation of attn_out")]
 
 

@@ -86,19 +86,18 @@ def answers_by_link(tables: Tables) -> dict[str, dict[str, str]]:
 def statistics_by_name(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
     """Name -> row, for every statistic of a link."""
     table = tables.get("links")
-    if table is None:
-        return {}
-    rows = table.loc[table["link"].eq(link)].drop_duplicates("statistic").to_dict("records")
-    return {str(row["statistic"]): {str(name): value for name, value in row.items()} for row in rows}
+    return {} if table is None else _rows_by(table.loc[table["link"].eq(link)], "statistic")
 
 
 def interventions_by_name(tables: Tables) -> dict[str, dict[str, Any]]:
     """Name -> row, for every intervention of the run."""
     table = tables.get("effects")
-    if table is None or not len(table):
-        return {}
-    rows = table.drop_duplicates("edit").to_dict("records")
-    return {str(row["edit"]): {str(name): value for name, value in row.items()} for row in rows}
+    return {} if table is None else _rows_by(table, "edit")
+
+
+def _rows_by(table: pd.DataFrame, column: str) -> dict[str, dict[str, Any]]:
+    rows = table.drop_duplicates(column).set_index(column, drop=False)
+    return {str(name): dict(row) for name, row in rows.to_dict("index").items()}
 
 
 def _dimensions_text(tables: Tables) -> str:
