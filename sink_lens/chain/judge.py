@@ -13,13 +13,13 @@ from answers to a verdict; no link is failed because another one is absent.
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, MEASURED, QUESTIONS, UNTESTED
+from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, MEASURED, UNTESTED, column_names
 from ..text import span
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
@@ -31,17 +31,19 @@ Verdict = Literal["holds", "fails", "undecided", "not applicable", "not asked"]
 Answer = Literal["yes", "no", "undecided", "not applicable", "not tested", "not asked"]
 
 
+class Answers(NamedTuple):
+    """The three answers about a link, in the order of ``QUESTIONS``."""
+
+    present: Answer
+    necessary_or_sufficient: Answer
+    carries: Answer
+
+
 def verdict(statistic: Statistic, *, floor: float) -> Verdict:
     """The verdict (holds, fails or undecided) from interval, floor and nulls; see the module's docstring."""
-    low, high = statistic.interval.low, statistic.interval.high
     if math.isnan(statistic.interval.estimate):
         return "fails" if statistic.absent else "undecided"
-    bars = [floor, *(null for null in statistic.nulls.values() if not math.isnan(null))]
-    if all(low > bar for bar in bars):
-        return "holds"
-    if any(high < bar for bar in bars):
-        return "fails"
-    return "undecided"
+    return _compare(statistic.interval.low, statistic.interval.high, bars=[floor, *statistic.nulls.values()])
 
 
 def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR) -> Verdict:
@@ -50,39 +52,30 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
     Undecided where the sink has hardly more attention than uniform attention would give it, and where the intervention
     takes the model off its distribution (``off_distribution``).
     """
-    enough = row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK
-    if not enough or math.isnan(row["ci_low"]) or off_distribution(row):
+    if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or off_distribution(row):
         return "undecided"
-    control = row.get("control_largest", math.nan)
-    bars = [floor, *([] if math.isnan(control) else [control])]
-    if all(row["ci_low"] > bar for bar in bars):
+    return _compare(row["ci_low"], row["ci_high"], bars=[floor, row.get("control_largest", math.nan)])
+
+
+def _compare(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
+    """Holds if the interval lies over every bar, fails if it lies under one; nan says nothing."""
+    known = [bar for bar in bars if not math.isnan(bar)]
+    if all(low > bar for bar in known):
         return "holds"
-    return "fails" if any(row["ci_high"] < bar for bar in bars) else "undecided"
+    return "fails" if any(high < bar for bar in known) else "undecided"
+
+
+def derive_verdict(answers: Answers) -> Verdict:
+    """The verdict from the three answers: the first row of ``DERIVED`` that fits."""
+    for *pattern, decided in DERIVED:
+        if all(want in ("any", one) for want, one in zip(pattern, answers, strict=True)):
+            return decided  # type: ignore[return-value]  # one of the verdicts, by a test
+    raise AssertionError(answers)
 
 
 _ANSWER: Mapping[str, Answer] = {"holds": "yes", "fails": "no", "undecided": "undecided"}
-
-
-def derive_verdict(answers: "Answers") -> Verdict:
-    """The verdict from the three answers: the first row of ``DERIVED`` that fits."""
-    given = (answers.present, answers.necessary_or_sufficient, answers.carries)
-    for *pattern, decided in DERIVED:
-        if all(want in ("any", one) for want, one in zip(pattern, given, strict=True)):
-            return decided  # type: ignore[return-value]  # one of the verdicts, by a test
-    raise AssertionError(given)
-
-
 Effect = Mapping[Hashable, Any] | None
 """A row of ``effects``; None where there was nothing to intervene on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """The three answers about a link."""
-
-    present: Answer
-    necessary_or_sufficient: Answer
-    carries: Answer
 
 
 def link_answers(
@@ -110,22 +103,16 @@ def link_answers(
     present: Answer = _ANSWER[verdict(primary, floor=floor)]
     if not primary.asked:
         asked: Answer = "not asked" if has_sink else "not applicable"
-        return Answers(present="not asked", necessary_or_sufficient=asked, carries=asked)
+        return Answers("not asked", asked, asked)
     if primary.no_source or not starts:
-        return Answers(present="not applicable", necessary_or_sufficient="not applicable", carries="not applicable")
-    if not has_sink:
-        if primary.absent:  # neurons that fire without a growth step are not looked for
-            present = "undecided"
-        return Answers(present=present, necessary_or_sufficient="not applicable", carries="not applicable")
-
+        return Answers("not applicable", "not applicable", "not applicable")
+    if not has_sink:  # neurons that fire without a growth step are not looked for
+        return Answers("undecided" if primary.absent else present, "not applicable", "not applicable")
     if not tells_sinks:
         untold: Answer = "not tested" if effects is None else "undecided"
-        return Answers(
-            present="yes" if present == "yes" else "undecided", necessary_or_sufficient=untold, carries=untold
-        )
-
+        return Answers("yes" if present == "yes" else "undecided", untold, untold)
     if effects is None:
-        return Answers(present=present, necessary_or_sufficient="not tested", carries="not tested")
+        return Answers(present, "not tested", "not tested")
 
     def answer(row: Effect, least: float) -> Answer:
         """The answer of an intervention; no if the link has nothing to break."""
@@ -134,21 +121,15 @@ def link_answers(
         return _ANSWER[intervention_verdict(row, floor=least)]
 
     necessary, carries = effects
-    return Answers(
-        present=present,
-        necessary_or_sufficient=answer(necessary, effect_floor),
-        carries=answer(carries, ANOTHER_PATH),
-    )
+    return Answers(present, answer(necessary, effect_floor), answer(carries, ANOTHER_PATH))
 
 
 def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
     """One row per link, in order: what its file says about it."""
-    columns = ["source", "target", "sentence", "question"]
     rows = [
-        {"order": order, "link": link.name} | {column: getattr(link, column) for column in columns}
-        for order, link in enumerate(links)
+        (order, link.name, link.source, link.target, link.sentence, link.question) for order, link in enumerate(links)
     ]
-    return pd.DataFrame(rows, columns=["order", "link", *columns])
+    return pd.DataFrame(rows, columns=column_names("trace", "chain"))
 
 
 def link_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:
@@ -183,14 +164,10 @@ def link_table(
         length: positions of the sequences.
         links: the chain.
     """
-    rows_of = [] if effects is None else _row_dicts(effects)
-    necessary = {row["link"]: row for row in rows_of if row["is_primary"]}
-    carrying = {row["link"]: row for row in rows_of if row.get("carries", False)}
-    of_baseline = (
-        {}
-        if random_init is None
-        else {(row["link"], row["statistic"]): row["value"] for row in _row_dicts(random_init)}
-    )
+    made: list[dict[Hashable, Any]] = [] if effects is None else effects.to_dict("records")
+    necessary = {row["link"]: row for row in made if row["is_primary"]}
+    carrying = {row["link"]: row for row in made if row.get("carries", False)}
+    of_baseline = {} if random_init is None else random_init.set_index(["link", "statistic"])["value"].to_dict()
     config = evidence.config
     own = config.own_floors
     effect_floor = own.get(EVERY_INTERVENTION, INTERVENTION_FLOOR)
@@ -207,28 +184,34 @@ def link_table(
         answers = link_answers(
             primary,
             floor=floor,
-            effects=(effect, carrying.get(link.name)) if rows_of else None,
+            effects=(effect, carrying.get(link.name)) if made else None,
             has_sink=has_sink,
             starts=has_sink or starts or (link.can_start and measured == "present"),
             tells_sinks=told,
             effect_floor=effect_floor,
         )
         starts = answers.present == "yes"
-        asked = rows_of or not has_sink or answers.present == "not applicable"
+        asked = made or not has_sink or answers.present == "not applicable"
         decided = derive_verdict(answers) if asked else UNTESTED.get(answers.present, answers.present)
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
-        criterion = _criterion_sentence(primary, floor=floor, said="holds" if effect is not None else "present")
-        common = {"verdict": decided, "measured": measured, "intervened": effect_says or "no intervention"}
-        common |= {name: getattr(answers, name) for name in QUESTIONS}
-        common["floors"] = "not calibrated" if config.moved else "calibrated"
+        criterion = f"{'present' if effect is None else 'holds'} if the interval of {primary.name} is above {floor:.3g}"
+        criterion += f" and above {', '.join(primary.nulls)}" if primary.nulls else ""
+        criterion += f" (here: {primary.note})" if primary.note else ""
         if effect is not None:
             criterion += (
                 f", and that of the intervention's share above {effect_floor:.0%} and above its largest control"
             )
         if config.moved:
             criterion += f"; floors not calibrated: {', '.join(config.moved)} moved"
+        common = {"criterion": criterion, "verdict": decided, "measured": measured}
+        common |= {"intervened": effect_says or "no intervention"} | answers._asdict()
+        common["floors"] = "not calibrated" if config.moved else "calibrated"
         if effect is not None:
-            rows.append(_effect_row(link.name, effect, criterion=criterion) | common)
+            control = effect.get("control_largest", math.nan)
+            null = {"null_name": "largest_control", "null_value": control, "is_primary": False, "n": effect["n"]}
+            layers, ends = str(effect.get("read_layers", "")), {name: effect[name] for name in ("ci_low", "ci_high")}
+            share = {"link": link.name, "statistic": "intervention_share", "layers": layers, "value": effect["share"]}
+            rows.append(share | ends | null | common)
         for statistic in found:
             nulls = {**statistic.nulls, **statistic.references}
             if (link.name, statistic.name) in of_baseline:
@@ -244,40 +227,9 @@ def link_table(
                         "ci_high": statistic.interval.high,
                         "null_name": null_name,
                         "null_value": null_value,
-                        "criterion": criterion,
                         "is_primary": statistic is primary,
                         "n": statistic.interval.n,
                     }
                     | common
                 )
-    return pd.DataFrame(rows)
-
-
-def _effect_row(link: str, effect: Mapping[Hashable, Any], *, criterion: str) -> dict[str, Any]:
-    """An intervention as a row of the table ``links``."""
-    return {
-        "link": link,
-        "statistic": "intervention_share",
-        "layers": str(effect.get("read_layers", "")),
-        "value": effect["share"],
-        "ci_low": effect["ci_low"],
-        "ci_high": effect["ci_high"],
-        "null_name": "largest_control",
-        "null_value": effect.get("control_largest", math.nan),
-        "criterion": criterion,
-        "is_primary": False,
-        "n": effect["n"],
-    }
-
-
-def _row_dicts(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """The rows of a table as dictionaries."""
-    return frame.to_dict("records")
-
-
-def _criterion_sentence(primary: Statistic, *, floor: float, said: str) -> str:
-    """A sentence on the criterion of a link; ``said`` begins it, such as "holds"."""
-    text = f"{said} if the interval of {primary.name} is above {floor:.3g}"
-    if primary.nulls:
-        text += f" and above {', '.join(primary.nulls)}"
-    return f"{text} (here: {primary.note})" if primary.note else text
+    return pd.DataFrame(rows, columns=column_names("trace", "links"))
