@@ -84,38 +84,36 @@ def binding_kind(table: pd.DataFrame) -> Kind:
     sink is at another position; an other token there is a sink, or the token from there is one inside, both or neither.
     """
 
-    def is_sink(*, first: bool, token: str) -> bool:
-        """True if this token makes a sink there without isolation."""
-        chosen = table[
-            ((table["position"] == 0) == first) & (table["token"] == token) & ~table["isolated"].astype(bool)
-        ]
+    def is_sink(token: str, *, first: bool | None = None) -> bool:
+        """True if this token makes a sink without isolation: at position 0, inside, or (None) anywhere."""
+        chosen = table[(table["token"] == token) & ~table["isolated"].astype(bool)]
+        if first is not None:
+            chosen = chosen[(chosen["position"] == 0) == first]
         return bool(chosen["is_sink"].any())
 
     if table.empty:
         return "undecided"
+    kinds: tuple[Kind, Kind, Kind, Kind]  # of the position alone, of the token alone, of either, of both together
     if bool((table["token"] == "other").any()):
-        own: dict[tuple[bool, bool], Kind] = {
-            (True, False): "own position",
-            (False, True): "own token",
-            (True, True): "own position or token",
-            (False, False): "own position and token",
-        }
-        other, moved = (bool(table.loc[table["token"] == name, "is_sink"].any()) for name in ("other", "own"))
-        return own[other, moved]
-    told = bool(((table["position"] == 0) & (table["token"] == "bos")).any())
-    positional: Kind = "positional, not BOS" if told and not is_sink(first=True, token="bos") else "positional"
-    kinds: dict[tuple[bool, bool], Kind] = {
-        (True, False): positional,
-        (False, True): "token",
-        (True, True): "position or token",
-        (False, False): "position and token" if is_sink(first=True, token="bos") else "no sink",
-    }
-    return kinds[is_sink(first=True, token="ordinary"), is_sink(first=False, token="bos")]
+        by_position, by_token = is_sink("other"), is_sink("own")
+        kinds = "own position", "own token", "own position or token", "own position and token"
+    else:
+        by_position, by_token = is_sink("ordinary", first=True), is_sink("bos", first=False)
+        told = bool(((table["position"] == 0) & (table["token"] == "bos")).any())
+        with_bos = is_sink("bos", first=True)
+        positional: Kind = "positional, not BOS" if told and not with_bos else "positional"
+        kinds = positional, "token", "position or token", "position and token" if with_bos else "no sink"
+    if by_position:
+        return kinds[2] if by_token else kinds[0]
+    return kinds[1] if by_token else kinds[3]
 
 
 def _cases(setting: Setting) -> list[_Case]:
-    """The cells, those with BOS where there is one; sequences that begin with BOS lose it in the ordinary cells."""
-    tokens, target = setting.tokens, setting.target_position
+    """The cells, those with BOS where there is one; sequences that begin with BOS lose it in the ordinary cells.
+
+    Of a sink that is not at position 0 two more: another token there, and its own token at the target position.
+    """
+    tokens, at, target = setting.tokens, setting.sink_position, setting.target_position
     bos = None if setting.lens.tokenizer is None else bos_id(setting.lens.tokenizer)
     begins = tokens.bos or (bos is not None and bool((tokens.tokens[:, 0] == bos).any()))
     ids = tokens.tokens[:, 1:] if begins else tokens.tokens
@@ -130,33 +128,25 @@ def _cases(setting: Setting) -> list[_Case]:
         cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch_without_bos(tokens, first)))
         inside = _batch_without_bos(tokens, inner)
         cells += [_Case(position=target, token="bos", isolated=isolated, tokens=inside) for isolated in (False, True)]
-    return [*cells, *_own_cases(setting)]
-
-
-def _own_cases(setting: Setting) -> list[_Case]:
-    """Cells of a sink that is not at position 0: another token there, and its own token at the target position."""
-    tokens, at, target = setting.tokens, setting.sink_position, setting.target_position
-    if at == 0 or max(at, target) + 1 >= tokens.n_positions:
-        return []
-    other, moved = tokens.tokens.clone(), tokens.tokens.clone()
-    other[:, at], moved[:, target] = tokens.tokens[:, target].roll(1, 0), tokens.tokens[:, at]
-    return [
-        _Case(position=at, token="other", isolated=False, tokens=replace(tokens, tokens=other)),
-        _Case(position=target, token="own", isolated=False, tokens=replace(tokens, tokens=moved)),
-    ]
+    if at > 0 and max(at, target) + 1 < tokens.n_positions:
+        other, moved = tokens.tokens.clone(), tokens.tokens.clone()
+        other[:, at], moved[:, target] = tokens.tokens[:, target].roll(1, 0), tokens.tokens[:, at]
+        cells.append(_Case(position=at, token="other", isolated=False, tokens=replace(tokens, tokens=other)))
+        cells.append(_Case(position=target, token="own", isolated=False, tokens=replace(tokens, tokens=moved)))
+    return cells
 
 
 def _batch_without_bos(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
     """The batch with other token ids, marked as without BOS, all rows of full length."""
-    return replace(
-        tokens, tokens=ids, lengths=torch.full((len(ids),), ids.shape[1]), bos=False, bos_condition="without"
-    )
+    lengths = torch.full((len(ids),), ids.shape[1])
+    return replace(tokens, tokens=ids, lengths=lengths, bos=False, bos_condition="without")
 
 
 def _rows_of_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
     """The rows of cases on the same tokens, which share their baseline run."""
-    tokens = cases[0].tokens
-    read = [(case.position, *_ordinary_positions(case)) for case in cases]
+    tokens, length = cases[0].tokens, cases[0].tokens.n_positions
+    inner = range(min(OTHERS_FROM, length - 2), length - 1)
+    read = [(case.position, *evenly_spaced([p for p in inner if p != case.position], 5)) for case in cases]
     needs = replace(setting.baseline_run.needs, keys=tuple(sorted({position for some in read for position in some})))
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
@@ -173,13 +163,6 @@ def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> f
     """The mass of a position under uniform attention, mean over the layers in which the sink is read."""
     reaches = [setting.lens.reach(layer) for layer in setting.sink_layers]
     return float(torch.stack([uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]).nanmean())
-
-
-def _ordinary_positions(case: _Case) -> list[int]:
-    """At most five positions beside that of the case, from 8 on where the sequences are long enough."""
-    length = case.tokens.n_positions
-    rest = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != case.position]
-    return evenly_spaced(rest, 5)
 
 
 def _case_row(
