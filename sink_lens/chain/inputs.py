@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,7 +13,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.inputs import describe_provenance, make_tokens
 from ..models.lens import LensModel
-from .config import TraceConfig
+from .config import Thresholds, TraceConfig
 
 log = logging.getLogger(__name__)
 _BEFORE, _AFTER, _FEWEST = 8, 16, 4
@@ -47,21 +46,16 @@ def align_sinks(
     typical = float(strongest.mean())
     if batch.bos or typical < min_sink_rate or float(of_sequence[:, position].mean()) >= typical / 2:
         return None
-    starts, index = [], []
+    cuts: list[tuple[int, int]] = []  # sequence, first token
     for number, row in enumerate(of_sequence):
         sinks = (row >= typical / 2).nonzero().flatten().tolist()
         fits = [key for key in sinks if key >= _BEFORE and int(batch.lengths[number]) - key >= _AFTER]
-        if fits:
-            index.append(number)
-            starts.append(fits[0] - _BEFORE)
-    if len(index) < max(_FEWEST, batch.n_sequences // 2):
+        cuts += [(number, key - _BEFORE) for key in fits[:1]]
+    if len(cuts) < max(_FEWEST, batch.n_sequences // 2):
         return None
-    length = min(int(batch.lengths[number]) - start for number, start in zip(index, starts, strict=True))
-    tokens = torch.stack(
-        [batch.tokens[number, start : start + length] for number, start in zip(index, starts, strict=True)]
-    )
-    lengths = torch.full((len(index),), length)
-    return dataclasses.replace(batch, tokens=tokens, lengths=lengths)
+    length = min(int(batch.lengths[number]) - start for number, start in cuts)
+    tokens = torch.stack([batch.tokens[number, start : start + length] for number, start in cuts])
+    return dataclasses.replace(batch, tokens=tokens, lengths=torch.full((len(cuts),), length))
 
 
 def sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:
@@ -103,23 +97,11 @@ def marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, "
     return position, marked[:, position] & bool(2 * counts[position] >= counts.sum())
 
 
-def without_sequences(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch:
-    """The batch without the sequences of these numbers."""
-    left = set(sequences)
-    kept = torch.tensor([number for number in range(batch.n_sequences) if number not in left])
-    return dataclasses.replace(batch, tokens=batch.tokens[kept], lengths=batch.lengths[kept])
-
-
 def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
     """Provenance of a trace (model, tokens, kernel, thresholds), for its ``run.json``."""
-    thresholds = ("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers")
+    thresholds = [*(one.name for one in dataclasses.fields(Thresholds)), "super_share"]
+    seeds = dict.fromkeys(("bootstrap", "controls", "random_init", "centring"), config.seed)
     return describe_provenance(lens, batch, kernel=kernel) | {
-        "seeds": {
-            "tokens": batch.seed,
-            "bootstrap": config.seed,
-            "controls": config.seed,
-            "random_init": config.seed,
-            "centring": config.seed,
-        },
-        "thresholds": {name: getattr(config, name) for name in (*thresholds, "super_share")},
+        "seeds": {"tokens": batch.seed} | seeds,
+        "thresholds": {name: getattr(config, name) for name in thresholds},
     }

@@ -21,7 +21,7 @@ from ..stats import Interval, interval, studentised_interval
 from ..text import listed, span
 from .at_token import Occurrences
 from .config import TraceConfig
-from .locate import onset_layer, slow_growth
+from .locate import onset_layer
 from .measure import Panel
 from .page.words import ANY_TOKEN, FEWEST, binding_sentence, makers_beside_super_neurons
 from .placement import Kind, binding_kind
@@ -51,17 +51,12 @@ class Located:
 
 
 def summary_table(
-    located: Located,
-    frames: Mapping[str, pd.DataFrame],
-    *,
-    config: TraceConfig,
-    rounded: Rounding | None,
+    located: Located, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, rounded: Rounding | None
 ) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
-    layers = {str(name): column.to_numpy(dtype=float) for name, column in frames["layers"].items()}
-    neurons = frames["neurons"]
+    layers, neurons = frames["layers"], frames["neurons"]
     rows: list[dict[str, object]] = []
 
     def add(quantity: str, value: float | int | str | Interval | None, unit: str = "", note: str = "") -> None:
@@ -70,10 +65,8 @@ def summary_table(
             value, low, high = value.estimate, value.low, value.high
         rows.append({"quantity": quantity, "value": value, "ci_low": low, "ci_high": high, "unit": unit, "note": note})
 
-    found = (
-        "" if location.sink_found else f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
-    )
-    add("sink_position", location.sink_position, "position", found)
+    note = f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
+    add("sink_position", location.sink_position, "position", "" if location.sink_found else note)
     if located.aligned:
         note = "each sequence has its sink at another position; each was cut so that its sink stands here"
         add("aligned_position", location.sink_position, "position", note)
@@ -90,10 +83,11 @@ def summary_table(
         add("strongest_position", int(rates.argmax()), "position", note)
         add("strongest_rate", float(rates.max()), "share of layers and heads")
     if len(location.sink_positions) > 1:
-        others = ", ".join(str(position) for position in location.sink_positions[1:])
-        add("other_sink_positions", others, "position")
-        highest = float(rates[list(location.sink_positions[1:])].max())
-        add("other_sink_rate", highest, "share of layers and heads", "the highest of those positions")
+        others = list(location.sink_positions[1:])
+        add("other_sink_positions", ", ".join(map(str, others)), "position")
+        add(
+            "other_sink_rate", float(rates[others].max()), "share of layers and heads", "the highest of those positions"
+        )
     rates = panel.sink_rate(config.threshold)
     if located.lacking:
         note = "the others have less than a quarter of their sink rate at this position, and are left out of all else"
@@ -101,18 +95,12 @@ def summary_table(
         add("sequences_asked", located.n_asked, "sequences")
     rate = interval(rates.numpy(), generator=rng)
     add("sink_rate", rate, "share of layers and heads", f"sink score above {config.threshold:g}, mean over sequences")
-    add(
-        "sink_mass",
-        interval(panel.at_sink("sink_mass", location.sink_position).nanmean(dim=(0, 2)).numpy(), generator=rng),
-        "mass",
-    )
-    mass = torch.tensor(layers["sink_score"], dtype=torch.float32)
+    masses = panel.at_sink("sink_mass", location.sink_position).nanmean(dim=(0, 2))
+    add("sink_mass", interval(masses.numpy(), generator=rng), "mass")
+    mass = torch.tensor(layers["sink_score"].to_numpy(dtype=float), dtype=torch.float32)
     note = "first layer whose mean sink score is above the threshold"
     add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer", note)
     add("growth_steps", ", ".join(span(step.layers) for step in location.steps), "layers")
-    slow = slow_growth(panel.norm_ratio().nanmean(1), factor=2 * config.growth_factor)
-    if not location.steps and slow is not None:
-        add("slow_growth", slow[2], "ratio", f"over layers {slow[0]} to {slow[1]}, no layer of which is a growth step")
     if mixing := panel.layers("std:mixer_out"):
         note = "what their state keeps of a token has no key, and no attention to it is measured"
         add("mixer_layers", span(mixing), "layers", note)
@@ -120,21 +108,14 @@ def summary_table(
     note = f"those of most layers first; {len(location.outliers)} layers have some"
     note += f"; in one layer only: {listed(brief)}" if brief else ""
     add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", note)
-    supers = neurons[neurons["is_super"]]
-    add("super_neurons", int(supers.groupby(["layer", "neuron"]).ngroups) if len(supers) else 0, "neurons")
-    if "experts" in frames:
-        experts = frames["experts"]
-        named = sorted(set(map(tuple, experts.loc[experts["is_super"], ["layer", "expert"]].to_numpy().tolist())))
-        add("super_experts", ", ".join(f"layer {layer} expert {expert}" for layer, expert in named), "experts")
-    peak = int(layers["dominance_ratio"].argmax())
-    add("dominance_ratio", float(layers["dominance_ratio"][peak]), "ratio", f"largest, after layer {peak}")
-    middle = len(frames["layers"]) // 2
-    ranks = panel["effective_rank"][middle].numpy()
-    for place, (name, said) in enumerate(
-        (("effective_rank", "with the sink token"), ("effective_rank_without", "without any sink token"))
-    ):
-        note = f"after layer {middle}, {said}; all sequences"
-        add(name, studentised_interval(ranks[:, place], generator=rng), "directions", note)
+    supers = neurons.loc[neurons["is_super"], ["layer", "neuron"]].drop_duplicates()
+    add("super_neurons", len(supers), "neurons")
+    peak = int(layers["dominance_ratio"].to_numpy(dtype=float).argmax())
+    add("dominance_ratio", float(layers["dominance_ratio"].iloc[peak]), "ratio", f"largest, after layer {peak}")
+    middle = len(layers) // 2
+    ranks, note = panel["effective_rank"][middle].numpy(), f"after layer {middle}, {{}} sink token; all sequences"
+    for place, (name, said) in enumerate((("effective_rank", "with the"), ("effective_rank_without", "without any"))):
+        add(name, studentised_interval(ranks[:, place], generator=rng), "directions", note.format(said))
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
     if rounded is not None:
         add("rounding", rounded.at_position, "share of the logits' spread", rounded.sentence())

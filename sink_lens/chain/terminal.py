@@ -1,6 +1,6 @@
 """The result of a trace in the terminal: the first screen of its page, and a line for each link."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..records import read_run
-from ..text import interval_text as interval_text
-from ..text import listed, name_in_words, percent
+from ..text import interval_text, listed, name_in_words, percent
 from .links import LINKS
 from .page.story import find_story, headline, headline_numbers
 from .page.words import why_undecided
@@ -54,37 +53,26 @@ def brief(trace: "Trace") -> RenderableType:
 def _verdict_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
     """A line per link: its verdict, what its intervention makes or removes of the sink; what left some undecided."""
     links, effects = frames["links"], frames.get("effects")
-    intervened = {} if effects is None else {row["link"]: row for row in _row_dicts(effects) if row["is_primary"]}
-    table = _plain_table("Links, and the sink that breaking each makes or removes")
+    made = [] if effects is None else effects.loc[effects["is_primary"].astype(bool)].to_dict("records")
+    intervened = {row["link"]: row for row in made}
+    table = Table(
+        title="Links, and the sink that breaking each makes or removes", title_justify="left", box=None, pad_edge=False
+    )
     for name in ("link", "verdict", "intervention", "controls"):
         table.add_column(name, no_wrap=True)
     reasons: dict[str, list[str]] = {}
-    for link in dict.fromkeys(links["link"]):
-        verdict = str(next(row["verdict"] for row in _row_dicts(links) if row["link"] == link and row["is_primary"]))
+    primary = links.loc[links["is_primary"].astype(bool)].drop_duplicates("link").set_index("link")["verdict"]
+    for link, verdict in primary.items():
+        arrow = _ARROWS.get(link, name_in_words(str(link)))
         did, control, why = "not intervened on", "", why_undecided(frames, str(link))
         if why:
-            reasons.setdefault(why, []).append(_ARROWS.get(link, name_in_words(str(link))))
+            reasons.setdefault(why, []).append(arrow)
         if link in intervened:
             row = intervened[link]
             largest = row.get("control_largest", np.nan)
             control = "" if np.isnan(largest) else f"at most {percent(largest)}"
-            makes = "makes" if row["position"] != sink_position else "removes"
-            did = f"{makes} {percent(row['share'])} {_percent_bounds(row)}"
+            ends = interval_text(row["ci_low"], row["ci_high"], shown=percent)
+            did = f"{'makes' if row['position'] != sink_position else 'removes'} {percent(row['share'])} {ends}"
         marked = Text(f"{_MARKS.get(verdict, '-')} {verdict}", style=_STYLES.get(verdict, "dim"))
-        table.add_row(_ARROWS.get(link, name_in_words(str(link))), marked, did, control)
+        table.add_row(arrow, marked, did, control)
     return [table, *(Text(f"? {listed(links)}: {why}") for why, links in reasons.items())]
-
-
-def _plain_table(title: str) -> Table:
-    """A table without rules, which leaves 80 columns to its cells."""
-    return Table(title=title, title_justify="left", box=None, pad_edge=False)
-
-
-def _percent_bounds(row: Mapping[Any, Any]) -> str:
-    """A row's 95% interval as percentages."""
-    return interval_text(row["ci_low"], row["ci_high"], shown=percent)
-
-
-def _row_dicts(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """The rows of a frame as dicts from column name to value."""
-    return frame.to_dict("records")

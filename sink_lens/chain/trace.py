@@ -46,20 +46,14 @@ from .inputs import (
     other_bos_condition,
     provenance,
     sinks_elsewhere,
-    without_sequences,
 )
-from .interventions import TABLES, Kept, Studied, causal_tables
+from .interventions import TABLES, RunTables, Studied, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
 from .links.link import Link
 from .locate import Location, parse_location
-from .measure import CONDITION_READINGS, MakesReadings, Panel, measure, scout, scout_and_measure
-from .neurons import (
-    expert_table,
-    neuron_table,
-    selectivity_table,
-    super_neurons,
-)
+from .measure import CONDITION_READINGS, Panel, measure, scout, scout_and_measure
+from .neurons import expert_table, neuron_table, selectivity_table, super_neurons
 from .passes import bytes_beside, check_room
 from .setting import check_interior, why_no_interventions
 
@@ -187,22 +181,27 @@ def trace(
             provenance=provenance(lens, batch, config=config, kernel=kernel)
             | {"links": [link.name for link in links]}
             | ({} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}),
-            expects=_expected_files(lens, config),
+            expects=FILES
+            + (("experts",) if lens.d_expert is not None else ())
+            + (("random_init_heads", "random_init_links") if config.random_init else ())
+            + (TABLES if config.interventions else ()),
             overwrite=overwrite,
         )
     except UndrawnError:
         if not (folder / _LOCATION_FILE).exists():  # of an earlier version
             raise
-        result = _read_finished(folder, config=config)
+        location = parse_location((folder / _LOCATION_FILE).read_text("utf-8"))
+        frames = dict(read_run(folder).tables)
     else:
-        stages = _Stages(config, progress=progress)
-        with writer, stages:
-            asked = _Asked(
-                lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress
-            )
-            frames, panel = _measure_and_judge(asked, writer=writer, stages=stages)
-            writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        result = _finished_trace(folder, config=config, location=panel.location, tables=frames)
+        asked = _Asked(lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress)
+        with writer, _Stages(config, progress=progress) as stages:
+            frames, location = _measure_and_judge(asked, writer=writer, stages=stages)
+            writer.write_text(_LOCATION_FILE, location.as_json())
+    from .page.story import find_story, headline, title
+
+    run = read_run(folder)
+    said = "\n".join([f"{title(run)}.", *headline(find_story(run))])
+    result = Trace(folder=folder, headline=said, config=config, location=location, tables=frames)
     if report:
         result.report()
     return result
@@ -210,30 +209,6 @@ def trace(
 
 run = functools.partial(trace, report=False)
 """A trace whose page the command draws."""
-
-
-def _expected_files(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
-    """The files that a run of this configuration ends with, without their suffixes."""
-    return (
-        FILES
-        + (("experts",) if lens.d_expert is not None else ())
-        + (("random_init_heads", "random_init_links") if config.random_init else ())
-        + (TABLES if config.interventions else ())
-    )
-
-
-def _read_finished(folder: Path, *, config: TraceConfig) -> Trace:
-    """The trace in a folder that lacks nothing but its page."""
-    location = parse_location((folder / _LOCATION_FILE).read_text("utf-8"))
-    return _finished_trace(folder, config=config, location=location, tables=dict(read_run(folder).tables))
-
-
-def _finished_trace(folder: Path, **of: Any) -> Trace:
-    """The trace of the finished run in a folder, its headline from the page; ``of`` are the other fields."""
-    from .page.story import find_story, headline, title
-
-    run = read_run(folder)
-    return Trace(folder=folder, headline="\n".join([f"{title(run)}.", *headline(find_story(run))]), **of)
 
 
 def _call_config(
@@ -262,43 +237,46 @@ class _Asked:
     links: Sequence[Link]
     progress: bool
 
-    @property
-    def own(self) -> list[MakesReadings]:
-        """For each link, the function that makes its own readings."""
-        return [link.readings for link in self.links]
-
     def measured(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
         """Measure some sequences, with the readings of all links; ``how`` goes to ``scout_and_measure``."""
-        asked = {"config": self.config, "own": self.own, "label": label if self.progress else None}
-        return scout_and_measure(self.lens, batch, **asked | how)
+        own, shown = [link.readings for link in self.links], label if self.progress else None
+        return scout_and_measure(self.lens, batch, **{"config": self.config, "own": own, "label": shown} | how)
 
 
-def _measure_and_judge(asked: _Asked, *, writer: RunWriter, stages: "_Stages") -> tuple[dict[str, pd.DataFrame], Panel]:
-    """(tables by name, measurements): measure, intervene and judge; each table is written once it is made."""
+def _measure_and_judge(
+    asked: _Asked, *, writer: RunWriter, stages: "_Stages"
+) -> tuple[dict[str, pd.DataFrame], Location]:
+    """(tables by name, location): measure, intervene and judge; each table is written once it is made."""
     lens, config, links = asked.lens, asked.config, asked.links
-    kept = Kept(writer, begin=stages.begin)
-    kept.keep("chain", chain_table(links))
+    kept = RunTables(writer, begin=stages.begin)
+    kept.write("chain", chain_table(links))
     located = _locate_and_measure(asked)
     batch, panel = located.batch, located.panel
-    kept.keep("tokens", decode_tokens(batch, lens.tokenizer))
+    kept.write("tokens", decode_tokens(batch, lens.tokenizer))
     rounded = rounding(lens, batch, position=panel.location.sink_position)
     evidence = gather_evidence(lens, panel, config=config)
     for name, frame in _measured_tables(evidence, links=links):
-        kept.keep(name, frame)
+        kept.write(name, frame)
     writer.write_tensors("patterns", {"pattern": _first_patterns(lens, batch)})
     kept.once("conditions", lambda: _condition_table(asked, located))
     if config.random_init:
-        _baseline_tables(asked, located, kept)
+        baseline = functools.cache(lambda: _measure_untrained(asked, located))
+        with _room_for_baseline(lens, config=config, folder=writer.folder):
+            kept.once("random_init_heads", lambda: tables.head_table(*baseline(), threshold=config.threshold))
+            values = functools.partial(link_values, links=links)
+            kept.once("random_init_links", lambda: values(gather_evidence(*baseline(), config=config)))
+            baseline.cache_clear()  # a second model, and its panel
+            collect_garbage()
     if config.interventions:
         supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
         about = {"location": panel.location, "lacks_sink": panel.lacks_sink, "too_few": located.too_few}
         studied = Studied(lens=lens, batch=batch, supers=supers, **about)
         causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
     nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
-    kept.keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
+    kept.write("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
     kept.frames["summary"] = summary.summary_table(located, kept.frames, config=config, rounded=rounded)
     writer.write_csv("summary", kept.frames["summary"])
-    return kept.frames, panel
+    return kept.frames, panel.location
 
 
 def _locate_and_measure(asked: _Asked) -> summary.Located:
@@ -325,7 +303,7 @@ def _locate_and_measure(asked: _Asked) -> summary.Located:
     others = sinks_elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if compared else {}
     n_asked = batch.n_sequences
     if others:  # what makes a sink at the studied position is asked where it is one
-        batch = without_sequences(batch, others)
+        batch = batch[[number for number in range(n_asked) if number not in others]]
         panel = asked.measured(batch, label="measuring where the sink is")
     n_with_other = batch.n_sequences
     batch, panel = _keep_sequences_with_sink(asked, batch, panel)
@@ -347,7 +325,7 @@ def _keep_sequences_with_sink(asked: _Asked, batch: TokenBatch, panel: Panel) ->
         return batch, panel
     if bool(having.all()) or not bool(having.any()):
         return batch, panel
-    some = without_sequences(batch, (~having).nonzero().flatten().tolist())
+    some = batch[having]
     label = "measuring where there is a sink"
     found = asked.measured(some, label=label, position=given)
     if found.location.sink_position != position:
@@ -369,18 +347,6 @@ def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[t
         yield "experts", expert_table(lens, panel, splits, super_share=config.super_share)
     yield "selectivity", selectivity_table(lens, panel, splits)
     yield "key_split", tables.key_table(panel, links=links)
-
-
-def _baseline_tables(asked: _Asked, located: summary.Located, kept: Kept) -> None:
-    """Write heads and link values of the random-init baseline, which is measured once for both tables."""
-    config, measured = asked.config, functools.cache(lambda: _measure_untrained(asked, located))
-    with _room_for_baseline(asked.lens, config=config, folder=kept.writer.folder):
-        kept.once("random_init_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
-        kept.once(
-            "random_init_links", lambda: link_values(gather_evidence(*measured(), config=config), links=asked.links)
-        )
-        measured.cache_clear()  # a second model, and its panel
-        collect_garbage()
 
 
 _STAGES = {
@@ -428,15 +394,13 @@ class _Stages:
 
 def _condition_table(asked: _Asked, located: summary.Located) -> pd.DataFrame:
     """One row for the chosen BOS condition, and one for the opposite condition if it was asked for."""
-
-    def name(condition: TokenBatch) -> str:
-        return "with" if condition.bos else "without"
-
-    config, other = asked.config, None if located.aligned else asked.other
-    rows = [tables.condition_row(located.panel, condition=name(located.batch), chosen=True, config=config)]
+    config, other, names = asked.config, None if located.aligned else asked.other, {True: "with", False: "without"}
+    name = names[located.batch.bos]
+    rows = [tables.condition_row(located.panel, condition=name, chosen=True, config=config)]
     if other is not None:
-        of_other = asked.measured(other, label=f"{name(other)} BOS", own=(), only=CONDITION_READINGS)
-        rows.append(tables.condition_row(of_other, condition=name(other), chosen=False, config=config))
+        name = names[other.bos]
+        of_other = asked.measured(other, label=f"{name} BOS", own=(), only=CONDITION_READINGS)
+        rows.append(tables.condition_row(of_other, condition=name, chosen=False, config=config))
     return pd.DataFrame(rows)
 
 
@@ -448,28 +412,24 @@ def _measure_untrained(asked: _Asked, located: summary.Located) -> tuple[LensMod
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
     label = "random-init baseline" if asked.progress else None
-    at = {"plan": aim.plan(untrained.having("k")), "forced": spans, "own": asked.own, "label": label}
-    return untrained, measure(untrained, batch, config=config, **at)
-
-
-def _room_for_baseline(
-    lens: LensModel, *, config: TraceConfig, folder: Path
-) -> contextlib.AbstractContextManager[None]:
-    """Within the block there is memory for the random-init baseline: where both do not fit, the model is in a file."""
-    twin = weight_bytes(lens.plain)
-    needed, free = bytes_beside(lens, config, twin=twin), free_bytes()
-    if lens.device.type != "cpu" or needed <= free:
-        return contextlib.nullcontext()
-    said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
-    _LOG.warning(said, size_text(free))
-    if holds_views(lens):  # the bridge's parts of fused projections would keep the memory
-        return contextlib.nullcontext()
-    return _weights_in_file(lens, folder=folder)
+    own, plan = [link.readings for link in asked.links], aim.plan(untrained.having("k"))
+    return untrained, measure(untrained, batch, config=config, plan=plan, forced=spans, own=own, label=label)
 
 
 @contextlib.contextmanager
-def _weights_in_file(lens: LensModel, *, folder: Path) -> Iterator[None]:
-    """Keep the weights in a file within the block; no pass of another thread runs meanwhile."""
+def _room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Path) -> Iterator[None]:
+    """Within the block there is memory for the random-init baseline: where both do not fit, the model is in a file.
+
+    No pass of another thread runs meanwhile.
+    """
+    needed, free = bytes_beside(lens, config, twin=weight_bytes(lens.plain)), free_bytes()
+    too_large = lens.device.type == "cpu" and needed > free
+    if too_large:
+        said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
+        _LOG.warning(said, size_text(free))
+    if not too_large or holds_views(lens):  # the bridge's parts of fused projections would keep the memory
+        yield
+        return
     with exclusive_use(lens):
         try:
             with set_aside(lens.plain, folder=folder):
