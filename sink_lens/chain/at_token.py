@@ -53,8 +53,7 @@ def at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occu
         for position in range(first, int(batch.lengths[number]))
         if row[position] in ids
     ]
-    text = _id_text(ids, lens.tokenizer)
-    return _cut_rows(batch, places, ids=ids, text=text)
+    return _cut_rows(batch, places, ids=ids, text=_id_text(ids, lens.tokenizer))
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
@@ -128,9 +127,8 @@ def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceCo
     often = {token: sum(own) / len(own) for token, own in of_token.items() if len(own) >= _FEWEST}
     best = max(often, key=lambda token: often[token], default=None)
     if best is None or often[best] < config.min_sink_rate:
-        strongest = (
-            "" if best is None else f"; the strongest is {_id_text((best,), lens.tokenizer)} with {often[best]:.3f}"
-        )
+        text = "" if best is None else _id_text((best,), lens.tokenizer)
+        strongest = "" if best is None else f"; the strongest is {text} with {often[best]:.3f}"
         raise InputError(
             f"none of the tokens that stand at least {_FEWEST} times at position {_BEFORE} or later is a sink "
             f"there in {config.min_sink_rate:g} of layers and heads{strongest}. Name a token, or trace without --at"

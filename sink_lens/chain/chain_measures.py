@@ -1,13 +1,11 @@
 """The chain at position 0 in numbers, from one pass, with a sink there or without: what is watched in a training."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from ..activations.record import Streamed
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..measures.attention import uniform_mass
@@ -22,20 +20,10 @@ from .neurons import split_layers, super_neurons
 
 THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
-_AT_ONCE = frozenset({"neurons_at_sinks", "attn_out_at_sinks", "mlp_out_at_sinks"})
-_READ = _AT_ONCE | {
-    "sink_score",
-    "sink_mass",
-    "std:z",
-    "norm:resid_pre",
-    "norm:resid_post",
-    "state_pre",
-    "state",
-    "typical_pre",
-    "typical",
-    "effective_rank",
-    "loss",
-}
+_READ = frozenset(
+    {"sink_score", "sink_mass", "std:z", "norm:resid_pre", "norm:resid_post", "state_pre", "state", "effective_rank"}
+    | {"typical_pre", "typical", "loss", "neurons_at_sinks", "attn_out_at_sinks", "mlp_out_at_sinks"}
+)
 
 
 def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SINK_THRESHOLD) -> pd.DataFrame:
@@ -67,23 +55,13 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
         )
     config = TraceConfig(model=lens.name, threshold=threshold)
     everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
-    panel = _growth_layers_only(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
+    panel = measure(lens, tokens, plan=everywhere, config=config, only=_READ)
     rows = _Rows()
     _attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
     _state_rows(rows, panel)
     _growth_rows(rows, lens, panel, super_share=config.super_share)
     rows.add("loss", panel["loss"].nanmean(), unit="nats")
     return rows.frame()
-
-
-def _growth_layers_only(panel: Panel) -> Panel:
-    """The panel with the neurons of the growth layers only: no other layer has super neurons."""
-    kept = set(panel.location.growth_layers)
-    values = {
-        name: {layer: tensor for layer, tensor in by_layer.items() if name not in _AT_ONCE or layer in kept}
-        for name, by_layer in panel.streamed.values.items()
-    }
-    return replace(panel, streamed=Streamed(values=values, kernel=panel.streamed.kernel))
 
 
 class _Rows:

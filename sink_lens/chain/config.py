@@ -115,13 +115,11 @@ class Question(ReadConfig):
         ReadConfig.__post_init__(self)
         check_at_least(self, 1, "intervention_sequences", "max_outliers")
         check_at_most(self, MOST_CONTROLS, "controls")
-        intervention_length = getattr(self, "intervention_length", None)
-        if intervention_length is not None and intervention_length < 16:
-            raise InputError(
-                f"intervention_length is {intervention_length}; need at least 16, so that there are other positions"
-            )
-        if getattr(self, "controls", 1) < 1:
-            raise InputError(f"controls is {getattr(self, 'controls', 1)}; need at least 1 draw")
+        length, controls = getattr(self, "intervention_length", None), getattr(self, "controls", 1)
+        if length is not None and length < 16:
+            raise InputError(f"intervention_length is {length}; need at least 16, so that there are other positions")
+        if controls < 1:
+            raise InputError(f"controls is {controls}; need at least 1 draw")
         for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):
             value = getattr(self, name, 0.5)
             if not 0 < value < 1:

@@ -86,12 +86,8 @@ def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Ev
     """
     test = set(sequences_to_test(panel.n_sequences, config=config))
     chosen = [one for one in range(panel.n_sequences) if one not in test] or list(range(panel.n_sequences))
-    return Evidence(
-        lens=lens,
-        panel=panel,
-        splits=split_layers(lens, panel, super_share=config.super_share, chosen=chosen),
-        config=config,
-    )
+    splits = split_layers(lens, panel, super_share=config.super_share, chosen=chosen)
+    return Evidence(lens=lens, panel=panel, splits=splits, config=config)
 
 
 def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source: bool = False) -> Statistic:

@@ -163,7 +163,7 @@ def scout(
     sinks = found or (0,)
     sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
     norms = [
-        r.norm_reading("resid_pre", positions=sites, layers=frozenset({0})),
+        r.norm_reading("resid_pre", positions=sites, layers=r.FIRST_LAYER),
         r.norm_reading("resid_post", positions=sites),
     ]
     typical = r.typical_readings(sinks, positions=sites)
@@ -227,7 +227,7 @@ def measure(
         *r.attention_readings(sinks, threshold=config.threshold, sigmoid=lens.family.sigmoid),
         rate_reading(config.threshold, shares=lens.family.sigmoid),
         *r.position_readings(one, positions, moments=moments),
-        r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
+        r.norm_reading("resid_pre", positions=positions, layers=r.FIRST_LAYER),
         *r.state_readings(sinks, positions=positions),
         *r.typical_readings(sinks, positions=positions),
         r.dominance_elsewhere(positions),

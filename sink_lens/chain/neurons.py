@@ -12,37 +12,17 @@ from torch import Tensor
 from ..measures import neurons as measures
 from ..models.lens import LensModel
 from ..models.weights import MlpWeights, mlp_weights, norm_weights
+from ..schema import column_names
 from .locate import GrowthStep
 from .measure import Panel
 
-COLUMNS = {
-    "layer": "int64",
-    "neuron": "int64",
-    "sink_position": "int64",
-    "activation": "float32",
-    "spike_ratio": "float32",
-    "contribution": "float32",
-    "contribution_share": "float32",
-    "outlier_dimension": "int64",
-    "gate_norm_rank": "Int64",
-    "up_norm_rank": "Int64",
-    "column_kurtosis": "float32",
-    "top_dimension": "int64",
-    "is_super": "bool",
-}
-"""Columns of ``neurons.parquet`` and their types; ranks are missing where the MLP has no such projection."""
-
-EXPERT_COLUMNS = {
-    "layer": "int64",
-    "expert": "int64",
-    "sink_position": "int64",
-    "routed_share": "float32",
-    "contribution": "float32",
-    "contribution_share": "float32",
-    "outlier_dimension": "int64",
-    "is_super": "bool",
-}
-"""Columns of ``experts.parquet`` and their types."""
+_TYPES = (
+    dict.fromkeys(("layer", "neuron", "expert", "sink_position", "outlier_dimension", "top_dimension"), "int64")
+    | dict.fromkeys(("activation", "spike_ratio", "contribution", "contribution_share"), "float32")
+    | dict.fromkeys(("column_kurtosis", "routed_share"), "float32")
+    | {"gate_norm_rank": "Int64", "up_norm_rank": "Int64", "is_super": "bool"}
+)
+"""Types of the columns of ``neurons`` and ``experts``; ranks are missing where the MLP has no such projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +74,7 @@ def split_layers(
     """
     splits = []
     rows = slice(None) if chosen is None else list(chosen)
-    for layer in panel.layers("neurons_at_sinks"):
+    for layer in panel.location.growth_layers:
         step = panel.location.step_of(layer)
         weights = mlp_weights(lens, layer=layer)
         for position in panel.location.sink_positions:
@@ -129,7 +109,7 @@ def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neu
 
 
 def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """One row per (layer, neuron, sink position) of every growth layer; the columns are ``COLUMNS``."""
+    """One row per (layer, neuron, sink position) of every growth layer."""
     frames = []
     for split in splits:
         layer, index = split.layer, panel.sink_positions.index(split.position)
@@ -162,9 +142,7 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
                 }
             )
         )
-    if not frames:
-        return pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
-    return pd.concat(frames, ignore_index=True).astype(COLUMNS)
+    return _joined_frames(frames, columns=[name for name in column_names("trace", "neurons") if name != "expert"])
 
 
 def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float) -> pd.DataFrame:
@@ -190,9 +168,12 @@ def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, sup
                 }
             )
         )
-    if not frames:
-        return pd.DataFrame(columns=list(EXPERT_COLUMNS)).astype(EXPERT_COLUMNS)
-    return pd.concat(frames, ignore_index=True).astype(EXPERT_COLUMNS)
+    return _joined_frames(frames, columns=column_names("trace", "experts"))
+
+
+def _joined_frames(frames: list[pd.DataFrame], *, columns: list[str]) -> pd.DataFrame:
+    joined = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+    return joined.astype({name: _TYPES[name] for name in joined})
 
 
 def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:

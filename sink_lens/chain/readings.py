@@ -33,6 +33,7 @@ SITES_BY_POSITION = ("z", *ADDED, "resid_post")
 """The sites whose variance and norm are read by position, as far as the model has them."""
 OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
+FIRST_LAYER = frozenset({0})
 _MOST_SAMPLED = 64
 
 
@@ -168,7 +169,9 @@ def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: froz
 
 def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
     """The stream at the sink positions by layer, from before layer 0 on, and effective rank with and without one."""
-    at_sinks = list(sink_positions)
+
+    def at_sinks(site: str) -> Callable[[LayerView], Tensor]:
+        return lambda view: view[site][:, list(sink_positions)].float()
 
     def ranks(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, "resid_post", positions)
@@ -176,13 +179,8 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
         return rank.effective_ranks(x, valid=valid, without=((), places))
 
     return [
-        Reading(
-            name="state_pre",
-            sites=("resid_pre",),
-            function=lambda view: view["resid_pre"][:, at_sinks].float(),
-            layers=frozenset({0}),
-        ),
-        Reading(name="state", sites=("resid_post",), function=lambda view: view["resid_post"][:, at_sinks].float()),
+        Reading(name="state_pre", sites=("resid_pre",), function=at_sinks("resid_pre"), layers=FIRST_LAYER),
+        Reading(name="state", sites=("resid_post",), function=at_sinks("resid_post")),
         Reading(name="effective_rank", sites=("resid_post",), function=ranks),
     ]
 
@@ -191,19 +189,14 @@ def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, 
     """Median magnitude of each dimension of the stream over other tokens (positions >= 8), from before layer 0 on."""
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 
-    def typical(view: LayerView, site: str) -> Tensor:
-        x, valid = _sampled_vectors(view, site, positions)
-        return median_where(x.abs().mT, where=(valid & others.to(valid.device))[:, None])
+    def typical(name: str, site: str, layers: frozenset[int] | None) -> Reading:
+        def medians(view: LayerView) -> Tensor:
+            x, valid = _sampled_vectors(view, site, positions)
+            return median_where(x.abs().mT, where=(valid & others.to(valid.device))[:, None])
 
-    return [
-        Reading(
-            name="typical_pre",
-            sites=("resid_pre",),
-            function=functools.partial(typical, site="resid_pre"),
-            layers=frozenset({0}),
-        ),
-        Reading(name="typical", sites=("resid_post",), function=functools.partial(typical, site="resid_post")),
-    ]
+        return Reading(name=name, sites=(site,), function=medians, layers=layers)
+
+    return [typical("typical_pre", "resid_pre", FIRST_LAYER), typical("typical", "resid_post", None)]
 
 
 def value_norm_reading(
@@ -246,9 +239,10 @@ def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tens
         return Reading(name=f"{site}_by_position", sites=(site,), function=sampled, layers=layers)
 
     def at_sinks(site: str) -> Reading:
-        return Reading(
-            name=f"{site}_at_sinks", sites=(site,), function=lambda view: view[site][:, sinks].float(), layers=layers
-        )
+        def values(view: LayerView) -> Tensor:
+            return view[site][:, sinks].float()
+
+        return Reading(name=f"{site}_at_sinks", sites=(site,), function=values, layers=layers)
 
     return [
         at_sinks("neurons"),

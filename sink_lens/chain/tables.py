@@ -1,5 +1,6 @@
 """The tables of a trace: from a panel to tidy data frames with the run folder's columns."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 from ..measures import dimensions, locking, outputs
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
+from ..schema import column_names
+from ..text import span
 from .config import TraceConfig
 from .links.link import Link
 from .locate import Location, find_outliers
@@ -93,22 +96,14 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
             at_sink = state[:, panel.sink_positions.index(position)]
             values = at_sink.double()
             ratio = float(dimensions.dominance_ratio(at_sink).mean())
-            outliers = find_outliers(
-                at_sink,
-                typical=typical[layer + 1],
-                dominance_threshold=config.dominance_threshold,
-                energy_frac=config.energy_frac,
-                max_outliers=config.max_outliers,
-            )
+            outliers = find_outliers(at_sink, thresholds=config, typical=typical[layer + 1])
             shown = max(_TOP_DIMENSIONS, len(outliers))
-            strongest = values.square().mean(0).argsort(descending=True, stable=True)[:shown]
-            named = strongest.tolist()
-            for dimension in [*named, *(one for one in outliers if one not in named)]:
+            strongest = values.square().mean(0).argsort(descending=True, stable=True)[:shown].tolist()
+            for dimension in dict.fromkeys([*strongest, *outliers]):
                 rows.append(
                     (layer, position, dimension, float(values[:, dimension].mean()), ratio, dimension in outliers)
                 )
-    columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
-    return pd.DataFrame(rows, columns=columns).astype({"is_outlier": bool})
+    return pd.DataFrame(rows, columns=column_names("trace", "dimensions")).astype({"is_outlier": bool})
 
 
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
@@ -177,28 +172,20 @@ def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
         }
         for index, step in enumerate(panel.location.steps)
     ]
-    columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension"]
-    return pd.DataFrame(rows, columns=[*columns, "split_error"])
+    return pd.DataFrame(rows, columns=column_names("trace", "growth_steps"))
 
 
 def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
     """A row of ``conditions.parquet``: sink rate, S2 ratio of layers that feed the growth, outlier dimensions, loss."""
     location = panel.location
-    feeding = list(panel.feeding)
-    by_count: dict[int, int] = {}
-    for dims in location.outliers.values():
-        for dimension in dims:
-            by_count[dimension] = by_count.get(dimension, 0) + 1
+    counts = Counter(dimension for dims in location.outliers.values() for dimension in dims)
     return {
         "condition": condition,
         "chosen": chosen,
         "sink_position": location.sink_position,
         "sink_rate": float(panel.sink_rate(config.threshold).nanmean()),
-        "s2_ratio": float(panel.std_ratio("z")[feeding].nanmean()),
-        "outlier_dimensions": ",".join(str(d) for d in sorted(by_count, key=lambda d: -by_count[d])),
-        "growth_steps": ",".join(
-            str(step.first_layer) if len(step.layers) == 1 else f"{step.first_layer}-{step.last_layer}"
-            for step in location.steps
-        ),
+        "s2_ratio": float(panel.std_ratio("z")[list(panel.feeding)].nanmean()),
+        "outlier_dimensions": ",".join(str(dimension) for dimension, _ in counts.most_common()),
+        "growth_steps": ",".join(span(step.layers) for step in location.steps),
         "loss_nats": float(panel["loss"].nanmean()),
     }

@@ -12,7 +12,6 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import measure
 from sink_lens.chain.neurons import (
-    COLUMNS,
     LayerSplit,
     neuron_table,
     output_terms,
@@ -24,6 +23,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
 from sink_lens.models.weights import mlp_weights
+from sink_lens.schema import column_names
 
 WITH_NEURONS = TINY_FAMILIES
 
@@ -144,7 +144,7 @@ def test_the_table_has_one_row_per_layer_neuron_and_position():
     table = neuron_table(lens, panel, split_layers(lens, panel, super_share=0.05))
     assert len(table) == 2 * 80 * 2
     assert not table.duplicated(["layer", "neuron", "sink_position"]).any()
-    assert {name: str(dtype) for name, dtype in table.dtypes.items()} == COLUMNS
+    assert [*table.columns] == [name for name in column_names("trace", "neurons") if name != "expert"]
     of_neuron = table.groupby(["layer", "neuron"])["is_super"].nunique()
     assert (of_neuron == 1).all()  # a property of layer and neuron
 
