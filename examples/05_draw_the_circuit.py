@@ -64,12 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("each link: its statistic, the share of the sink that its intervention moves, its verdict")
     columns = ["link", "statistic", "statistic_value", "share", "ci_low", "ci_high", "verdict"]
     print(links[columns].round(2).to_string(index=False))
-    parts = circuit.nodes.query("kind == 'neuron'").nlargest(5, "value")
+    parts = run.tables["neurons"].query("is_super").nlargest(5, "contribution_share")
     print("\nthe neurons that write the dimension (layer.neuron), and their share of it")
-    print(
-        "  ".join(f"{label}: {share:.0%}" for label, share in zip(parts["label"], parts["value"], strict=True))
-        or "none"
-    )
+    shares = parts[["layer", "neuron", "contribution_share"]].itertuples(index=False)
+    print("  ".join(f"L{layer}.N{neuron}: {share:.0%}" for layer, neuron, share in shares) or "none")
 
     for name in ("circuit.json", "circuit.png", "circuit.svg"):
         circuit.save(out / name)

@@ -10,33 +10,34 @@ from sink_lens.report.style import figure_bytes, save_figure
 
 
 class Drawable:
-    """A circuit that is drawn (``draw``), can be JSON (``to_json``) and a page to explore (``explore``)."""
+    """A circuit that is drawn (``draw``) and can be JSON (``to_json``); one of edges is a page to ``explore``, too."""
 
     __slots__ = ()
 
-    def save(self, path: str | Path, *, style: Style | None = None, width: float | None = None) -> Path:
-        """Write the circuit as its ending says: .html to explore, .json, or a figure as .png, .svg or .pdf.
+    def save(self, path: str | Path, *, style: Style = "page", width: float | None = None) -> Path:
+        """Write the circuit as its ending says: .json, a figure as .png, .svg or .pdf, or .html to explore edges.
 
         Args:
             path: the file; folders are made.
-            style: see ``draw``; None for its default.
+            style: see ``draw``.
             width: see ``draw``.
 
         Raises:
             InputError: another ending, a file that belongs to a run, or as for ``draw``.
         """
         path, own = Path(path), cast("Any", self)
-        if path.suffix.lower() in (".html", ".htm"):
-            return own.explore().save(path)
-        if path.suffix.lower() == ".json":
+        ending, explore = path.suffix.lower(), getattr(self, "explore", None)
+        if ending in (".html", ".htm") and explore is not None:
+            return explore().save(path)
+        if ending == ".json":
             refuse_file_of_run(path, replaceable=(".json",))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(own.to_json(), encoding="utf-8")
             return path
-        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-            endings = ".html, .json, .png, .svg or .pdf"
+        if ending not in (".png", ".svg", ".pdf"):
+            endings = ".json, .png, .svg or .pdf" if explore is None else ".html, .json, .png, .svg or .pdf"
             raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need {endings} for a circuit")
-        return save_figure(own.draw(**({} if style is None else {"style": style}), width=width), path)
+        return save_figure(own.draw(style, width=width), path)
 
     def _repr_png_(self) -> bytes:
         return figure_bytes(cast("Any", self).draw(), "png")

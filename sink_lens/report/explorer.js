@@ -127,7 +127,6 @@ window.exploreCircuits = async (packed) => {
 
   const STAGES = { "key-value head": 0, "attention head": 1 };
   function rowOf(node) {
-    if (Number.isFinite(node.row)) return node.row;
     const layer = Number.parseFloat(node.layer);
     return Number.isNaN(layer) || node.feature_type === "embedding" ? -3 : 3 * layer + (node.feature_type === "logit" ? 2.5 : STAGES[node.feature_type] ?? 2);
   }
@@ -429,7 +428,6 @@ window.exploreCircuits = async (packed) => {
     const least = pane.edges.length ? Math.abs(pane.edges.at(-1).weight) : 0;
     const said = [`${shown.toLocaleString("en")} of ${all.toLocaleString("en")} edges (${percent(shown / all)}), magnitude at least ${number(least)}.`];
     const rows = (about.curve ?? []).filter((row) => row.by === "edges");
-    if (about.meaning) said.push(text(about.meaning, 400));
     const kept = (row) => `${rounded(row.faithfulness)} [${rounded(row.low)}, ${rounded(row.high)}]`;
     const tell = (row) => `${percent(row.share)} of the edges: ${kept(row)}`;
     const own = state.which === "circuit" ? about.curve?.find((row) => row.by === "circuit") : undefined;
@@ -451,7 +449,7 @@ window.exploreCircuits = async (packed) => {
   function linkItem(pane, link, other, inside) {
     const press = element("button", { type: "button", textContent: labelled(pane.graph, other) });
     press.addEventListener("click", () => focus(shownAs(other) ?? other));
-    const spread = Number.isFinite(link.raw.standard_error) ? ` ± ${number(link.raw.standard_error)}` : Number.isFinite(link.raw.low) ? ` [${number(link.raw.low)}, ${number(link.raw.high)}]` : "";
+    const spread = Number.isFinite(link.raw.standard_error) ? ` ± ${number(link.raw.standard_error)}` : "";
     return element("li", {}, press, element("span", { className: "number", textContent: `${number(link.weight)}${spread}${inside.has(link.key) ? "" : " · not shown"}` }));
   }
 
@@ -473,7 +471,7 @@ window.exploreCircuits = async (packed) => {
       const pinned = state.pinned.includes(id), pin = element("button", { type: "button", textContent: pinned ? "Unpin" : "Pin" });
       pin.addEventListener("click", () => togglePin(id));
       panel.append(element("p", {}, element("label", {}, "Label ", input), " ", pin));
-      panel.append(element("p", { className: "quiet", textContent: [id, graph.nodes.get(id).feature_type, graph.nodes.get(id).detail].filter(Boolean).map((one) => text(one, 200)).join(" · ") }));
+      panel.append(element("p", { className: "quiet", textContent: [id, graph.nodes.get(id).feature_type].filter(Boolean).map((one) => text(one, 200)).join(" · ") }));
     }
     const shared = /^a(\d+)\.h(\d+)$/.exec(base(graph, id)), group = graph.about.group ?? 1;
     const key = shared && group > 1 ? `a${shared[1]}.kv${Math.floor(shared[2] / group)}${id.slice(base(graph, id).length)}` : null;
@@ -572,10 +570,10 @@ window.exploreCircuits = async (packed) => {
   function tables() {
     const into = find("table").querySelector(".wide-table"), parts = [];
     for (const pane of find("table").open ? scene.panes : []) {
-      const rows = pane.links.slice(0, MOST_ROWS).map((link) => [name(pane, link.source), name(pane, link.target), READS[link.via]?.slice(2) ?? text(link.raw.quantity ?? link.via).replaceAll("_", " "), number(link.weight),
-        link.of.length > 1 ? `${link.of.length} edges` : Number.isFinite(link.raw.standard_error) ? `± ${number(link.raw.standard_error)}` : Number.isFinite(link.raw.low) ? `${number(link.raw.low)} to ${number(link.raw.high)}` : "",
-        Number.isFinite(link.raw.inclusion) ? percent(link.raw.inclusion) : text(link.raw.verdict), truth(link.raw.core)]);
-      parts.push(element("p", { textContent: `${pane.graph.title}: ${pane.links.length > MOST_ROWS ? `the first ${MOST_ROWS} of ` : ""}${pane.links.length} edges, the largest first.` }), table(["from", "into", "reads as", "score", "spread", pane.links.some((link) => link.raw.verdict) ? "verdict" : "in bootstraps", "core"], rows));
+      const rows = pane.links.slice(0, MOST_ROWS).map((link) => [name(pane, link.source), name(pane, link.target), READS[link.via]?.slice(2) ?? text(link.via), number(link.weight),
+        link.of.length > 1 ? `${link.of.length} edges` : Number.isFinite(link.raw.standard_error) ? `± ${number(link.raw.standard_error)}` : "",
+        Number.isFinite(link.raw.inclusion) ? percent(link.raw.inclusion) : "", truth(link.raw.core)]);
+      parts.push(element("p", { textContent: `${pane.graph.title}: ${pane.links.length > MOST_ROWS ? `the first ${MOST_ROWS} of ` : ""}${pane.links.length} edges, the largest first.` }), table(["from", "into", "reads as", "score", "spread", "in bootstraps", "core"], rows));
     }
     into.replaceChildren(...parts);
   }

@@ -4,7 +4,7 @@ A circuit is shown as an attribution graph in Neuronpedia's JSON (``circuit.save
 has no place for stands in ``metadata.sink_lens``, in ``qParams.sink_lens`` (the view) and in further fields of a link.
 The page saves and opens the same JSON, so that labels, groups and whatever else a file holds come back unchanged.
 
-A link's ``weight`` is a score, or the share of the sink that a path carries; ``via`` says what reads it (q, k, v, g).
+A link's ``weight`` is a score; ``via`` says what reads it (q, k, v, g).
 With spans of positions there is one node for each span, whose place among them is ``ctx_idx``.
 """
 
@@ -13,6 +13,7 @@ import gzip
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -103,14 +104,13 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
     """
     spans = list(dict.fromkeys(map(str, edges["span"])))
     further = [name for name in ("standard_error", "inclusion", "in_circuit", "core") if name in edges.columns]
-    last = max(len(tokens) - 1, 0)
-    links, sizes = [], dict[tuple[str, str], float]()
+    links, sizes = [], defaultdict[tuple[str, str], float](float)
     for row in edges.to_dict("records"):
         span, score = str(row["span"]), float(row["score"])
         reader, _, via = str(row["reader"]).partition("<")
         ends = [(str(row["writer"]), span), (reader, span)]
         for end in ends:
-            sizes[end] = sizes.get(end, 0.0) + abs(score)
+            sizes[end] += abs(score)
         source, target = (_node_id(*end) for end in ends)
         link = {"source": source, "target": target, "weight": _json_cell(score), "via": via.rstrip(">")}
         links.append(link | {name: _json_cell(row[name]) for name in further})
@@ -118,96 +118,31 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
     nodes = []
     for (name, span), size in sizes.items():
         layer, kind = _layer_and_type(name, n_layers=int(about["n_layers"]))
-        at = spans.index(span) if len(spans) > 1 else last
+        at, node = spans.index(span) if len(spans) > 1 else max(len(tokens) - 1, 0), _node_id(name, span)
         nodes.append(
             {
-                "node_id": _node_id(name, span),
+                "node_id": node,
                 "feature": None,
                 "layer": layer,
                 "ctx_idx": at,
                 "feature_type": kind,
-                "jsNodeId": f"{_node_id(name, span)}-{at}",
-                "clerp": edge_name(_node_id(name, span)),
+                "jsNodeId": f"{node}-{at}",
+                "clerp": edge_name(node),
                 "influence": size / total,
                 "activation": None,
             }
         )
-    named = {"spans": spans} if len(spans) > 1 else {}
-    return _neuronpedia_json(nodes, links, model=model, tokens=tokens, **named, **about)
-
-
-def chain_graph(nodes: pd.DataFrame, edges: pd.DataFrame, *, model: str, most: int = 8, **about: Any) -> dict[str, Any]:
-    """A trace's chain as Neuronpedia's JSON: its paths and links, and of each node's parts the largest."""
-    parts = nodes.loc[nodes["group"].ne("")].sort_values("value", key=abs, ascending=False, kind="stable")
-    kept = [*nodes.loc[nodes["group"].eq(""), "id"], *parts.groupby("group").head(most)["id"]]
-    paths = edges.loc[edges["source"].isin(kept) & edges["target"].isin(kept) & edges["value"].notna()]
-    joined = {(row["source"], row["target"]) for row in paths.to_dict("records") if row["quantity"] == "path_share"}
-    links = []
-    for row in paths.to_dict("records"):
-        if row["quantity"] == "intervention_share" and (row["source"], row["target"]) in joined:
-            continue
-        named = {name: _json_cell(row[name]) for name in ("quantity", "verdict", "control")}
-        interval = {"low": _json_cell(row["ci_low"]), "high": _json_cell(row["ci_high"])}
-        ends = {"source": row["source"], "target": row["target"], "weight": _json_cell(row["value"])}
-        links.append(ends | interval | named | {"via": ""})
-    shown = nodes.loc[nodes["id"].isin(kept)]
-    rows = _depths(shown["id"].tolist(), links)
-    for link in links:  # parts stand right below what they lead to
-        if link["source"] in {*parts["id"]}:
-            rows[link["source"]] = rows[link["target"]] - 1
-    position = int(about.get("sink_position") or 0)
-    drawn = []
-    for row in shown.to_dict("records"):
-        label = " ".join(str(row["label"]).split()) or row["id"]
-        several = shown["label"].eq(row["label"]).sum() > 1
-        layer = re.search(r"\d+", str(row["layers"]))
-        detail = " ".join(f"{row['label']} {row['detail']} {row['layers']}".split())
-        drawn.append(
-            {
-                "node_id": row["id"],
-                "feature": None,
-                "layer": layer[0] if layer else "E",
-                "ctx_idx": position,
-                "feature_type": row["kind"],
-                "jsNodeId": f"{row['id']}-{position}",
-                "clerp": f"{label}, {row['layers']}" if several else label,
-                "influence": None,
-                "activation": _json_cell(row["value"]),
-                "detail": detail,
-                "row": rows[row["id"]],
-            }
-        )
-    return _neuronpedia_json(drawn, links, model=model, **about)
-
-
-def _depths(nodes: Sequence[str], links: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Name of each node -> the length of the longest path to it; a circle ends where it began."""
-    depth = dict.fromkeys(nodes, 0)
-    for _ in nodes:
-        moved = {one["target"]: depth[one["source"]] + 1 for one in sorted(links, key=lambda one: depth[one["source"]])}
-        changed = {node: at for node, at in moved.items() if at > depth[node] and at < len(nodes)}
-        if not changed:
-            break
-        depth |= changed
-    return depth
-
-
-def _neuronpedia_json(
-    nodes: list[dict[str, Any]], links: list[dict[str, Any]], *, model: str, tokens: Sequence[str] = (), **about: Any
-) -> dict[str, Any]:
-    """Nodes and links as Neuronpedia's JSON, with the data that its pages show."""
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{about.get('title', 'circuit')}-{model}".lower()).strip("-")
-    settings = {name: about[name] for name in ("method", "ablation") if name in about}
+    title = about.get("title", "")
     return {
         "metadata": {
-            "slug": slug,
+            "slug": re.sub(r"[^a-z0-9]+", "-", f"{title}-{model}".lower()).strip("-"),
             "scan": model,
             "prompt_tokens": list(tokens),
             "prompt": "".join(tokens),
-            "info": {"description": about.get("title", ""), "generator": {"name": "sink_lens"}},
-            "generation_settings": settings,
+            "info": {"description": title, "generator": {"name": "sink_lens"}},
+            "generation_settings": {name: about[name] for name in ("method", "ablation") if name in about},
             "pruning_settings": {"edges": len(links)},
-            "sink_lens": about,
+            "sink_lens": ({"spans": spans} if len(spans) > 1 else {}) | about,
         },
         "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
         "nodes": nodes,

@@ -23,15 +23,13 @@ _END = "metric"
 """Id of the box that the metric is read from."""
 _MOST_STEPS = 6
 """Growth steps of a trace's picture, the first ones."""
-_VERDICTS = {"holds": "holds", "fails": "fails", "undecided": "undecided"}
 _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
 
 
 def sketch_chain(circuit: Any) -> Diagram:
     """A trace's circuit: its nodes and their arrows, a number each; growth steps are one where no number parts them."""
-    nodes = circuit.nodes.loc[circuit.nodes["group"].eq("") & ~circuit.nodes["kind"].isin(["early", "mlps"])]
-    steps = sorted(set(nodes["step"].dropna()))
-    nodes = nodes.loc[~nodes["step"].isin(steps[_MOST_STEPS:])]
+    steps = sorted(set(circuit.nodes["step"].dropna()))
+    nodes = circuit.nodes.loc[~circuit.nodes["step"].isin(steps[_MOST_STEPS:])]
     paths = circuit.edges.loc[circuit.edges["quantity"] == "path_share"]
     links = circuit.edges.loc[circuit.edges["quantity"] == "intervention_share"]
     ends = links["source"].str.cat(links["target"], sep=" ")
@@ -41,61 +39,50 @@ def sketch_chain(circuit: Any) -> Diagram:
     kinds = dict(zip(nodes["id"], nodes["kind"], strict=True))
     inside = edges["source"].map(kinds) == edges["target"].map(kinds)
     one_step = bool(pooled and not inside.any()) or nodes["step"].nunique() < 2
-    nodes = nodes.assign(at=nodes["kind"] if one_step else nodes["id"])
-    at = dict(zip(nodes["id"], nodes["at"], strict=True))
-    rows = None if one_step else {step: row for row, step in enumerate(sorted(set(nodes["step"].dropna())))}
-    boxes = [
-        Box(id=str(name), text=_box_words(part), row=None if rows is None else rows.get(part["step"].iloc[0]))
-        for name, part in nodes.groupby("at", sort=False)
-    ]
-    if rows is not None:  # columns are kinds of nodes; what all growth steps share stands between them
-        middle, columns = sum(rows.values()) / len(rows), list(dict.fromkeys(nodes["kind"]))
-        boxes = [
-            replace(box, row=middle if box.row is None else box.row, column=columns.index(kinds[box.id]))
-            for box in boxes
-        ]
+    at = kinds if one_step else {name: name for name in kinds}
+    rows = {} if one_step else {step: row for row, step in enumerate(steps[:_MOST_STEPS])}
+    columns = list(dict.fromkeys(nodes["kind"]))
+    boxes = []
+    for name, part in nodes.groupby(nodes["id"].map(at), sort=False):
+        box = Box(id=str(name), text=_box_words(part))
+        if rows:  # columns are kinds of nodes; what all growth steps share stands between them
+            row = rows.get(part["step"].iloc[0], sum(rows.values()) / len(rows))
+            box = replace(box, row=row, column=columns.index(part["kind"].iloc[0]))
+        boxes.append(box)
     arrows: dict[tuple[str, str, str], Arrow] = {}
     known = edges.loc[edges["source"].isin(list(at)) & edges["target"].isin(list(at))]
     for edge in known.sort_values("value", kind="stable").to_dict("records"):
         source, target, share = at[edge["source"]], at[edge["target"]], float(edge["value"])
-        kind = str(edge["verdict"])
-        label = "?" if math.isnan(share) else percent(share)
+        kind, label = str(edge["verdict"]), "?" if math.isnan(share) else percent(share)
         arrow = Arrow(source=source, target=target, label=label, share=share, kind=kind)
         arrows.setdefault((source, target, kind), arrow)
     joined = {end for arrow in arrows.values() for end in (arrow.source, arrow.target)}
-    position = circuit.about.get("sink_position")
-    says = "Number: share of the sink that is lost if the link is broken; for the first link, share that its cause "
-    says += "makes at another position."
+    position, model = circuit.about["sink_position"], visible(circuit.about["model"], limit=40)
+    title = f"What makes position {position} the attention sink of {model}"
     if len(paths):
         says = (
             "Number: the share of its attention that the sink loses if the box at the arrow's end does not see what "
-            "the box at its start writes. All other boxes see it. "
+            "the box at its start writes. All other boxes see it. Paths through other MLPs are not drawn."
         )
-        says += "Paths through other MLPs are not drawn."
         if len(others):
             says += " For links without a path: the share that their intervention moves."
-    elif not circuit.about.get("is_sink", True):
+    elif not circuit.about["is_sink"]:
+        title = f"What was measured at position {position} of {model}, which has no attention sink"
         says = "No position is an attention sink, so no link was intervened on."
-    elif len(links) and links["value"].isna().all():
+    elif links["value"].isna().all():
+        title = f"What was measured at position {position}, the attention sink of {model}"
         says = "No link of this run was intervened on. To test the links, trace again and leave out --no-interventions."
+    else:
+        says = "Number: share of the sink that is lost if the link is broken; for the first link, share that its cause "
+        says += "makes at another position."
     if len(steps) > _MOST_STEPS:
         says += f" {len(steps) - _MOST_STEPS} more growth steps are not drawn."
-    model = visible(circuit.about.get("model"), limit=40)
-    title = f"What makes position {position} the attention sink of {model}"
-    if not circuit.about.get("is_sink", True):
-        title = f"What was measured at position {position} of {model}, which has no attention sink"
-    elif len(links) and links["value"].isna().all() and paths.empty:
-        title = f"What was measured at position {position}, the attention sink of {model}"
     return Diagram(
         title=title,
         boxes=tuple(one for one in boxes if one.id in joined),
         arrows=tuple(arrows.values()),
         says=says,
-        key={
-            **_VERDICTS,
-            **_SIGNS,
-            **{str(kind): visible(kind) for kind in known["verdict"] if kind not in {*_VERDICTS, *_SIGNS}},
-        },
+        key={str(kind): _SIGNS.get(str(kind), visible(kind)) for kind in known["verdict"]},
     )
 
 
@@ -103,22 +90,17 @@ def _box_words(nodes: pd.DataFrame) -> str:
     """The words of the box of a kind of node, at most ``MOST_WORDS``, from its rows in the table of nodes."""
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
-    layers = _layers_text(nodes["layers"].tolist())
     supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
+    over = [re.match(r"(\d+) of ", detail) for detail in nodes["detail"]]  # no "of how many": the title is of all
+    heads = plural(sum(int(one[1]) for one in over if one), "head") if all(over) else "heads"
     names = {
         "z": "averaged values z",
         "attn_out": "attention output after W_O",
-        "neurons": f"{supers}{layers}",
+        "neurons": f"{supers}{_layers_text(nodes['layers'].tolist())}",
         "dimension": _join_labels(nodes["label"].tolist()),
-        "heads": f"sink in {_heads_text(nodes)}",
+        "heads": f"sink in {heads}",
     }.get(str(first["kind"]), visible(first["label"].replace("\n", " "), limit=60, counted=False))
     return " ".join(names.split()[:MOST_WORDS])
-
-
-def _heads_text(nodes: pd.DataFrame) -> str:
-    """Count the heads above the threshold, if that was measured; not out of how many, since the title is of all."""
-    counts = [re.match(r"(\d+) of ", detail) for detail in nodes["detail"]]
-    return plural(sum(int(one[1]) for one in counts if one), "head") if all(counts) else "heads"
 
 
 def _join_labels(labels: Sequence[str]) -> str:

@@ -15,11 +15,9 @@ from sink_lens.report.explorer import Explorer
 from sink_lens.report.html import render
 from sink_lens.text import part_name
 
-from ..report.circuits import traced
 from .edges import EDGES, GROUP, LAYERS, a_run, every_edge
 
 HOSTILE = ("<img src=x onerror=window.hit=1>", "</script><script>window.hit=2</script>", "\u202eevil", "__proto__")
-TRACE = Path(__file__).parent / "default_model"
 BELOW_SCREEN = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
 
@@ -355,14 +353,6 @@ def test_two_circuits_stand_side_by_side_with_what_differs(explored, run, tmp_pa
     assert found.quiet, vars(found)
 
 
-def test_every_node_of_a_trace_has_its_label(explored, tmp_path):
-    page = explored(circuit_of(traced(tmp_path / "run")).save(tmp_path / "chain.html")).page
-    svg = saved(page, "SVG").read_text()
-    for label in ("L1.N100", "L2.N100", "L7.N100", "L1.N101"):  # the strongest neurons stand beside longer labels
-        assert f">{label}" in svg, label
-    assert "<circle" not in svg
-
-
 def test_what_is_shown_is_saved_as_svg_and_png_and_printed(explored):
     found = explored()
     page = found.page
@@ -401,17 +391,12 @@ def test_nothing_that_axe_knows_is_violated(explored, options):
     assert found.quiet, vars(found)
 
 
-def test_pages_of_circuit_and_trace_runs_hold_it(opened, run, tmp_path):
-    for folder, name in ((run, "a23"), (TRACE, "L11.N1229")):
-        found = opened(render(folder, out=tmp_path / f"{folder.name}.html"))
-        page = found.page
-        page.locator("#explorer[data-state=drawn]").wait_for()
-        assert page.locator("#explore canvas").is_visible()
-        assert violations(page) == []
-        if folder == TRACE:
-            assert any(name in cell for cells in listed(page) for cell in cells)
-            assert "verdict" in page.locator("[data-table] thead").inner_text()
-        assert found.quiet, vars(found)
+def test_the_page_of_a_circuit_s_run_holds_it(opened, run, tmp_path):
+    found = opened(render(run, out=tmp_path / "page.html"))
+    found.page.locator("#explorer[data-state=drawn]").wait_for()
+    assert found.page.locator("#explore canvas").is_visible()
+    assert violations(found.page) == []
+    assert found.quiet, vars(found)
 
 
 def test_hostile_names_are_text(explored, tmp_path):

@@ -13,7 +13,7 @@ from sink_lens.errors import InputError
 from sink_lens.report import explorer
 
 from ..browser.edges import HEADS, a_run, every_edge
-from .circuits import tables, traced
+from .circuits import traced
 
 VENDORED = Path(explorer.__file__).parent / "vendor"
 REQUIRED = {
@@ -39,18 +39,17 @@ def run(tmp_path_factory):
     return a_run(tmp_path_factory.mktemp("circuit") / "run")
 
 
-def test_graphs_of_runs_are_neuronpedia_s(run, tmp_path):
-    chain = views.circuit_of(traced(tmp_path / "trace", frames=tables()))
-    for graph in (views.circuit_of(run).graph, chain.graph):
-        assert {*graph} == {"metadata", "qParams", "nodes", "links"}
-        assert REQUIRED["metadata"] <= graph["metadata"].keys()
-        for part in ("nodes", "links"):
-            for row in graph[part]:
-                assert REQUIRED[part] <= row.keys()
-        ids = {node["node_id"] for node in graph["nodes"]}
-        assert len(ids) == len(graph["nodes"])
-        assert {link[end] for link in graph["links"] for end in ("source", "target")} <= ids
-        json.dumps(graph, allow_nan=False)
+def test_the_graph_of_a_run_is_neuronpedia_s(run):
+    graph = views.circuit_of(run).graph
+    assert {*graph} == {"metadata", "qParams", "nodes", "links"}
+    assert REQUIRED["metadata"] <= graph["metadata"].keys()
+    for part in ("nodes", "links"):
+        for row in graph[part]:
+            assert REQUIRED[part] <= row.keys()
+    ids = {node["node_id"] for node in graph["nodes"]}
+    assert len(ids) == len(graph["nodes"])
+    assert {link[end] for link in graph["links"] for end in ("source", "target")} <= ids
+    json.dumps(graph, allow_nan=False)
     assert {node["layer"] for node in graph["nodes"]} > {"E"}
 
 
@@ -87,3 +86,5 @@ def test_a_page_is_written_by_its_ending_and_asks_nobody(run, tmp_path):
         circuit.explore().save(tmp_path / "c.pdf")
     with pytest.raises(InputError, match=r"need \.html, \.json, \.png"):
         circuit.save(tmp_path / "c.txt")
+    with pytest.raises(InputError, match=r"ends with \.html; need \.json, \.png"):
+        views.circuit_of(traced(tmp_path / "trace")).save(tmp_path / "c.html")  # a trace's is a drawing alone

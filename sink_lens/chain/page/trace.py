@@ -199,8 +199,7 @@ def _circuit_figure(run: Run) -> tuple[str, Figure]:
     else:
         see = (
             "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower "
-            "it. Boxes of heads count those with a sink in layers after a growth step. The explorer below has every "
-            "path."
+            "it. Boxes of heads count those with a sink in layers after a growth step."
         )
     return see, drawn.draw()
 
@@ -340,5 +339,4 @@ TRACE = Page(
     tables=TABLES,
     first_screen=first_screen,
     circuit=circuit.chain_circuit,
-    explore=lambda run: circuit.chain_circuit(run).graph,
 )
