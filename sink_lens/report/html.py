@@ -6,7 +6,6 @@ and no model.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import shlex
@@ -23,7 +22,7 @@ from sink_lens.report import explorer, views
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv
 from sink_lens.report.pages import belongs, page_of
 from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embed_patterns
-from sink_lens.report.side_by_side import Beside, check_comparable, set_beside
+from sink_lens.report.side_by_side import Beside, check_comparable, compare_parts
 from sink_lens.report.style import UNWRITABLE, svg, thin_lines
 from sink_lens.schema import column_meanings
 from sink_lens.text import capital, listed, visible
@@ -35,25 +34,31 @@ _OF_THE_PAGE = ("report", "report.html")
 _HERE = Path(__file__).parent
 
 
-def page_content(run: Run, *, prefix: str = "") -> Content:
-    """Collect everything that the page of a run shows; ids of its parts begin with the prefix."""
+def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> Content:
+    """Collect everything that the page of a run shows; ids of its parts begin with the prefix.
+
+    A part stands there if it belongs on the page of the run, or of one that stands ``beside`` it.
+    """
     run = _run_for_page(run)
     page = page_of(run)
+
+    def stands(of: Drawn | Listed) -> bool:
+        return any(belongs(one, of) for one in (run, *beside))
+
     incomplete = _incomplete_sentence(run)  # reads every table
     first = page.first_screen(run) if page.first_screen else None
     own = run.provenance.get("notes") or []
     notes = (*_shortened_notes(run), *(own if isinstance(own, list) else [own]), *(first.notes if first else ()))
-    name = run_name(run)
     return Content(
         run=run,
-        name=visible(name),
+        name=visible(_run_name(run)),
         title=attempt(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
         headline=attempt(run, lambda: page.headline(run))[0] or [],
         notes=[capital(visible(note, limit=400)) for note in notes],
         incomplete=incomplete,
         first=first,
-        figures=[_shown_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and belongs(run, of)],
-        tables=[_shown_table(run, of, prefix=prefix) for of in page.tables if belongs(run, of)],
+        figures=[_shown_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and stands(of)],
+        tables=[_shown_table(run, of, prefix=prefix) for of in page.tables if stands(of)],
         provenance=_provenance(run),
     )
 
@@ -90,26 +95,20 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
         RunError: The runs are not comparable.
         InputError: Too few or too many of them.
     """
-    runs = [_run_for_page(run) for run in runs]
     check_comparable(runs, by=by)
-    parts = [page_content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
-    return parts, _with_common_figure(runs, set_beside(runs, parts))
-
-
-def _with_common_figure(runs: Sequence[Run], beside: Beside) -> Beside:
-    """The comparison with the figure of all runs, if their kind has one and each run has what it needs."""
-    make = page_of(runs[0]).together
+    parts = [page_content(run, prefix=f"run-{index}-", beside=runs) for index, run in enumerate(runs, start=1)]
+    beside, make = compare_parts(parts), page_of(runs[0]).together
     if make is None:
-        return beside
-    made, missing = attempt(runs[0], lambda: make(runs, beside.names))
+        return parts, beside
+    made, missing = attempt(runs[0], lambda: make([part.run for part in parts], beside.names))
     if made is None:
-        return dataclasses.replace(beside, together=Shown(key="together", title="All runs", missing=missing))
+        return parts, dataclasses.replace(beside, together=Shown(key="together", title="All runs", missing=missing))
     said, see, figure = made
     shown = Shown(key="together", title="All runs", see=see + thin_lines(figure), svg=svg(figure, name="together"))
-    return dataclasses.replace(beside, said=said, together=shown)
+    return parts, dataclasses.replace(beside, said=said, together=shown)
 
 
-def run_name(run: Run) -> str:
+def _run_name(run: Run) -> str:
     """Name of a run on a page: its model, else its folder."""
     model = run.provenance.get("model") or run.config.get("model")
     if isinstance(model, Mapping):
@@ -126,14 +125,8 @@ def _shown_figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
         see += thin_lines(figure)
         wide = bool(figure.get_figwidth() > 6)
         data, _ = attempt(run, lambda: of.data(run))
-        return Shown(
-            key=key,
-            title=of.title,
-            see=see,
-            svg=svg(figure, name=key),
-            wide=wide,
-            csv=csv(data) if data is not None else "",
-        )
+        numbers = "" if data is None else csv(data)
+        return Shown(key=key, title=of.title, see=see, svg=svg(figure, name=key), wide=wide, csv=numbers)
 
     made, missing = attempt(run, make)
     return made or Shown(key=key, title=of.title, missing=missing, wide=True)
@@ -206,7 +199,11 @@ def render(
             written.
         InputError: Too many runs, or the page would be written over a file that belongs to a run.
     """
-    path = _page_path(Path(out)) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
+    path = Path(out or (PAGE_FILE if others else Path(folder) / PAGE_FILE))
+    if path.is_dir():
+        path /= PAGE_FILE
+    elif path.suffix.lower() not in (".html", ".htm"):
+        path = path.with_name(f"{path.name}.html")
     check_file_name(path, what="the name of the page")
     refuse_file_of_run(path, replaceable=(".html", ".htm"))
     text = page_text(folder, *others, by=by)
@@ -219,24 +216,12 @@ def render(
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
+        command = ["sink-lens", "report", *map(str, [folder, *others]), *([] if out is None else ["--out", str(out)])]
         raise RunError(
             f"{path} cannot be written ({error.strerror}); need a folder with room. The numbers are safe: make room, "
-            f"then draw the page with {_render_command(folder, *others, out=out)}"
+            f"then draw the page with {shlex.join(command)}"
         ) from error
     return path
-
-
-def _page_path(out: Path) -> Path:
-    """The path of a page to write, which must end with .html and belong to no run."""
-    if out.is_dir():
-        return out / PAGE_FILE
-    return out if out.suffix.lower() in (".html", ".htm") else out.with_name(f"{out.name}.html")
-
-
-def _render_command(*folders: str | os.PathLike[str], out: Path | None) -> str:
-    """The command that renders a page again."""
-    to = [] if out is None else ["--out", str(out)]
-    return shlex.join(["sink-lens", "report", *map(str, folders), *to])
 
 
 def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
@@ -248,59 +233,37 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     """
     runs = [read_run(folder) for folder in folders]
     parts, beside = ([page_content(runs[0])], None) if len(runs) == 1 else side_by_side(runs, by=by)
-    patterns = [_pattern_data(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
-    script = (_HERE / "page.js").read_text(encoding="utf-8")
-    first = parts[0].first if beside is None else None
-    graphs, unexplored = _explorer_graphs(parts)
+    embedded, room = [], MOST_BYTES // len(parts)
+    for part in parts:
+        found, why = None, ""
+        if part.first is not None:
+            found, why = attempt(part.run, lambda run=part.run: embed_patterns(run, most_bytes=room))
+        embedded.append(found or {"data": None, "said": why})
+    explore = page_of(parts[0].run).explore
+    made = [] if explore is None else [attempt(part.run, lambda run=part.run: explore(run)) for part in parts[:2]]
+    graphs = [graph for graph, _ in made if graph]
     exploring = explorer.script(graphs) if graphs else ""
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    copied = [one for part in parts for one in (*part.figures, *part.tables)] + [*(beside.tables if beside else ())]
+    viridis = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype("uint8").tobytes().hex()
     template = explorer.templates().get_template("page.html")
     text = template.render(
         parts=parts,
         beside=beside,
-        leads=first.leads if first else (),
+        leads=parts[0].first.leads if parts[0].first and beside is None else (),
         tokens=[drawn_tokens(part.run) for part in parts],
-        embedded=patterns,
-        data=_script_json({"csv": _copied_numbers(parts, beside), "colours": _viridis_digits()}),
-        patterns=_script_json([one["data"] for one in patterns]),
+        embedded=embedded,
+        data=_script_json({"csv": {one.key: one.csv for one in copied if one.csv}, "colours": viridis}),
+        patterns=_script_json([one["data"] for one in embedded]),
         script=script,
         exploring=exploring,
-        unexplored=unexplored,
+        unexplored=" ".join(why for _, why in made if why),
         script_hashes=views.hashes(script, *((exploring, explorer.bundle()) if graphs else ())),
     )
     return UNWRITABLE.sub("\ufffd", text)
-
-
-def _pattern_data(part: Content, *, most_bytes: int) -> dict[str, Any]:
-    """Patterns for the script, and which; where the run has none, why. Other kinds of run have neither."""
-    if part.first is None:
-        return {"data": None, "said": ""}
-    found, why = attempt(part.run, lambda: embed_patterns(part.run, most_bytes=most_bytes))
-    return {"data": None, "said": why} if found is None else found
-
-
-def _explorer_graphs(parts: Sequence[Content]) -> tuple[list[dict[str, Any]], str]:
-    """The circuits of up to two runs for the explorer, and why there are none; other kinds of run have neither."""
-    explore = page_of(parts[0].run).explore
-    if explore is None:
-        return [], ""
-    made = [attempt(part.run, functools.partial(explore, part.run)) for part in parts[:2]]
-    return [graph for graph, _ in made if graph], " ".join(why for _, why in made if why)
-
-
-def _copied_numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:
-    """Id of an element -> the CSV that its copy button gives."""
-    shown = [one for part in parts for one in (*part.figures, *part.tables)]
-    return {one.key: one.csv for one in (*shown, *(beside.tables if beside else ())) if one.csv}
 
 
 def _script_json(value: Any) -> str:
     """JSON that can stand in a script element, whatever it holds."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-@functools.cache
-def _viridis_digits() -> str:
-    """The colour map viridis as 256 colours of six hexadecimal digits, one after the other."""
-    rows = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype(int)
-    return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in rows.tolist())

@@ -107,10 +107,10 @@ class Beside:
         apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
         settings = []
         for row in apart:
-            if (texts := tuple(cell.text for cell in row.cells)) == self.names:
-                continue  # the names of the runs say it
-            values = [f"{_setting_text(text)} in {name}" for text, name in zip(texts, self.names, strict=True)]
-            settings.append(f"{name_in_words(row.name.removeprefix('config.'))} {', '.join(values)}")
+            texts = ["not set" if cell.text == "–" else visible(cell.text, limit=40) for cell in row.cells]
+            values = [f"{text} in {name}" for text, name in zip(texts, self.names, strict=True)]
+            if tuple(cell.text for cell in row.cells) != self.names:  # else the names of the runs say it
+                settings.append(f"{name_in_words(row.name.removeprefix('config.'))} {', '.join(values)}")
         settings = list(dict.fromkeys(settings))  # a model is in the configuration and in the provenance
         more = [f"{len(settings) - _MOST_MADE} more"] * (len(settings) > _MOST_MADE)
         return f"Made with {'; '.join(settings[:_MOST_MADE] + more)}." if settings else ""
@@ -118,29 +118,26 @@ class Beside:
     @property
     def tables(self) -> tuple[Shown, ...]:
         """The rows as tables, to be copied."""
-        texts = {
-            key: [(row.name, *(cell.text for cell in row.cells)) for row in rows]
-            for key, rows in (("verdicts", self.verdicts), ("summary", self.summary), ("provenance", self.provenance))
-        }
-        frames = {key: pd.DataFrame(rows, columns=["", *self.names]) for key, rows in texts.items()}
-        return tuple(Shown(key=key, title="", csv=csv(frame)) for key, frame in frames.items())
+        found = []
+        for key, rows in (("verdicts", self.verdicts), ("summary", self.summary), ("provenance", self.provenance)):
+            texts = [(row.name, *(cell.text for cell in row.cells)) for row in rows]
+            found.append(Shown(key=key, title="", csv=csv(pd.DataFrame(texts, columns=["", *self.names]))))
+        return tuple(found)
 
 
-def _setting_text(text: str) -> str:
-    """A setting's value as the page shows it: "not set" for a dash."""
-    return "not set" if text == "–" else visible(text, limit=40)
-
-
-def set_beside(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
+def compare_parts(parts: Sequence[Content]) -> Beside:
     """The comparison of several runs, made from the content of their pages."""
+    names = tuple(part.name for part in parts)
+    if len(set(names)) < len(names):
+        names = tuple(visible(part.run.folder.resolve().name) for part in parts)
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}
-    summaries = [attempt(run, lambda run=run: _summary_texts(run))[0] or {} for run in runs]
+    summaries = [attempt(part.run, lambda run=part.run: _summary_texts(run))[0] or {} for part in parts]
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_make_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
     return Beside(
-        names=_run_names(runs, parts),
+        names=names,
         verdicts=tuple(_verdict_row(key, parts, name=name) for key, name in judged.items()),
         of=firsts[0].of if firsts else ("", ""),
         summary=tuple(_make_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
@@ -191,14 +188,6 @@ def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[An
     )
 
 
-def _run_names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
-    """Name each run: by its model, or by its folder if models are the same."""
-    models = [part.name for part in parts]
-    if len(set(models)) == len(models):
-        return tuple(models)
-    return tuple(visible(run.folder.resolve().name) for run in runs)
-
-
 def _make_row(name: str, texts: Sequence[str]) -> Row:
     """A row of one text per run; those that differ from the first run's are marked."""
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
@@ -210,14 +199,11 @@ def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
     for part in parts:
         found = next((one for one in (part.first.judged if part.first else ()) if one.key == key), None)
         cells.append(("not measured", "") if found is None else (found.verdict, found.why))
-    first = cells[0][0]
-    return Row(
-        name=name,
-        cells=tuple(
-            Entry(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != first)
-            for verdict, why in cells
-        ),
+    entries = (
+        Entry(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != cells[0][0])
+        for verdict, why in cells
     )
+    return Row(name=name, cells=tuple(entries))
 
 
 def _summary_texts(run: Run) -> dict[str, str]:

@@ -45,6 +45,15 @@ def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path)
     assert len(ids) == len(set(ids))
 
 
+def test_a_part_of_one_run_stands_beside_why_the_other_lacks_it(tmp_path):
+    asked = {"config": {"interventions": True}}
+    sink = a_run(tmp_path / "sink", **asked)
+    none = a_run(tmp_path / "none", verdict="not applicable", model="b", weights_sha256="ef", **asked)
+    for runs in ((sink, none), (none, sink)):
+        (table,) = page_text(*runs).split('id="run-1-effect-table-card"')[1:]
+        assert table.split("</div>")[0].count('class="missing"') == 2
+
+
 def test_the_losses_of_two_trainings_are_one_figure(tmp_path):
     for seed, end in ((0, 3.5), (1, 3.25)):
         log = pd.DataFrame({"step": [0, 1, 2], "tokens": [0, 64, 128], "loss": [5.0, 4.0, end]})
