@@ -34,7 +34,7 @@ from sink_lens.report import attention_heads
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trace with few sequences, unless a run is given, and draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument("--run", help="a trace that is there already, instead of a short one of the model")
     parser.add_argument("--interventions", action="store_true", help="intervene too: three minutes instead of one")

@@ -11,6 +11,7 @@ import os
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
             found, why = attempt(part.run, lambda run=part.run: embed_patterns(run, most_bytes=room))
         embedded.append(found or {"data": None, "said": why})
     explore = page_of(parts[0].run).explore
-    made = [] if explore is None else [attempt(part.run, lambda run=part.run: explore(run)) for part in parts[:2]]
+    made = [attempt(part.run, partial(explore, part.run)) for part in parts[:2]] if explore else []
     graphs = [graph for graph, _ in made if graph]
     exploring = explorer.script(graphs) if graphs else ""
     script = (_HERE / "page.js").read_text(encoding="utf-8")
