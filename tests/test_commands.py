@@ -519,7 +519,7 @@ REFUSED = {
     "sweep unknown.toml": "has 'colour', which is not known; need some of",
     "sweep broken.toml": "cannot be read as a configuration of sweep",
     "SWEEP --engine slurm": "slurm",
-    "sweep sweep.toml --model MODEL --devices cuda:7,cuda:8": "cuda",
+    "sweep sweep.toml --model MODEL --device cuda:7": "cuda",
     "sweep sweep.toml 'a\u202egnp.exe\nerror: not ours'": "⟨U+202E⟩",
     "train": "no file was given; need one that says what to train: sink-lens train --example > train.toml",
     "train none.toml": "none.toml cannot be read as a configuration of train",
@@ -829,7 +829,7 @@ def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
     run("sweep", "sweep.toml", "--shard", "1/2")
     options = "--device cpu --out a --engine ray --workers 3 --overwrite --retry-failed"
     run("sweep", "sweep.toml", *shlex.split(options))
-    run("sweep", "sweep.toml", "--devices", "cpu, cuda:1", "--quiet")
+    run("sweep", "sweep.toml", "--quiet")
     run("train", "train.toml", "--seed", 3)
     run("train", "train.toml", "--seed", 3, "--set", "attention=sigmoid", "--out", "a", "--overwrite", "--quiet")
     (first, plain), (_, divided), (second, chosen), (third, spread), (_, begun), (fifth, quiet) = calls
@@ -838,7 +838,7 @@ def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
     assert divided == {"out": "runs/sweep"} | asked | {"shard": "1/2"}
     assert (second.engine, second.workers, second.retry_failed) == ("ray", 3, True)
     assert chosen == asked | {"out": "a", "overwrite": True}
-    assert (third.device, third.devices, spread["progress"]) == ("cpu", ("cpu", "cuda:1"), False)
+    assert (third, spread["progress"]) == (first, False)
     assert begun == {"out": "runs/train-3", "overwrite": False, "progress": True}
     assert (fifth.attention, fifth.seed, fifth.d_model) == ("sigmoid", 3, 32)
     assert quiet == {"out": "a", "overwrite": True, "progress": False}

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from ..errors import KernelError
+from ..errors import KernelError, first_line_of_error
 from ..models.attention import add_sink_logits, append_alibi_dimension, softcap_scores, weights_of
 from ..models.family import Family
 from ..models.interfaced import use_attention
@@ -302,7 +302,7 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
         except RuntimeError as error:
             raise KernelError(
                 f"the fused kernel on {device} does not take {dtype} with heads of {d_head} "
-                f"({str(error).splitlines()[0]}); use kernel='eager', which processes blocks of rows"
+                f"({first_line_of_error(error)}); use kernel='eager', which processes blocks of rows"
             ) from error
         errors = [(a.float() - b.float()).abs().max() for a, b in zip(fused, explicit, strict=True)]
         off = torch.stack(errors).max().item()  # nan if there is one

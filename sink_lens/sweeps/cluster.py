@@ -1,17 +1,13 @@
-"""Compute the blocks of a sweep in this process, in several processes (one per device), or on a Ray cluster.
+"""Compute the blocks of a sweep on a Ray cluster; the numbers are those of this process, and only ``sweep`` writes.
 
-Every engine computes the same blocks and returns the same numbers; only ``sweep`` writes files. A worker loads the
-model by its name and refuses weights that differ from the sweep's.
+A worker loads the model by its name and refuses weights that differ from the sweep's.
 """
 
 import logging
-import multiprocessing
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,22 +15,20 @@ import pandas as pd
 import torch
 
 from ..data.tokens import TokenBatch
-from ..edits.named_metrics import MetricSpec
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, resolve_metrics
 from ..engine.plan import Plan
-from ..errors import InputError, ModelError
+from ..errors import InputError, ModelError, first_line_of_error
 from ..models.lens import LensModel
 from ..models.load import load, weights_hash
-from .cells import OwnCell, What, cells_of
+from .cells import OwnCell, cells_of
 from .grid import Grid
 
 _SECONDS_TO_ANSWER = 5.0
 _RETRIES = 3
-"""Number of retries after a worker died, if no block was finished in between."""
+"""How often Ray restarts a worker, and repeats a block, after a worker died."""
 
-Advance = Callable[[int], object]
 Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
 
 
@@ -78,126 +72,42 @@ class Job:
         return self.engine(lens)
 
 
-def check_engine(
-    engine: str,
-    *,
-    devices: Sequence[str],
-    workers: int | None = None,
-    what: What,
-    metrics: Sequence[Measured],
-) -> None:
-    """Refuse an engine that cannot compute these cells and metrics here, before anything is written.
+def check_engine(engine: str, *, workers: int | None) -> None:
+    """Refuse an engine that cannot compute here, before anything is written.
 
     Raises:
-        InputError: Ray is not installed, an option belongs to the other engine, or cells or
-            metrics contain functions, which cannot be sent to another process without Ray.
+        InputError: Ray is not installed, its cluster at RAY_ADDRESS does not answer (Ray itself would wait minutes), or
+            workers are given without Ray.
     """
-    if workers is not None and engine != "ray":
-        raise InputError(f"engine {engine!r} with workers {workers}; need engine 'ray', or devices")
-    if devices and engine == "ray":
-        raise InputError(f"engine 'ray' with devices {', '.join(devices)}; Ray gives out its own: leave devices out")
-    if engine == "ray":
-        try:
-            import ray  # noqa: F401
-        except ImportError as error:
-            raise InputError("engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'") from error
-        _refuse_silent_cluster()
-    elif len(devices) > 1 and not (isinstance(what, Grid) and all(isinstance(one, MetricSpec) for one in metrics)):
-        raise InputError(
-            "cells and metrics that hold functions cannot be sent to other processes; need a Grid and MetricSpec, or "
-            "one device, or engine='ray'"
-        )
-
-
-def _refuse_silent_cluster() -> None:
-    """Refuse a cluster at RAY_ADDRESS that does not answer, for which Ray itself would wait minutes."""
+    if engine != "ray":
+        if workers is not None:
+            raise InputError(f"engine {engine!r} with workers {workers}; need engine 'ray', or leave workers out")
+        return
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise InputError("engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'") from error
     address = os.environ.get("RAY_ADDRESS", "")
     host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if not colon or not port.isdecimal():
-        return  # none, "auto" or "local": Ray says itself at once what it finds
-    try:
-        socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER).close()
-    except (OSError, OverflowError) as error:
-        raise _unreachable_error(address, error) from error
+    if colon and port.isdecimal():  # of no address, "auto" and "local", Ray says at once what it finds
+        try:
+            socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER).close()
+        except (OSError, OverflowError) as error:
+            raise _unreachable_error(address, error) from error
 
 
 def _unreachable_error(address: str, error: Exception) -> InputError:
     """Make the error for a Ray cluster that does not answer."""
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    where, first = f" at RAY_ADDRESS={address}" * bool(address), first_line_of_error(error)[:200]
     return InputError(
-        f"no Ray cluster answers{f' at RAY_ADDRESS={address}' * bool(address)} ({first[:200]}); need a running one. "
+        f"no Ray cluster answers{where} ({first}); need a running one. "
         "Start it, unset RAY_ADDRESS for one on this machine, or leave engine 'ray' out"
     )
 
 
-def run_here(engine: Engine, blocks: Sequence[Block], *, advance: Advance) -> Blocks:
-    """Compute one block after the other in this process; yields (block, its table of values)."""
-    for block in blocks:
-        yield block, engine.run(block, advance=advance)
-
-
-def run_in_processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], advance: Advance) -> Blocks:
-    """Compute the blocks in several local processes, one per device; retry a block if its process dies.
-
-    Raises:
-        ModelError: the model's name gives other weights to a worker.
-        RuntimeError: processes died again and again, and finished nothing in between.
-    """
-    context = multiprocessing.get_context("spawn")
-    others = {process.pid for process in multiprocessing.active_children()}
-    deaths = 0
-    left = {block.number: block for block in blocks}
-    while left:
-        names: Any = context.Queue()
-        for device in devices:
-            names.put(device)
-        threads = max(1, torch.get_num_threads() // len(devices))
-        with ProcessPoolExecutor(
-            len(devices), mp_context=context, initializer=_begin_worker, initargs=(job, names, threads)
-        ) as pool:
-            try:
-                running: dict[Future[pd.DataFrame], Block] = {
-                    pool.submit(_run_in_worker, block): block for block in left.values()
-                }
-                while running:
-                    done, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        block = running.pop(future)
-                        frame = future.result()
-                        del left[block.number]
-                        deaths = 0
-                        advance(len(block.cells))
-                        yield block, frame
-            except BrokenProcessPool as error:
-                deaths += 1
-                if deaths > _RETRIES:
-                    raise RuntimeError(
-                        f"a worker process died {deaths} times and finished nothing in between; is there enough memory?"
-                    ) from error
-            except BaseException:  # Ctrl-C, a full disk: nobody waits for blocks that are half done
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in multiprocessing.active_children():
-                    if process.pid not in others:
-                        process.terminate()
-                raise
-
-
-_WORKER: list["Worker"] = []
-"""The worker of a process, made when the process begins."""
-
-
-def _begin_worker(job: Job, devices: Any, threads: int) -> None:
-    """Start the worker of a new process with the job, a device from the queue, and its number of threads."""
-    torch.set_num_threads(threads)
-    _WORKER.append(Worker(job, devices.get()))
-
-
-def _run_in_worker(block: Block) -> pd.DataFrame:
-    """The table of values of a block, computed by this process's worker."""
-    return _WORKER[0].run(block)
-
-
-def run_on_ray(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Advance) -> Blocks:
+def run_on_ray(
+    job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Callable[[int], object]
+) -> Blocks:
     """Compute the blocks on a Ray cluster, with one worker per GPU (per two CPUs if there is no GPU).
 
     What is sent there is the job: the model's name, the tokens, the cells and metrics, and the code of functions among
@@ -267,7 +177,7 @@ def _send_job(ray: Any, job: Job) -> Any:
     try:
         return ray.put(job)
     except TypeError as error:
-        found = str(error.__cause__ or error).splitlines()[0]
+        found = first_line_of_error(error.__cause__ or error)
         raise InputError(
             f"a cell or a metric holds something that cannot be sent to another process ({found}); need functions "
             "of plain values and tensors, or engine='local'"
@@ -275,7 +185,7 @@ def _send_job(ray: Any, job: Job) -> Any:
 
 
 class Worker:
-    """A worker that loads the model once and computes blocks, in its own process or as a Ray actor."""
+    """A Ray actor that loads the model once and computes blocks."""
 
     def __init__(self, job: Job, device: str) -> None:
         self._engine: Engine | None = None

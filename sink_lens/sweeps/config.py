@@ -77,8 +77,6 @@ class SweepConfig:
     """float32, bfloat16, float16 or float64. Default: float32."""
     seed: int = 0
     """Seed of every generator: tokens, draws of the controls, bootstrap."""
-    devices: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "D,D"})
-    """Several devices of this machine, one process each."""
     engine: Literal["local", "ray"] = "local"
     """Where the blocks are computed; ray sends tokens, cells and metrics to the cluster of RAY_ADDRESS."""
     workers: int | None = None
@@ -93,8 +91,6 @@ class SweepConfig:
         check_types(self)
         check_described(self)
         check_at_least(self, 1, "workers")
-        if self.devices:
-            object.__setattr__(self, "device", self.devices[0])
         if not isinstance(self.grid, Grid):
             raise InputError(f"grid is {self.grid!r:.200}; need a Grid")
         if self.metrics is None:

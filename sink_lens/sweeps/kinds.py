@@ -26,8 +26,6 @@ sink-lens sweep sweep.toml --out runs/neurons  [dim]again after an interruption:
 
 sink-lens sweep sweep.toml --model gpt2 --sequences 32 --controls 19 --out runs/gpt2
 
-sink-lens sweep sweep.toml --devices cuda:0,cuda:1
-
 sink-lens sweep sweep.toml --out runs/one --shard 3/8  [dim]in each of 8 jobs; --shard slurm in an array job[/dim]
 
 sink-lens sweep sweep.toml --engine ray --workers 16  [dim]on the cluster of RAY_ADDRESS[/dim]

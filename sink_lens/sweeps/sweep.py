@@ -41,14 +41,14 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
 from . import words
 from .cells import Cells, What, cells_of
-from .cluster import Job, check_engine, run_here, run_in_processes, run_on_ray
+from .cluster import Job, check_engine, run_on_ray
 from .config import SweepConfig
 from .grid import EditGrid, Grid
 from .results import SweepResult, effect_tables, mask_short_sequences, values_by_cell
 
 log = logging.getLogger(__name__)
 
-_OF_CALL = ("seed", "least_effect", "devices", "engine", "workers", "retry_failed")
+_OF_CALL = ("seed", "least_effect", "engine", "workers", "retry_failed")
 """Fields of a configuration that a sweep of a loaded model has too."""
 FILES = ("plan", "baseline", "cells", "controls", "values")
 
@@ -85,7 +85,7 @@ def sweep(
         overwrite: replace the run in the folder.
         progress: show a progress bar.
         **fields: fields of ``SweepConfig``, which win over those of a configuration; of a loaded model those of
-            ``_OF_CALL``, such as ``seed=1``, ``devices=("cuda:0", "cuda:1")`` or ``engine="ray"``.
+            ``_OF_CALL``, such as ``seed=1`` or ``engine="ray"``.
 
     Raises:
         InputError: a grid, metric, engine or shard that cannot be used.
@@ -95,7 +95,7 @@ def sweep(
     check_shard(shard, out=out, overwrite=overwrite)
     asked = _collect_request(model, what, tokens=tokens, metrics=metrics, fields=fields)
     how = asked.how
-    check_engine(how.engine, devices=how.devices, workers=how.workers, what=asked.what, metrics=asked.metrics)
+    check_engine(how.engine, workers=how.workers)
     if shard is not None:
         refuse_unhashed_code(asked.config)
     folder = Path(out) if out is not None else default_folder(asked.lens.name)
@@ -234,7 +234,7 @@ class _Asked:
 def _run_blocks(
     writer: RunWriter, job: Job, own: Engine, blocks: Sequence[Block], *, how: SweepConfig, progress: bool
 ) -> None:
-    """Compute and write those of the blocks that the folder lacks: here, on several devices or on a cluster."""
+    """Compute and write those of the blocks that the folder lacks: here, or on a cluster."""
     todo = [block for block in blocks if not _is_done(writer, block, retry_failed=how.retry_failed)]
     total = sum(len(block.cells) for block in blocks)
     done = total - sum(len(block.cells) for block in todo)
@@ -244,10 +244,8 @@ def _run_blocks(
         if how.engine == "ray":
             on_gpu = own.lens.device.type == "cuda"
             computed = run_on_ray(job, todo, workers=how.workers, on_gpu=on_gpu, advance=bar.update)
-        elif len(how.devices) > 1:
-            computed = run_in_processes(job, todo, devices=how.devices, advance=bar.update)
         else:
-            computed = run_here(own, todo, advance=bar.update)
+            computed = ((block, own.run(block, advance=bar.update)) for block in todo)
         with contextlib.closing(computed):
             for block, frame in computed:
                 writer.write_table(_block_name(block), frame)

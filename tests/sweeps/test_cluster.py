@@ -1,15 +1,12 @@
-"""The same table from several processes and from a Ray cluster, also where workers die, and what they refuse."""
+"""The same table from a Ray cluster as from this process, also where workers die, and what it refuses."""
 
-import multiprocessing
 import os
 import signal
 import socket
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import forks
 import pandas as pd
 import psutil
 import pytest
@@ -20,12 +17,10 @@ from analyses.tiny_families import tiny
 from sink_lens import load
 from sink_lens.data.tokens import random_tokens
 from sink_lens.edits.constructors import zero
-from sink_lens.edits.metrics import loss
 from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.errors import InputError, ModelError
-from sink_lens.models.load import wrap
-from sink_lens.records import display, read_run
+from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster
 from sink_lens.sweeps.sweep import sweep
@@ -58,11 +53,6 @@ def small_blocks():
         patched.setattr(planning, "_CPU_TOKENS", 128)
         patched.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
         yield
-
-
-@pytest.fixture(scope="module")
-def local(lens, tmp_path_factory):
-    return swept(lens, tmp_path_factory.mktemp("local") / "run")
 
 
 def sequences():
@@ -109,83 +99,20 @@ def block_files(result):
     return sorted(path.stem for path in result.folder.glob("block-*"))
 
 
-# --- processes
-
-
-def workers_of_a_pool():
-    return [process.pid for process in multiprocessing.active_children()]
-
-
-@pytest.mark.exhaustive  # the first kill of a sweep is in test_killed.py
-def test_two_processes_one_of_which_is_killed_give_the_table_of_one(lens, local, tmp_path, monkeypatch):
-    pools, killed = [], []
-    pool = cluster.ProcessPoolExecutor
-
-    def counted(*args, mp_context, **options):
-        pools.append((args[0], mp_context.get_start_method()))
-        return pool(*args, mp_context=forks.FORKS, **options)
-
-    def kill():
-        killed.extend(workers_of_a_pool()[:1])
-        os.kill(killed[0], signal.SIGKILL)
-
-    monkeypatch.setattr(cluster, "ProcessPoolExecutor", counted)
-    monkeypatch.setattr(engine.Engine, "run", lambda *args, **options: pytest.fail("this process computed a block"))
-    written = at_blocks(monkeypatch, {1: kill})
-    result = swept(lens, tmp_path / "run", devices=("cpu", "cpu"))
-    assert_same(result, local)
-    assert len(killed) == 1
-    assert pools == [(2, "spawn")] * 2  # the blocks that were left were given to two new processes
-    assert sorted(written) == block_files(local)
-    assert read_run(tmp_path / "run").status == "finished"
-
-
-def test_processes_that_die_again_and_again_are_given_up(lens, tmp_path, monkeypatch):
-    pools = []
-
-    class Dying:
-        """A pool whose processes die at once."""
-
-        def __init__(self, *args, **options):
-            pools.append(self)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-        def submit(self, *args):
-            raise cluster.BrokenProcessPool
-
-    monkeypatch.setattr(cluster, "ProcessPoolExecutor", Dying)
-    with pytest.raises(RuntimeError, match="died 4 times and finished nothing in between; is there enough memory"):
-        swept(lens, tmp_path / "run", devices=("cpu", "cpu"))
-    assert len(pools) == 4
-    assert read_run(tmp_path / "run").status == "failed"
-
-
-def test_other_weights_in_a_worker_are_refused_by_name(saved, tmp_path, monkeypatch):
-    # A worker loads the model by its name. The pool is one of threads here: to start a process takes seconds.
-    def pool(workers, *, mp_context, initializer, initargs):
-        return ThreadPoolExecutor(1, initializer=initializer, initargs=initargs)
-
-    monkeypatch.setattr(cluster, "ProcessPoolExecutor", pool)
-    monkeypatch.setattr(cluster, "_WORKER", [])
-    changed = wrap(tiny("llama", seed=1), name=str(saved))
+def test_other_weights_in_a_worker_are_refused_by_name(saved):
+    of = {"weights": "another", "dtype": "float32", "tokens": sequences(), "what": GRID, "metrics": METRICS}
+    worker = cluster.Worker(cluster.Job(model=str(saved), plan=None, **of), "cpu")
     with pytest.raises(
         ModelError, match=rf"'{saved}' has other weights on a worker than in the sweep.*save_pretrained"
     ):
-        swept(changed, tmp_path / "run", devices=("cpu", "cpu"))
-    assert read_run(tmp_path / "run").status == "failed"
+        worker.run(None)
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"workers": 2}, "engine 'local' with workers 2; need engine 'ray', or devices"),
+        ({"workers": 2}, "engine 'local' with workers 2; need engine 'ray', or leave workers out"),
         ({"engine": "ray", "workers": 0}, "workers is 0; need at least 1"),
-        ({"engine": "ray", "devices": ("cpu", "cpu")}, "with devices cpu, cpu; Ray gives out its own"),
     ],
 )
 def test_an_option_that_the_engine_would_not_heed_is_refused(lens, tmp_path, monkeypatch, options, text):
@@ -193,25 +120,6 @@ def test_an_option_that_the_engine_would_not_heed_is_refused(lens, tmp_path, mon
     with pytest.raises(InputError, match=text):
         swept(lens, tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("what", "metrics"),
-    [([cell_of(zero("z"), name="mine")], METRICS), (GRID, [loss()]), (GRID, [METRICS[0], lambda run: run.loss])],
-)
-def test_functions_cannot_be_sent_to_processes_and_nothing_is_written(lens, tmp_path, what, metrics):
-    with pytest.raises(InputError, match="need a Grid and MetricSpec, or one device, or engine='ray'"):
-        swept(lens, tmp_path / "run", what=what, metrics=metrics, devices=("cpu", "cpu"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_one_device_is_this_process(lens, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "ProcessPoolExecutor", lambda *args, **options: pytest.fail("a pool was made"))
-    grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
-    assert len(swept(lens, tmp_path, what=grid, metrics=[loss()], devices=("cpu",)).frame) == 1
-
-
-# --- Ray
 
 
 def test_without_ray_the_error_says_how_to_install_it(lens, tmp_path, monkeypatch):
