@@ -219,7 +219,7 @@ myst_substitutions = {
     "public_names": _public(),
     "measures": _rows(
         ("measure", "what it says", "unit", "range", "source"),
-        [(f"`{m.name}`", m.meaning, m.unit, _range(m.low, m.high), m.reference) for m in MEASURES.values()],
+        [(f"`{name}`", m.meaning, m.unit, _range(m.low, m.high), m.reference) for name, m in MEASURES.items()],
     ),
     "sites": _rows(
         ("site", "axes", "hook of the bridge", "what it is"),

@@ -94,11 +94,12 @@ def test_what_a_type_allows(value, hint, fit):
         (lambda: sink_lens.identity.UntrainedConfig(n_layers=10**9), "n_layers is 1000000000; need at most 10,000"),
         (lambda: sink_lens.identity.ContractionConfig(models=("MODEL",), seed=-5), "seed is -5; need a whole number"),
         (lambda: MEASURES.column_kurtosis(torch.ones(2, 3), chunk=-1), "chunk is -1; need at least one column"),
-        (lambda: MEASURES.uniform_law(1.0, n_positions=0), "n_positions is 0; need at least 1"),
         (lambda: MEASURES.variance_ratio(torch.zeros(0)), "s has no position"),
         (
-            lambda: MEASURES.stable_rank(torch.ones(2, 6, 4, 12), w_o=torch.ones(3, 12, 48)),
-            "the axis 'head' of stable_rank has 4 in z and 3 in w_o; need the same size",
+            lambda: MEASURES.positive_share(
+                torch.ones(2, 6, 4, 3), k=torch.ones(3, 2, 3), valid=torch.ones(2, 6) > 0, key=0
+            ),
+            "the axis 'batch' of positive_share has 2 in q and 3 in k; need the same size",
         ),
         (
             lambda: MEASURES.s2(torch.ones(2, 6, 48), valid=torch.ones(2, 5, dtype=torch.bool)),

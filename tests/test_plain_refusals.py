@@ -139,8 +139,8 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
             HeadNormConfig(**wrong)
     with pytest.raises(InputError, match=r"of massive_ratio is a Tensor .* of the layout torch.sparse_coo"):
         measures.massive_ratio(torch.eye(3).to_sparse())
-    with pytest.raises(InputError, match=r"sigma of uniform_law is -1000.*of more than 64 bits\); need a number"):
-        measures.uniform_law(sigma=-(10**30), n_positions=1)
+    with pytest.raises(InputError, match=r"threshold of sink_rate is -1000.*of more than 64 bits\); need a number"):
+        measures.sink_rate(torch.ones(2, 2), threshold=-(10**30))
     with pytest.raises(InputError, match=r"a metric is \[None\] with the options .*; need a name and a mapping"):
         MetricSpec(name=[None])
     with pytest.raises(InputError, match="grid is -1; need a Grid"):

@@ -207,9 +207,9 @@ def value_norm_reading(
 
     def ratios(view: LayerView) -> Tensor:
         v, valid = _sampled_values(view, "v", positions)
-        w_o = output_weights(lens, layer=view.layer)
-        found = [outputs.value_norm_ratio(v, w_o=w_o, valid=valid, key=place) for place in places]
-        return torch.stack(found, dim=-1)
+        factor = outputs.triangular_factor(output_weights(lens, layer=view.layer))
+        norms = outputs.value_norms(v, factor=factor)
+        return torch.stack([outputs.value_norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1)
 
     return Reading(name="value_norm_ratio", sites=("v",), function=ratios)
 

@@ -1,6 +1,5 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
-from .attention import effective_tokens as effective_tokens
 from .attention import entropy as entropy
 from .attention import gini as gini
 from .attention import key_rank as key_rank
@@ -13,7 +12,6 @@ from .dimensions import dominance_ratio_fixed as dominance_ratio_fixed
 from .dimensions import growth_ratio as growth_ratio
 from .dimensions import massive_ratio as massive_ratio
 from .heads import induction as induction
-from .heads import previous_token as previous_token
 from .locking import logit_split as logit_split
 from .locking import positive_share as positive_share
 from .locking import qk_alignment as qk_alignment
@@ -25,15 +23,14 @@ from .neurons import row_norms as row_norms
 from .neurons import selectivity as selectivity
 from .neurons import spike_ratio as spike_ratio
 from .outputs import stable_rank as stable_rank
+from .outputs import triangular_factor as triangular_factor
 from .outputs import value_norm_ratio as value_norm_ratio
+from .outputs import value_norms as value_norms
 from .rank import effective_rank as effective_rank
 from .table import MEASURES as MEASURES
-from .table import Measure as Measure
 from .variance import decay_exponent as decay_exponent
 from .variance import output_preservation as output_preservation
 from .variance import s1 as s1
 from .variance import s2 as s2
 from .variance import token_std as token_std
-from .variance import uniform_law as uniform_law
 from .variance import variance_ratio as variance_ratio
-from .variance import weighted_law as weighted_law

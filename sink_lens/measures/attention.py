@@ -175,17 +175,6 @@ def entropy(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch h
     return -torch.xlogy(rows, rows).sum(-1)
 
 
-def effective_tokens(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
-    """Effective number of tokens that a row averages: 1 / sum a^2.
-
-    From 1 (one key) to the number of visible keys (uniform) for rows that sum to 1; larger for rows that sum to less.
-    nan for a row of zeros. The standard deviation of an average of independent values falls with the square root of
-    this number (`variance.weighted_law`).
-    """
-    squares = widen(rows).square().sum(-1)
-    return torch.where(squares > 0, 1 / squares, math.nan)
-
-
 def key_rank(rows: Float[Tensor, "batch head row key"], *, key: int) -> Int[Tensor, "batch head row"]:
     """Number of keys with strictly more mass than `key`; 0 means that `key` has the most.
 
@@ -223,15 +212,15 @@ def gini(
     return coefficient.clamp(min=0).masked_fill(n < 2, math.nan)
 
 
-def null_mass(rows: Float[Tensor, "batch head row key"], *, tolerance: float = 1e-2) -> Float[Tensor, "batch head row"]:
+def null_mass(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
     """Attention that goes to no key: 1 - the sum of the row.
 
     In [0, 1]: 0 for an ordinary softmax, positive with a learned sink logit (gpt-oss). A sum that exceeds 1 by at most
-    `tolerance` counts as rounding (bfloat16 rows are off by up to 2^-8) and gives 0. A larger sum cannot come from a
+    0.01 counts as rounding (bfloat16 rows are off by up to 2^-8) and gives 0. A larger sum cannot come from a
     softmax (sigmoid attention, for example) and gives nan.
     """
     missing = 1 - widen(rows).sum(-1)
-    return missing.clamp(min=0).masked_fill(missing < -tolerance, math.nan)
+    return missing.clamp(min=0).masked_fill(missing < -0.01, math.nan)
 
 
 def mean_rows(

@@ -47,7 +47,11 @@ def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) 
 
     Reference: arXiv 2605.06611, Table 1 (mean over the other dimensions, ratio of sample averages).
     """
-    check_dimension(dimension, d_model=h.shape[1])
+    if not 0 <= dimension < h.shape[1]:
+        raise InputError(
+            f"dimension {dimension} is outside the residual stream; need 0 to {h.shape[1] - 1}. "
+            "Pass a dimension of this model: they do not transfer between models."
+        )
     magnitude = widen(h).abs()
     others = torch.arange(h.shape[1], device=h.device) != dimension
     ratio = magnitude[:, dimension].mean() / mean_where(magnitude, where=others, dim=-1).mean()
@@ -140,15 +144,6 @@ def growth_ratio(
     others = others & (torch.arange(norms.shape[1], device=norms.device) != key)
     ratio = widen(norms)[:, key] / median_where(norms, where=others)
     return ratio.masked_fill(~valid[:, key], math.nan)
-
-
-def check_dimension(dimension: int, *, d_model: int) -> None:
-    """Refuse the index of a dimension that a residual stream of width ``d_model`` does not have."""
-    if not 0 <= dimension < d_model:
-        raise InputError(
-            f"dimension {dimension} is outside the residual stream; need 0 to {d_model - 1}. "
-            "Pass a dimension of this model: they do not transfer between models."
-        )
 
 
 def _median(magnitude: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:

@@ -1,4 +1,4 @@
-"""Kinds of heads by their pattern: attention to the previous token, or to what followed a token before.
+"""Kinds of heads by their pattern: attention to the tokens that followed the same token before.
 
 Padding is on the right, so a real query never sees it. Sigmoid attention is given as `attention.row_shares`.
 """
@@ -8,23 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sink_lens.measures.reductions import mean_where
-
-
-def previous_token(
-    pattern: Float[Tensor, "batch head query key"], *, valid: Bool[Tensor, "batch query"]
-) -> Float[Tensor, "batch head"]:
-    """Mean attention to the token before, over the real queries that have one.
-
-    In [0, 1]; nan for a sequence of one token. A sink at the first position counts for the second query alone.
-
-    Args:
-        pattern: attention weights.
-        valid: True at real tokens.
-
-    Reference: Elhage et al. 2021, "A mathematical framework for transformer circuits".
-    """
-    before = pattern.diagonal(-1, -2, -1)
-    return mean_where(before, where=valid[:, None, 1:].expand_as(before), dim=-1)
 
 
 def induction(

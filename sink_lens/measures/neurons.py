@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sink_lens.errors import InputError
-from sink_lens.measures.reductions import ranks_from_top, widen
+from sink_lens.measures.reductions import widen
 
 
 class Selectivity(NamedTuple):
@@ -102,7 +102,7 @@ def norm_rank(norms: Float[Tensor, " neuron"]) -> Int[Tensor, " neuron"]:
 
     Reference: arXiv 2605.06611 (the criterion of the released code; it misses some super neurons).
     """
-    return ranks_from_top(norms)
+    return 1 + len(norms) - torch.searchsorted(norms.sort().values, norms.contiguous(), right=True)
 
 
 def selectivity(
@@ -152,8 +152,3 @@ def column_kurtosis(w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 102
         kurtosis = squares.square().mean(0) / squares.mean(0).square() - 3
         parts.append(kurtosis.masked_fill(constant, math.nan))
     return torch.cat(parts)
-
-
-def top_dimensions(w_down: Float[Tensor, "d_model neuron"], *, neuron: int, k: int) -> Int[Tensor, " dimension"]:
-    """The `k` residual dimensions that a neuron's column writes to most strongly, largest magnitude first."""
-    return widen(w_down[:, neuron]).abs().topk(min(k, w_down.shape[0])).indices

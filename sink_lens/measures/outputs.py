@@ -11,34 +11,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sink_lens.errors import InputError
-from sink_lens.measures.reductions import check_position, mean_where, widen
-
-
-def value_norm_ratio(
-    v: Float[Tensor, "batch position kv_head d_head"],
-    *,
-    w_o: Float[Tensor, "head d_head d_model"],
-    valid: Bool[Tensor, "batch position"],
-    key: int,
-) -> Float[Tensor, "batch head"]:
-    """Norm of the sink's value after W_O, over the mean of that norm at the other real positions.
-
-    In [0, inf]. The paper calls at most 0.2 a no-op: attending to the sink then writes nearly nothing. nan if the key
-    is padding or the only real position. Biases of W_O are left out.
-
-    Args:
-        v: value vectors.
-        w_o: each query head's part of the output projection, which multiplies a row vector from the right.
-        valid: True at real positions.
-        key: 0-based position of the sink.
-
-    Raises:
-        InputError: `key` is outside the sequence, or the heads do not divide.
-
-    Reference: arXiv 2606.08105.
-    """
-    return ratio_to_other_positions(value_norms(v, factor=triangular_factor(w_o)), valid=valid, key=key)
+from sink_lens.measures.reductions import check_position, heads_per_kv_head, mean_where, widen
 
 
 def value_norms(
@@ -49,26 +22,30 @@ def value_norms(
     Raises:
         InputError: the heads do not divide.
     """
-    n_kv_heads, n_heads = v.shape[2], factor.shape[0]
-    if n_heads % n_kv_heads != 0:
-        raise InputError(
-            f"{n_heads} query heads over {n_kv_heads} key-value heads; need a multiple. "
-            "Pass the values and W_O of one layer, heads unmerged."
-        )
-    v = widen(v)
-    factor = factor.to(v.dtype)
-    grouped = factor.reshape(n_kv_heads, n_heads // n_kv_heads, *factor.shape[1:])
+    n_kv_heads, v = v.shape[2], widen(v)
+    group = heads_per_kv_head(factor.shape[0], n_kv_heads=n_kv_heads)
+    grouped = factor.to(v.dtype).reshape(n_kv_heads, group, *factor.shape[1:])
     written = einsum(v, grouped, "batch key kv_head d, kv_head group e d -> batch key kv_head group e")
     return torch.linalg.vector_norm(written, dim=-1).flatten(2).mT
 
 
-def ratio_to_other_positions(
+def value_norm_ratio(
     norms: Float[Tensor, "batch head position"], *, valid: Bool[Tensor, "batch position"], key: int
 ) -> Float[Tensor, "batch head"]:
-    """Norm at the key over the mean norm at the other positions; nan if the key is padding or the only one.
+    """Norm of the sink's value after W_O, over the mean of that norm at the other real positions.
+
+    In [0, inf]. The paper calls at most 0.2 a no-op: attending to the sink then writes nearly nothing. nan if the key
+    is padding or the only real position. Biases of W_O are left out.
+
+    Args:
+        norms: the norms after W_O, from `value_norms`.
+        valid: True at real positions.
+        key: 0-based position of the sink.
 
     Raises:
         InputError: `key` is outside the sequence.
+
+    Reference: arXiv 2606.08105.
     """
     check_position(key, n_positions=norms.shape[2])
     others = valid & (torch.arange(norms.shape[2], device=norms.device) != key)
@@ -79,9 +56,8 @@ def ratio_to_other_positions(
 def stable_rank(
     z: Float[Tensor, "batch position head d_head"],
     *,
-    w_o: Float[Tensor, "head d_head d_model"],
-    valid: Bool[Tensor, "batch position"] | None = None,
-    factor: Float[Tensor, "head sample d_head"] | None = None,
+    factor: Float[Tensor, "head sample d_head"],
+    valid: Bool[Tensor, "batch position"],
 ) -> Float[Tensor, "batch head"]:
     """Stable rank of a head's update U = z W_O over a sequence: |U|_F^2 / |U|_2^2.
 
@@ -90,36 +66,33 @@ def stable_rank(
 
     Args:
         z: input of W_O.
-        w_o: each head's part of the output projection.
-        valid: True at real positions; by default all are real.
-        factor: its ``triangular_factor``; computed if None.
+        factor: the ``triangular_factor`` of each head's part of the output projection.
+        valid: True at real positions.
 
     Reference: arXiv 2606.08105.
     """
-    z, factor = z.double(), triangular_factor(w_o) if factor is None else factor
-    if valid is not None:
-        z = torch.where(valid[..., None, None], z, 0.0)
+    z = torch.where(valid[..., None, None], z.double(), 0.0)
     update = einsum(z, factor.double(), "batch position head d, head e d -> batch head position e")
     gram = update.mT @ update
     finite = gram.isfinite().all(-1).all(-1)
     gram = torch.where(finite[..., None, None], gram, 0.0)
     total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     largest = torch.linalg.eigvalsh(gram.cpu())[..., -1].to(gram.device)  # see effective_ranks
-    return torch.where(total > 0, (total / largest).clamp(min=1), math.nan).to(widen(w_o).dtype)
+    return torch.where(total > 0, (total / largest).clamp(min=1), math.nan).to(factor.dtype)
 
 
-def sink_head_label(ratio: float, *, is_sink: bool, threshold: float = 0.2) -> str:
+def sink_head_label(ratio: float, *, is_sink: bool) -> str:
     """Label a sink head by its value-norm ratio.
 
-    "no-op" up to the threshold, "broadcast" above it, "undecided" for nan; "" for a head without a sink.
+    "no-op" up to 0.2, "broadcast" above it, "undecided" for nan; "" for a head without a sink.
 
-    Reference: arXiv 2606.08105 (threshold 0.2).
+    Reference: arXiv 2606.08105.
     """
     if not is_sink:
         return ""
     if math.isnan(ratio):
         return "undecided"
-    return "no-op" if ratio <= threshold else "broadcast"
+    return "no-op" if ratio <= 0.2 else "broadcast"
 
 
 def triangular_factor(w_o: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head sample d_head"]:

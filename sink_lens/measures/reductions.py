@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
 from sink_lens.errors import InputError
@@ -75,16 +75,18 @@ def expand_kv(x: Num[Tensor, "batch kv_head ..."], *, n_heads: int) -> Num[Tenso
     Raises:
         InputError: the number of query heads is not a multiple of the number of key-value heads.
     """
-    n_kv_heads = x.shape[1]
+    return x.repeat_interleave(heads_per_kv_head(n_heads, n_kv_heads=x.shape[1]), dim=1)
+
+
+def heads_per_kv_head(n_heads: int, *, n_kv_heads: int) -> int:
+    """Number of query heads that share a key-value head.
+
+    Raises:
+        InputError: the number of query heads is not a multiple of the number of key-value heads.
+    """
     if n_heads % n_kv_heads != 0:
         raise InputError(
             f"{n_heads} query heads over {n_kv_heads} key-value heads; need a multiple. "
             "Pass the tensors of one layer, heads unmerged."
         )
-    return x.repeat_interleave(n_heads // n_kv_heads, dim=1)
-
-
-def ranks_from_top(x: Num[Tensor, " value"]) -> Int[Tensor, " value"]:
-    """Rank of each entry: 1 + the number of strictly larger entries. Equal entries share the better rank."""
-    ordered = x.sort().values
-    return 1 + x.numel() - torch.searchsorted(ordered, x.contiguous(), right=True)
+    return n_heads // n_kv_heads

@@ -32,8 +32,6 @@ GAP = 1.5
 """The least ratio of the two edges of a gap."""
 STRAY_FRAC = 0.05
 """The largest number of tokens within a gap, as a share of the tokens above it."""
-
-
 _BISECTIONS = 16
 
 
@@ -92,14 +90,13 @@ def share_score(
     seen: Bool[Tensor, "row key"],
     row_positions: Int[Tensor, " row"],
     row_valid: Bool[Tensor, "batch row"],
-    prior: float = PRIOR_QUERIES,
 ) -> Float[Tensor, "batch key"]:
     """Return the attention that each token receives, in fair shares, from the sampled later queries.
 
     A query's attention to a key counts as a multiple of the larger of two numbers: the fair share, and what the
     sequence's keys at a similar distance typically receive (the median over keys 1, 2, 3 to 4, 5 to 8, ... positions
-    back), so that attention to neighbours makes no sink. The score is the mean over the later queries, with `prior`
-    more queries at 1.
+    back), so that attention to neighbours makes no sink. The score is the mean over the later queries and
+    ``PRIOR_QUERIES`` more at 1.
 
     0 or more; 1 is ordinary and is also the score of a token that no sampled query follows. A late token is judged by
     few queries, and the last one by none.
@@ -109,7 +106,6 @@ def share_score(
         seen: which keys each row sees and may count for (`earlier_keys`).
         row_positions: the query position of each row.
         row_valid: which rows are real tokens.
-        prior: number of queries at the fair share to add.
     """
     seen, row_positions = seen.to(shares.device), row_positions.to(shares.device)
     distance = row_positions[:, None] - torch.arange(shares.shape[2], device=shares.device)
@@ -122,7 +118,7 @@ def share_score(
             typical = median_where(part, where=row_valid[:, at_row])
             counted[:, at_row, at_key] = part / typical.nan_to_num(1.0).clamp(min=1.0)[:, None]
     queries = (row_valid.float() @ seen.float()).to(counted.dtype)
-    return (counted.sum(1) + prior) / (queries + prior)
+    return (counted.sum(1) + PRIOR_QUERIES) / (queries + PRIOR_QUERIES)
 
 
 def ratios_to_median_norm(

@@ -16,6 +16,9 @@ from sink_lens.errors import InputError
 from sink_lens.measures.kendall import tau_b
 from sink_lens.measures.reductions import mean_where, median_where, widen
 
+_WEIGHTS_AT_ONCE = 2**22
+"""Weights whose correlations are computed at once, which bounds the memory (about 40 bytes each)."""
+
 
 def token_std(x: Float[Tensor, "batch position *value"]) -> Float[Tensor, "batch position"]:
     """Unbiased standard deviation over all coordinates of one token, with heads concatenated.
@@ -114,51 +117,14 @@ class Moments:
         return (self.m2 / freedom.clamp(min=1)).sqrt().masked_fill(freedom < 1, math.nan)
 
 
-def uniform_law(sigma: float, *, n_positions: int) -> Float[Tensor, " position"]:
-    """Standard deviation of the mean of t independent values: sigma / sqrt(t), t = 1 .. n_positions.
+def decay_exponent(s: Float[Tensor, " position"]) -> Float[Tensor, ""]:
+    """Least-squares slope of log s on log(position + 1), with s the standard deviation by position, S1 or S2.
 
-    This is S1 under uniform attention over independent, identically distributed values.
-
-    Raises:
-        InputError: n_positions is under 1.
-
-    Reference: arXiv 2605.06611.
-    """
-    if n_positions < 1:
-        raise InputError(f"n_positions is {n_positions}; need at least 1")
-    return sigma / torch.arange(1, n_positions + 1).float().sqrt()
-
-
-def weighted_law(sigma: float, *, effective_tokens: Float[Tensor, "*value"]) -> Float[Tensor, "*value"]:
-    """Standard deviation of a weighted average of independent values: sigma / sqrt(effective tokens).
-
-    This is the uniform law with the real attention weights: var(sum a_j v_j) = sigma^2 sum a_j^2.
-
-    Args:
-        sigma: standard deviation of one value.
-        effective_tokens: 1 / sum a^2 of each row (`attention.effective_tokens`).
-
-    Reference: our generalisation of arXiv 2605.06611.
-    """
-    return sigma / widen(effective_tokens).sqrt()
-
-
-def decay_exponent(
-    s: Float[Tensor, " position"], *, positions: Int[Tensor, " sample"] | None = None
-) -> Float[Tensor, ""]:
-    """Least-squares slope of log s on log(position + 1): -1/2 under the uniform law.
-
+    It is -1/2 under uniform attention over independent values, where s falls with the root of the number of values.
     Positions where `s` is not finite and positive are left out; nan if fewer than two positions are left.
-
-    Args:
-        s: standard deviation by position, S1 or S2.
-        positions: the 0-based positions to fit; by default all of them.
     """
     s = widen(s)
-    chosen = torch.arange(s.shape[0]) if positions is None else positions
-    chosen = chosen.to(s.device)
-    usable = s[chosen].isfinite() & (s[chosen] > 0)
-    chosen = chosen[usable]
+    chosen = (s.isfinite() & (s > 0)).nonzero()[:, 0]
     x = (chosen + 1).double().log()
     y = s[chosen].double().log()
     x = x - x.mean()
@@ -187,7 +153,6 @@ def output_preservation(
     *,
     first_std: Float[Tensor, " value"],
     per_dimension: Int[Tensor, " dimension"] | None = None,
-    chunk_elements: int = 2**22,
 ) -> Float[Tensor, " dimension"]:
     """Kendall's tau-b between an output dimension's |weights| and the first token's standard deviation by input.
 
@@ -199,14 +164,13 @@ def output_preservation(
         first_std: standard deviation over samples of each input at the first position (the first row of
             `Moments.std`).
         per_dimension: the output dimensions to compute; by default all.
-        chunk_elements: number of weights processed at once, which bounds the memory (about 40 bytes each).
 
     Reference: arXiv 2605.06611.
     """
     rows = w_o if per_dimension is None else w_o[per_dimension.to(w_o.device)]
     n_values = w_o.shape[1]
     reference = widen(first_std).to(w_o.device)
-    chunk = max(1, chunk_elements // max(1, n_values))
+    chunk = max(1, _WEIGHTS_AT_ONCE // max(1, n_values))
     parts = [
         tau_b(widen(part).abs(), reference=reference.expand(part.shape[0], n_values)) for part in rows.split(chunk)
     ]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sink_lens.errors import InputError
 from sink_lens.measures.attention import (
     can_tell_sinks,
-    effective_tokens,
     entropy,
     gini,
     key_rank,
@@ -103,12 +102,10 @@ def test_the_rate_is_strict_per_sequence_and_leaves_out_nan():
     assert sink_rate(torch.full((2, 1), math.nan), threshold=0.3).isnan().all()
 
 
-def test_entropy_effective_tokens_and_rank_by_hand():
-    # [1/2 1/4 1/4 0]: entropy = 1/2 log 2 + 2 * 1/4 log 4 = 1.5 log 2; sum of squares = 1/4 + 2/16 = 3/8.
+def test_entropy_and_rank_by_hand():
+    # [1/2 1/4 1/4 0]: entropy = 1/2 log 2 + 2 * 1/4 log 4 = 1.5 log 2.
     rows = torch.tensor([0.5, 0.25, 0.25, 0.0])[None, None, None]
     assert entropy(rows).item() == pytest.approx(1.5 * math.log(2))
-    assert effective_tokens(rows).item() == pytest.approx(8 / 3)
-    assert effective_tokens(torch.zeros(1, 1, 1, 4)).isnan().all()
     rows = torch.tensor([[0.4, 0.2, 0.4], [0.3, 0.3, 0.4]])[None, None]
     # Key 0: nothing over 0.4; 0.4 is over 0.3. Key 1: two over 0.2; one over 0.3.
     assert key_rank(rows, key=0).tolist() == [[[0, 1]]]

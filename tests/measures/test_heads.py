@@ -1,4 +1,4 @@
-"""Attention to the token before, and to what followed the same token earlier."""
+"""Attention to what followed the same token earlier."""
 
 import math
 
@@ -8,18 +8,11 @@ from lenses import lens_of
 from transformer_lens import head_detector
 
 from sink_lens.activations.record import Reading, capture, stream
-from sink_lens.measures.heads import induction, previous_token
+from sink_lens.measures.heads import induction
 
 ROWS = torch.tensor([[1.0, 0, 0, 0, 0], [0.6, 0.4, 0, 0, 0], [0.1, 0.7, 0.2, 0, 0], [0.2, 0.5, 0.1, 0.2, 0],
                      [0.3, 0.1, 0.25, 0.15, 0.2]])  # fmt: skip
 VALID = torch.ones(1, 5, dtype=torch.bool)
-
-
-def test_the_token_before_by_hand():
-    # (0.6 + 0.7 + 0.1 + 0.15) / 4; without the last query (0.6 + 0.7 + 0.1) / 3
-    assert previous_token(ROWS[None, None], valid=VALID).item() == pytest.approx(0.3875)
-    assert previous_token(ROWS[None, None], valid=torch.arange(5)[None] < 4).item() == pytest.approx(1.4 / 3)
-    assert previous_token(ROWS[None, None, :1, :1], valid=VALID[:, :1]).isnan().all()
 
 
 def test_induction_by_hand():
@@ -35,18 +28,16 @@ def test_induction_by_hand():
     assert padded.item() == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("kind", "measure"), [("induction_head", induction), ("previous_token_head", previous_token)])
-def test_the_score_is_that_of_transformer_lens_s_detector(kind, measure):
+def test_the_score_is_that_of_transformer_lens_s_detector():
     """Its score is a share of all attention: the mean over all queries, with 0 for those that have no such key."""
     lens = lens_of()
     half = torch.randint(3, 300, (1, 8), generator=torch.Generator().manual_seed(0))
     tokens = torch.cat([half, half], dim=1)
-    wanted = getattr(head_detector, f"get_{kind}_detection_pattern")(tokens)
-    options = {"tokens": tokens} if measure is induction else {}
+    wanted = head_detector.get_induction_head_detection_pattern(tokens)
     valid = torch.ones_like(tokens, dtype=torch.bool)
     captured = capture(lens, tokens, sites=["pattern"])
     for layer in range(lens.n_layers):
-        ours = measure(captured["pattern", layer], valid=valid, **options)[0] * wanted.any(-1).sum() / 16
+        ours = induction(captured["pattern", layer], tokens=tokens, valid=valid)[0] * wanted.any(-1).sum() / 16
         theirs = [
             head_detector.compute_head_attention_similarity_score(
                 one, wanted, exclude_bos=False, exclude_current_token=False, error_measure="mul"

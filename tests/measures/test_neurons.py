@@ -16,7 +16,6 @@ from sink_lens.measures.neurons import (
     selectivity,
     spike_ratio,
     super_neurons,
-    top_dimensions,
 )
 
 
@@ -74,6 +73,7 @@ def test_row_norms_and_their_ranks():
     norms = row_norms(w)
     assert norms.tolist() == pytest.approx([5.0, 13.0, 24_000 * math.sqrt(2)])
     assert norm_rank(norms).tolist() == [3, 2, 1]
+    assert norm_rank(torch.tensor([5.0, 9.0, 1.0, 5.0])).tolist() == [2, 1, 4, 2]  # equal norms share the better rank
 
 
 def test_selectivity_by_hand():
@@ -110,9 +110,3 @@ def test_the_extremes_of_column_kurtosis():
     assert column_kurtosis(sparse).item() == pytest.approx(0.25, abs=1e-5)
     assert column_kurtosis(torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]).item() == pytest.approx(-2)
     assert column_kurtosis(torch.full((5, 1), 0.1)).isnan().all()
-
-
-def test_top_dimensions_are_by_magnitude():
-    w_down = torch.tensor([[1.0, 0.0], [-9.0, 0.0], [5.0, 7.0]])
-    assert top_dimensions(w_down, neuron=0, k=2).tolist() == [1, 2]
-    assert top_dimensions(w_down, neuron=0, k=10).tolist() == [1, 2, 0]

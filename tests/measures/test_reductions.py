@@ -13,7 +13,6 @@ from sink_lens.measures.reductions import (
     mean_where,
     median_where,
     queries_from,
-    ranks_from_top,
     sort_last,
     widen,
 )
@@ -74,11 +73,6 @@ def test_query_heads_read_the_key_value_head_of_their_group():
     assert expand_kv(x, n_heads=6).flatten().tolist() == [10, 10, 20, 20, 30, 30]
     with pytest.raises(InputError, match="7 query heads over 3 key-value heads; need a multiple"):
         expand_kv(torch.zeros(1, 3, 2), n_heads=7)
-
-
-def test_equal_entries_share_the_better_rank():
-    # 9 is first; the two 5s share second; 1 is fourth.
-    assert ranks_from_top(torch.tensor([5.0, 9.0, 1.0, 5.0])).tolist() == [2, 1, 4, 2]
 
 
 @pytest.mark.parametrize("gradient", [False, True])
