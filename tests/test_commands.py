@@ -200,7 +200,7 @@ COMMANDS = {
         ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"),
     ),
     "fingerprint of embeddings": Asked("TWO --inputs embeddings", "unrelated models then look related"),
-    "fingerprint --dry-run": Asked("TWO", "2 models, 1 pairs.*200"),
+    "fingerprint --dry-run": Asked("TWO", r"about a second per pair \(1 pair\)"),
     "report": Asked("trace", "report: trace/", "runs report figures not_drawn sentence", writes=False),
     "cache": Asked("", "/cache", "folder entries", writes=False),
     "card": Asked(

@@ -65,11 +65,6 @@ class SurveyConfig(ModelsConfig):
         if self.seeds != (0,) and not self.untrained:
             raise InputError("--seeds was given and no untrained model; need one that they draw: --untrained gpt2")
 
-    @property
-    def kind(self) -> str:
-        """Kind of the run: preference or contraction."""
-        return "preference"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceConfig(SurveyConfig):
@@ -84,11 +79,6 @@ class ContractionConfig(SurveyConfig):
     """Random sequences, 50 at least."""
     sinks: bool = True
     """Measure the attention to position 0 too."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of the run."""
-        return "contraction"
 
     def __post_init__(self) -> None:
         SurveyConfig.__post_init__(self)  # with slots, super() finds no class
@@ -110,11 +100,10 @@ class FingerprintConfig(ModelsConfig):
     """
 
     models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
-    """Two or more: names, folders of save_pretrained, .gguf files, or folders of sink-lens train."""
+    """Two or more: names, folders of save_pretrained, .gguf files, or folders of sink-lens train (the first and the
+    last checkpoint)."""
     seeds: tuple[int, ...] = field(default=(0, 1), metadata=_SEEDS)
     """Seeds of the untrained models' weights."""
-    every_checkpoint: bool = False
-    """Compare all checkpoints of a training; else the first and the last."""
     inputs: InputKind = "tokens"
     """Random tokens; embeddings (normal, deviation 0.02); or released_embeddings, with the mean and deviation of the
     first model's embedding matrix, as the released code draws them. Embeddings need equal widths, and no null holds on
@@ -137,8 +126,6 @@ class FingerprintConfig(ModelsConfig):
     """Two models have the same lineage if p is below this."""
     decides: NullName = field(default="relabelled", metadata={"option": "null", "metavar": "|".join(NULLS)})
     """The null whose p decides."""
-    any_tokenizer: bool = False
-    """Compare models whose tokenizers differ, on the same ids."""
     cache: bool = True
     """Keep the states in the cache, and reuse those that are there."""
     seed: int = 0
@@ -192,13 +179,7 @@ def check_size(*, sequences: int, length: int) -> None:
         raise InputError(f"the length is {length}; need one token or more. Ask for more")
 
 
-def check_asked(config: SurveyConfig) -> None:
-    """Refuse a survey of no model."""
+def check_models(config: SurveyConfig | FingerprintConfig) -> None:
+    """Refuse a survey or a comparison of no model."""
     if not (config.models or config.untrained):
-        raise InputError(NOTHING)
-
-
-def check_models(config: FingerprintConfig) -> None:
-    """Refuse a comparison of no model."""
-    if not (config.models or config.untrained):
-        raise InputError(f"no model was given; {TWO}")
+        raise InputError(NOTHING if isinstance(config, SurveyConfig) else f"no model was given; {TWO}")

@@ -12,7 +12,6 @@ sequences alike, attention makes positions alike, and the contraction differs by
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -62,7 +61,6 @@ def contraction(
     length: int = 64,
     seed: int = 0,
     bos: BosCondition = "without",
-    batch_size: int | None = None,
     sinks: bool = True,
     progress: bool = True,
 ) -> Contraction:
@@ -77,12 +75,12 @@ def contraction(
         length: tokens of each, 10 at least.
         seed: of the sequences.
         bos: ``without``, ``with`` or ``auto``; with BOS position 0 is the same in all sequences.
-        batch_size: sequences a forward; chosen by length if None.
         sinks: measure the attention to position 0 and what goes with it, of the same model on the same tokens.
         progress: show a bar.
 
     Raises:
         InputError: too few sequences, a length that cannot be used, or states that are not finite.
+        ModelError: the model is a hybrid, which has no attention in some layers.
 
     Reference: arXiv 2602.05927 (the claims; definitions ours).
     """
@@ -90,25 +88,16 @@ def contraction(
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     check_length(length)
     draws.check(lens)
-    sums, ends, readings = sums_and_readings(lens, draws)
+    check_plain_layers(lens)
+    sums = CosineSums(lens.n_layers, sequences=sequences, length=length)
+    ends = Ends(lens.d_vocab, lens.d_model)
+    last = Reading(name="ends", sites=("final",), function=lambda view: ends.add(view["final"][:, -1], lens=lens))
+    readings = [*sums.readings(), last]
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
         for chunk in draws.chunks(lens):
-            stream(lens, chunk, readings, batch_size=batch_size)
+            stream(lens, chunk, readings)
             bar.update(chunk.n_sequences)
     return make_result(sums, ends=ends, lens=lens, sinks=_sink_measures(lens, draws) if sinks else {})
-
-
-def sums_and_readings(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, list[Reading]]:
-    """Empty sums of cosines, empty counts, and the readings that fill both in a pass over the sequences.
-
-    Raises:
-        ModelError: the model is a hybrid, which has no attention in some layers.
-    """
-    check_plain_layers(lens)
-    sums = CosineSums(lens.n_layers, sequences=draws.sequences, length=draws.length)
-    ends = Ends(lens.d_vocab, lens.d_model)
-    last = Reading(name="ends", sites=("final",), function=partial(ends.read, lens=lens))
-    return sums, ends, [*sums.readings(), last]
 
 
 def make_result(

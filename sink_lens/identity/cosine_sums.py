@@ -5,7 +5,6 @@ blocks of sequences, so that leaving out one block at a time gives an interval (
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ Place = tuple[int, str]
 
 
 class CosineSums:
-    """CosineSums of unit states by block of sequences, place and position, fed layer by layer and chunk by chunk."""
+    """Sums of unit states by block of sequences, place and position, fed layer by layer and chunk by chunk."""
 
     def __init__(self, n_layers: int, *, sequences: int, length: int) -> None:
         self.places: list[Place] = [(-1, "embedding")]
@@ -56,9 +55,10 @@ class CosineSums:
         """Readings for ``stream`` that add the states at each place to these sums."""
 
         def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
-            layers = None if layer is None else frozenset({layer})
-            function = partial(self._add_view, name=name, states=states)
-            return Reading(name=name, sites=sites, function=function, layers=layers)
+            def add(view: LayerView) -> None:
+                self.add((-1 if name == "embedding" else view.layer, name), states(view))
+
+            return Reading(name=name, sites=sites, function=add, layers=None if layer is None else frozenset({layer}))
 
         return [
             of("embedding", lambda view: view["resid_pre"], "resid_pre", layer=0),
@@ -66,10 +66,6 @@ class CosineSums:
             of("mlp", lambda view: view["resid_post"], "resid_post"),
             of("final", lambda view: view["final"], "final"),
         ]
-
-    def _add_view(self, view: LayerView, *, name: str, states: Callable[[LayerView], Tensor]) -> None:
-        """Add the states that ``states`` takes from a pass, at the place ``name`` of its layer."""
-        self.add((-1 if name == "embedding" else view.layer, name), states(view))
 
     def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
         """Add the states of the next sequences at a place.
@@ -132,10 +128,6 @@ class Ends:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
         self.argmin = torch.zeros(n_vocab, dtype=torch.int64)
         self.smallest = torch.zeros(d_model, dtype=torch.int64)
-
-    def read(self, view: LayerView, *, lens: LensModel) -> None:
-        """Add the sequences of one pass to the counts."""
-        self.add(view["final"][:, -1], lens=lens)
 
     def add(self, last: Float[Tensor, "batch d_model"], *, lens: LensModel) -> None:
         """Count the most and least probable token and the smallest dimension of each sequence's last normed state."""

@@ -7,9 +7,8 @@ the weights, the configuration and the inputs, so that no model reads the same i
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,9 +26,6 @@ from ..models.running import running
 from ..progress import tqdm
 from .config import InputKind, check_size
 
-EMBEDDING_STD = 0.02
-"""Default standard deviation of random embeddings: what most models initialise theirs with (ours:
-arXiv 2509.26404 does not say)."""
 _CHUNK = 50
 _TOKENS_A_FORWARD = 4096
 _FORMAT = 1
@@ -93,8 +89,9 @@ class Inputs:
     """Tokens are drawn from these, uniformly."""
     width: int = 0
     """Width of the embeddings."""
-    embedding: tuple[float, float] = (0.0, EMBEDDING_STD)
-    """Mean and standard deviation of the embeddings."""
+    embedding: tuple[float, float] = (0.0, 0.02)
+    """Mean and standard deviation of the embeddings: what most models initialise theirs with (ours: arXiv 2509.26404
+    does not say)."""
 
     @property
     def digest(self) -> str:
@@ -126,7 +123,6 @@ def shared_inputs(
     sequences: int,
     length: int,
     seed: int,
-    any_tokenizer: bool = False,
 ) -> Inputs:
     """Inputs that all of some models can take.
 
@@ -136,8 +132,6 @@ def shared_inputs(
         sequences: how many, 50 at least.
         length: tokens of each.
         seed: of the draw.
-        any_tokenizer: take models whose tokenizers differ: an id then stands for another text in each, and only the
-            numbers are shared.
 
     Raises:
         InputError: too few, a length over a context, tokenizers or (for embeddings) widths that differ, no common id.
@@ -150,27 +144,25 @@ def shared_inputs(
         widths = {one.width for one in known.values()}
         if len(widths) > 1:
             raise InputError(
-                f"random embeddings for models of widths {_comma_list(sorted(widths))}; need one width. "
-                f"Use random tokens"
+                f"random embeddings for models of widths {', '.join(map(str, sorted(widths)))}; need one width. "
+                "Use random tokens"
             )
         made = Inputs(kind=kind, sequences=sequences, length=length, seed=seed, width=widths.pop())
         first = next(iter(known.values()))
         return replace(made, embedding=first.embedding) if kind == "released_embeddings" else made
     vocabularies = {one.tokenizer for one in known.values()} - {None}
-    if len(vocabularies) > 1 and not any_tokenizer:
+    if len(vocabularies) > 1:
         raise InputError(
-            f"{_comma_list(known)} have {len(vocabularies)} different tokenizers, so that a token "
-            f"id is another text in "
-            "each; need one tokenizer for inputs that are shared. To share the ids alone, as arXiv 2509.26404 does "
-            "between families, say so: --any-tokenizer"
+            f"{', '.join(known)} have {len(vocabularies)} different tokenizers, so that a token id is another text in "
+            "each; need one tokenizer for inputs that are shared. Compare models of one tokenizer"
         )
     ids = sorted(set.intersection(*(set(one.ids) for one in known.values())))
     if not ids:
-        raise InputError(f"{_comma_list(known)} have no token id in common; need some. Compare others")
+        raise InputError(f"{', '.join(known)} have no token id in common; need some. Compare others")
     return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, ids=tuple(ids))
 
 
-def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, progress: bool = False) -> np.ndarray:
+def features(lens: LensModel, inputs: Inputs, *, progress: bool = False) -> np.ndarray:
     """The last token's last state after the final norm, of each input: [n, d_model], float32.
 
     One forward pass of the body; nothing but the result grows with the number of inputs.
@@ -181,7 +173,7 @@ def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, 
     Reference: arXiv 2509.26404 (code).
     """
     found = np.empty((inputs.sequences, lens.d_model), dtype=np.float32)
-    size = batch_size or max(1, _TOKENS_A_FORWARD // inputs.length)
+    size = max(1, _TOKENS_A_FORWARD // inputs.length)
     done = 0
     with (
         running(lens),
@@ -204,42 +196,30 @@ def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, 
     return found
 
 
-def kept_features(lens: LensModel, inputs: Inputs, *, of: Facts, progress: bool = False) -> np.ndarray:
-    """``features`` of a model, from the cache if there, else computed and written to it."""
-    folder = _cache_folder_of(of, inputs)
+def kept_features(
+    open_lens: Callable[[], LensModel], inputs: Inputs, *, of: Facts, progress: bool = False
+) -> np.ndarray:
+    """``features`` of a model, from the cache if there, else computed and written to it.
+
+    Args:
+        open_lens: opens the model, which is called only if its features are not in the cache.
+        inputs: what it reads.
+        of: the model's facts.
+        progress: show a bar.
+    """
+    folder = cache_folder() / "features" / _digest([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
     with lock_folder(folder):
-        found = _read_features(folder)
-        if found is None:
-            found = features(lens, inputs, progress=progress)
-            with write_new_folder(folder) as part:
-                save_file({"features": found}, part / "features.safetensors")
-                write_manifest(part, {"name": lens.name, "weights_sha256": of.weights, "inputs": inputs.digest})
+        manifest = read_manifest(folder)
+        if manifest is not None and find_fault(folder, manifest) is None:
+            return load_file(folder / "features.safetensors")["features"]
+        lens = open_lens()
+        found = features(lens, inputs, progress=progress)
+        with write_new_folder(folder) as part:
+            save_file({"features": found}, part / "features.safetensors")
+            write_manifest(part, {"name": lens.name, "weights_sha256": of.weights, "inputs": inputs.digest})
     return found
-
-
-def cached_features(of: Facts, inputs: Inputs) -> np.ndarray | None:
-    """Cached states of a model on some inputs; None if the cache has no complete entry."""
-    return _read_features(_cache_folder_of(of, inputs))
-
-
-def _cache_folder_of(of: Facts, inputs: Inputs) -> Path:
-    """The cache folder of a model's features on some inputs."""
-    return cache_folder() / "features" / _digest([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
-
-
-def _read_features(folder: Path) -> np.ndarray | None:
-    """Features in a cache folder; None if its files are missing or damaged."""
-    manifest = read_manifest(folder)
-    if manifest is None or find_fault(folder, manifest) is not None:
-        return None
-    return load_file(folder / "features.safetensors")["features"]
 
 
 def _digest(value: object) -> str:
     """SHA-256 (hex) of a value as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _comma_list(values: Sequence[object] | dict[str, Facts]) -> str:
-    """The names of a list in one text, with commas."""
-    return ", ".join(map(str, values))

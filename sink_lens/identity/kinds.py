@@ -8,8 +8,8 @@ PREFERENCE = RunKind(
     help="Which tokens does a model predict after random sequences? Against chance; trained, in training, or "
     "untrained.",
     config="sink_lens.identity.config:PreferenceConfig",
-    check="sink_lens.identity.config:check_asked",
-    cost="sink_lens.identity.surveys:cost",
+    check="sink_lens.identity.config:check_models",
+    cost="sink_lens.identity.cost:cost",
     run="sink_lens.identity.surveys:survey",
     tables="sink_lens.schema:preference.toml",
     page="sink_lens.identity.pages.preference:PREFERENCE",
@@ -28,8 +28,8 @@ CONTRACTION = RunKind(
     heading="Whose model is it",
     help="How alike does a model make unrelated sequences, and the positions of one? By sublayer, above the floor.",
     config="sink_lens.identity.config:ContractionConfig",
-    check="sink_lens.identity.config:check_asked",
-    cost="sink_lens.identity.surveys:cost",
+    check="sink_lens.identity.config:check_models",
+    cost="sink_lens.identity.cost:cost",
     run="sink_lens.identity.surveys:survey",
     tables="sink_lens.schema:contraction.toml",
     page="sink_lens.identity.pages.contraction:CONTRACTION",
@@ -56,7 +56,7 @@ every null: their stream carries an embedding's own coordinates to the end. At a
 """,
     config="sink_lens.identity.config:FingerprintConfig",
     check="sink_lens.identity.config:check_models",
-    cost="sink_lens.identity.fingerprint:cost_in_words",
+    cost="sink_lens.identity.cost:cost",
     run="sink_lens.identity.fingerprint:run",
     show="sink_lens.identity.pages.fingerprint:show",
     answer="sink_lens.identity.fingerprint:answer",
@@ -67,7 +67,7 @@ sink-lens fingerprint runs/softmax-0 runs/softmax-1 runs/softmax-2  [dim]first a
 
 sink-lens fingerprint --untrained gpt2,n_layers=4,d_model=192 --seeds 0-14  [dim]105 unrelated pairs[/dim]
 
-sink-lens fingerprint A B --dry-run  [dim]time and memory; again later: states are cached, so that it goes on[/dim]
+sink-lens fingerprint A B --dry-run  [dim]what it would cost; states are cached, so that a stopped run goes on[/dim]
 """,
     tables="sink_lens.schema:fingerprint.toml",
     page="sink_lens.identity.pages.fingerprint:FINGERPRINT",

@@ -34,7 +34,7 @@ class ModelToMeasure:
     """Seed of the weights, if it is known."""
     step: int | None = None
     """Training step, if the model is a checkpoint."""
-    source: str | UntrainedConfig
+    source: str | UntrainedConfig | LensModel
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
         """Open the model.
@@ -42,6 +42,8 @@ class ModelToMeasure:
         Raises:
             ModelError, InputError: it cannot be opened.
         """
+        if isinstance(self.source, LensModel):
+            return self.source
         if isinstance(self.source, str):
             return load(self.source, device=device, dtype=dtype)
         if dtype not in (None, "float32"):
@@ -79,20 +81,15 @@ def models_to_measure(
         ]
     if not found:
         raise InputError(NOTHING)
-    places = [_key_of_model(one) for one in found]
+    places = []
+    for one in found:
+        path = expand_home(one.source) if isinstance(one.source, str) else None
+        places.append(str(path.resolve()) if path and path.exists() else one.name)
     if twice := sorted({one.name for one, place in zip(found, places, strict=True) if places.count(place) > 1}):
         raise InputError(f"{', '.join(twice)} is there twice; need each model once")
     if same := sorted({one.name for one in found if [other.name for other in found].count(one.name) > 1}):
         raise InputError(f"two models are called {', '.join(same)}; need names that differ: give longer paths")
     return found
-
-
-def _key_of_model(model: ModelToMeasure) -> str:
-    """Key under which two entries count as the same model: its resolved path, or its name."""
-    if not isinstance(model.source, str):
-        return model.name
-    path = expand_home(model.source)
-    return str(path.resolve()) if path.exists() else model.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

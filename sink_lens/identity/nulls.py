@@ -29,6 +29,7 @@ All are summarised by mean and standard deviation, so that a p far below what an
 (in log space); the share of draws is given beside it.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -123,16 +124,8 @@ def tau_of_columns(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return tau_b(torch.from_numpy(x.T), reference=torch.from_numpy(y.T)).numpy()
 
 
-def simulate_null(
-    name: str,
-    *,
-    n: int,
-    width: int,
-    count: int,
-    temperature: float,
-    draws: int,
-    generator: np.random.Generator,
-) -> Null:
+@functools.lru_cache(maxsize=64)  # it depends on sizes alone: many pairs of models share it
+def simulate_null(name: str, *, n: int, width: int, count: int, temperature: float, draws: int, seed: int) -> Null:
     """The null of tau_bar from pairs of random normal states [n, width]: ``pipeline``, or ``matrices`` if all are kept.
 
     Args:
@@ -142,9 +135,9 @@ def simulate_null(
         count: how many of them a model has for its own; ``width`` keeps all.
         temperature: of the softmax.
         draws: pairs of matrices, two at least.
-        generator: where they come from.
+        seed: of the matrices.
     """
-    found = []
+    generator, found = np.random.default_rng([seed, NULLS.index(name), width, count]), []
     for _ in range(draws):
         pair = [generator.standard_normal((n, width)) for _ in range(2)]
         first, second = (identity_coordinates(one, count=count) for one in pair)

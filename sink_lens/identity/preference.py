@@ -41,11 +41,6 @@ _NORMAL = 1.959964
 class Votes:
     """Predictions of a model, summed over sequences: memory of the vocabulary's size, however many there are."""
 
-    @classmethod
-    def of(cls, lens: LensModel, *, seed: int) -> "Votes":
-        """Begin with no counts for a model's vocabulary; the seed draws the offsets of the null."""
-        return cls(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
-
     def __init__(self, n_vocab: int, *, generator: torch.Generator) -> None:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
         self.argmin = torch.zeros(n_vocab, dtype=torch.int64)
@@ -117,7 +112,6 @@ def preference(
     length: int = 64,
     seed: int = 0,
     bos: BosCondition = "without",
-    batch_size: int | None = None,
     progress: bool = True,
 ) -> Preference:
     """Count the tokens that a model predicts after random sequences of its own ordinary tokens, against chance.
@@ -130,7 +124,6 @@ def preference(
         length: tokens of each.
         seed: of the sequences and of the nulls.
         bos: ``without``, ``with`` or ``auto``; see ``random_tokens``.
-        batch_size: sequences a forward; chosen by length and vocabulary if None.
         progress: show a bar.
 
     Raises:
@@ -141,8 +134,8 @@ def preference(
     lens = as_lens(lens)
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     draws.check(lens)
-    votes = Votes.of(lens, seed=seed)
-    size = size_of_forward(lens, length=length) if batch_size is None else batch_size
+    votes = Votes(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
+    size = size_of_forward(lens, length=length)
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
         for chunk in draws.chunks(lens):
             for part in chunk.batches(size):
@@ -166,35 +159,26 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
     """The result: how often each token was predicted, as shares, with what chance would give."""
     n, n_vocab = votes.n, len(votes.argmax)
     counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}
-    chance = _chance_counts(n, n_vocab, generator=generator)
+    every_event = (generator.integers(n_vocab, size=n) for _ in range(_SIMULATED))
+    ranks = min(n, n_vocab)
+    chance = np.stack([_largest_first(np.bincount(one, minlength=n_vocab))[:ranks] for one in every_event])
     chance_covering = np.array([_count_covering(one, n) for one in chance])
     rows: list[tuple[object, ...]] = []
+    share, ratio, covering = map(_mean_and_band, (chance[:, 0] / n, chance[:, 0] / n * n_vocab, chance_covering))
     for kind, found in counts.items():
         top = int(found.max())
         bounds = np.array(wilson_interval(top, n))
-        share, ratio = chance[:, 0] / n, chance[:, 0] / n * n_vocab
-        rows.append((f"{kind}_top_share", top / n, *bounds, *_mean_and_band(share), "share of sequences"))
-        rows.append(
-            (f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *_mean_and_band(ratio), "times chance")
-        )
-        rows.append(
-            (
-                f"{kind}_covering",
-                _count_covering(_largest_first(found), n),
-                np.nan,
-                np.nan,
-                *_mean_and_band(chance_covering),
-                "tokens",
-            )
-        )
+        rows.append((f"{kind}_top_share", top / n, *bounds, *share, "share of sequences"))
+        rows.append((f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *ratio, "times chance"))
+        covered = _count_covering(_largest_first(found), n)
+        rows.append((f"{kind}_covering", covered, np.nan, np.nan, *covering, "tokens"))
     mean = votes.probability.numpy() / n
     most = int(mean.argmax())
     error = _NORMAL * np.sqrt(max(votes.square.numpy()[most] / n - mean[most] ** 2, 0.0) / n) * n_vocab
     value = mean[most] * n_vocab
     shifted = votes.shifted.numpy().max(1) / n * n_vocab
-    rows.append(
-        ("mean_probability_ratio", value, value - error, value + error, *_mean_and_band(shifted), "times chance")
-    )
+    bounds = (value - error, value + error)
+    rows.append(("mean_probability_ratio", value, *bounds, *_mean_and_band(shifted), "times chance"))
     names = ["measure", "value", "low", "high", "null", "null_low", "null_high", "unit"]
     return Preference(
         n=n,
@@ -210,19 +194,7 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
 
 
 def _largest_first(counts: np.ndarray) -> np.ndarray:
-    """Counts in descending order."""
     return np.sort(counts)[::-1]
-
-
-def _chance_counts(n: int, n_vocab: int, *, generator: np.random.Generator) -> np.ndarray:
-    """Counts of n events if all tokens are equally likely, the most frequent first: [draw, min(n, n_vocab)]."""
-    ranks = min(n, n_vocab)
-    return np.stack(
-        [
-            _largest_first(np.bincount(generator.integers(n_vocab, size=n), minlength=n_vocab))[:ranks]
-            for _ in range(_SIMULATED)
-        ]
-    )
 
 
 def _count_covering(ordered: np.ndarray, n: int) -> int:

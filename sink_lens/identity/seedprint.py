@@ -17,7 +17,8 @@ Reference: Tong et al., arXiv 2509.26404 (the statistic, ``analytical``, ``matri
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,19 +40,19 @@ class ModelPair:
     """``same lineage``, ``no common lineage shown``, or ``no answer``."""
     why: str
     """The number that decided, or the reason why there is no answer."""
-    shared: int
+    shared: int = 0
     """|S|, the number of coordinates that both models have."""
-    expected: float
+    expected: float = math.nan
     """Number of coordinates that two unrelated models share on average: m m' / d."""
-    tau_bar: float
+    tau_bar: float = math.nan
     """The effect size: mean tau over the shared coordinates; 1 for equal models, about 0 for unrelated ones."""
-    across: float
+    across: float = math.nan
     """Mean Kendall tau between different coordinates: agreement that is not tied to one coordinate."""
-    too_narrow: float
+    too_narrow: float = math.nan
     """Standard deviation of tau_bar were no coordinate matched, from tau between different ones, over the formula's."""
-    scale_tau: float
+    scale_tau: float = math.nan
     """tau of the size of a row over S (norm, centred) between the models: a factor common to all coordinates."""
-    scale_log10_p: float
+    scale_log10_p: float = math.nan
     """log10 of its two-sided p."""
     nulls: Mapping[str, Null] = field(repr=False, default_factory=dict)
 
@@ -89,32 +90,14 @@ class ModelPair:
         ]
 
     def row(self) -> dict[str, object]:
-        """The pair's row of the table, without the nulls."""
-        kept: dict[str, object] = {name: value for name, value in asdict(self).items() if name != "nulls"}
-        return kept | {"shares_scale": self.shares_scale}
-
-
-class Simulated:
-    """The published nulls, which depend on sizes alone: each is simulated when it is first asked for."""
-
-    def __init__(self, config: FingerprintConfig, *, n: int) -> None:
-        self._config, self._n = config, n
-        self._made: dict[tuple[str, int, int], Null] = {}
-
-    def of(self, name: str, *, width: int, count: int) -> Null:
-        """The null of random matrices of a width, of which a model has ``count`` coordinates for its own."""
-        key = (name, width, count)
-        if key not in self._made:
-            self._made[key] = nulls.simulate_null(
-                name,
-                n=self._n,
-                width=width,
-                count=count,
-                temperature=self._config.temperature,
-                draws=self._config.draws,
-                generator=np.random.default_rng([self._config.seed, NULLS.index(name), width, count]),
-            )
-        return self._made[key]
+        """The pair's row of the table ``pairs``: its numbers, and ``z`` and ``log10_p`` (the paper's) of each null."""
+        row: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "nulls"}
+        row["shares_scale"] = self.shares_scale
+        for name in NULLS:
+            null = self.nulls.get(name)
+            row[f"z_{name}"] = math.nan if null is None else null.z(self.tau_bar)
+            row[f"log10_p_{name}"] = math.nan if null is None else null.log10_p(self.tau_bar)
+        return row
 
 
 def compare_states(
@@ -122,7 +105,6 @@ def compare_states(
     b: tuple[str, np.ndarray],
     *,
     config: FingerprintConfig,
-    simulated: Simulated,
     generator: np.random.Generator,
 ) -> ModelPair:
     """Compare two models' states on the same inputs, [n, d] each: is coordinate j of one tied to that of the other?
@@ -133,7 +115,6 @@ def compare_states(
         a: name and states.
         b: the other's.
         config: how.
-        simulated: the published nulls.
         generator: of ``shuffled`` and ``relabelled``.
 
     Raises:
@@ -147,44 +128,47 @@ def compare_states(
             raise InputError(f"the states of {name} are not finite; need numbers. Load it in float32 (--dtype)")
     if x.shape[1] != y.shape[1]:
         why = f"widths {x.shape[1]} and {y.shape[1]}: no initialisation has both, and coordinates cannot be matched"
-        return _pair_without_answer(name_a, name_b, why=why, shared=0, expected=math.nan)
+        return ModelPair(a=name_a, b=name_b, verdict=NO_ANSWER, why=why)
     n, width = x.shape
     count = config.n_coordinates(width)
     shared = np.intersect1d(identity_coordinates(x, count=count), identity_coordinates(y, count=count))
     expected = count * count / width
+    pair: dict[str, Any] = {"a": name_a, "b": name_b, "shared": len(shared), "expected": expected}
     if len(shared) < FEWEST_SHARED:
         why = (
             f"{len(shared)} of {count} coordinates in common ({expected:.3g} by chance), where {FEWEST_SHARED} "
             "are needed; a larger --coordinates would have more"
         )
-        return _pair_without_answer(name_a, name_b, why=why, shared=len(shared), expected=expected)
+        return ModelPair(**pair, verdict=NO_ANSWER, why=why)
     soft = [soften_states(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
     matrix = tau_b_matrix(*(torch.from_numpy(one.T) for one in soft)).numpy()
     if not np.isfinite(matrix).all():
         why = "a coordinate is the same on every input in one of the models, so that tau is undefined"
-        return _pair_without_answer(name_a, name_b, why=why, shared=len(shared), expected=expected)
+        return ModelPair(**pair, verdict=NO_ANSWER, why=why)
     tau_bar = float(np.diag(matrix).mean())
     across = float((matrix.sum() - np.trace(matrix)) / (matrix.size - len(matrix)))
+    drawn: dict[str, Any] = {"n": n} | {name: getattr(config, name) for name in ("temperature", "draws", "seed")}
     every = (
         nulls.analytical_null(n, shared=len(shared)),
-        simulated.of("matrices", width=len(shared), count=len(shared)),
-        simulated.of("pipeline", width=width, count=count),
+        nulls.simulate_null("matrices", width=len(shared), count=len(shared), **drawn),
+        nulls.simulate_null("pipeline", width=width, count=count, **drawn),
         nulls.shuffled_null(*soft, draws=config.draws, generator=generator),
         nulls.relabelled_null(matrix, draws=config.relabellings, generator=generator),
     )
     by_name = {one.name: one for one in every}
-    verdict, why = _decide(by_name[config.decides], tau_bar, alpha=config.alpha)
+    null = by_name[config.decides]  # the analytical one is a formula, which has no draws
+    p = 10 ** null.log10_p(tau_bar) if null.draws is None else null.share(tau_bar)
+    verdict, why = SAME if p < config.alpha else NOT_SHOWN, f"p {p:.3g} under the {config.decides} null"
+    if math.isnan(p):
+        verdict, why = NO_ANSWER, f"the {config.decides} null has no draws"
     if verdict == SAME and config.inputs != "tokens":
         why += ", which does not hold on embedding inputs unless both models are trained"
     sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
     scale = float(tau_of_columns(*sizes)[0])
     return ModelPair(
-        a=name_a,
-        b=name_b,
+        **pair,
         verdict=verdict,
         why=why,
-        shared=len(shared),
-        expected=expected,
         tau_bar=tau_bar,
         across=across,
         too_narrow=nulls.spread_over_permutations(np.where(np.eye(len(matrix), dtype=bool), across, matrix))
@@ -192,30 +176,4 @@ def compare_states(
         scale_tau=scale,
         scale_log10_p=log10_p(abs(scale) / tau_deviation(n), convention="code"),
         nulls=by_name,
-    )
-
-
-def _decide(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
-    """(verdict, reason) for a pair's tau_bar: by p from the null's draws if it has any, else from its formula."""
-    exact = null.share(tau_bar)
-    p = 10 ** null.log10_p(tau_bar) if math.isnan(exact) else exact
-    if math.isnan(p):
-        return NO_ANSWER, f"the {null.name} null has no draws"
-    return (SAME if p < alpha else NOT_SHOWN), f"p {p:.3g} under the {null.name} null"
-
-
-def _pair_without_answer(a: str, b: str, *, why: str, shared: int, expected: float) -> ModelPair:
-    """A pair that cannot be compared, and why."""
-    return ModelPair(
-        a=a,
-        b=b,
-        verdict=NO_ANSWER,
-        why=why,
-        shared=shared,
-        expected=expected,
-        tau_bar=math.nan,
-        across=math.nan,
-        too_narrow=math.nan,
-        scale_tau=math.nan,
-        scale_log10_p=math.nan,
     )

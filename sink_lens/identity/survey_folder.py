@@ -1,7 +1,6 @@
 """The tables of a survey while they grow: what a model gave is on disk before the next one is opened."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,6 @@ from .models_to_measure import ModelToMeasure
 _COLUMNS = ("model", "variant", "seed", "step", "n_layers", "d_model", "d_vocab", "weights_sha256", "seconds", "error")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredModel:
-    """Measurements of one model."""
-
-    frames: Mapping[str, pd.DataFrame]
-    """Table -> rows; ``summary`` has measure and value."""
-    tensors: Mapping[str, np.ndarray]
-    """Name -> tensor, kept in ``directions``."""
-
-
 class Grown:
     """The tables of a survey while they grow, on disk after each model."""
 
@@ -34,40 +23,31 @@ class Grown:
         models = earlier.get("models", pd.DataFrame(columns=list(_COLUMNS)))
         self.names = set(models.loc[models["error"].isna(), "model"].tolist())
         # A stop may have come between two tables of one model: its rows are left out.
-        self.frames = {
-            name: [frame.loc[frame["model"].isin(sorted(self.names))]]
-            for name, frame in {"models": models, **{name: earlier[name] for name in tables if name in earlier}}.items()
-        }
-        self.tensors: dict[str, np.ndarray] = {}
-        if writer.has("directions"):
-            self.tensors = read_run(writer.folder).tensors("directions")
+        kept = {"models": models} | {name: earlier[name] for name in tables if name in earlier}
+        self.frames = {name: [frame.loc[frame["model"].isin(sorted(self.names))]] for name, frame in kept.items()}
+        self.tensors = read_run(writer.folder).tensors("directions") if writer.has("directions") else {}
 
     def add(
         self,
         one: ModelToMeasure,
         *,
         lens: LensModel | None = None,
-        given: MeasuredModel | None = None,
+        frames: Mapping[str, pd.DataFrame] | None = None,
+        tensors: Mapping[str, np.ndarray] | None = None,
         seconds: float = float("nan"),
         error: str | None = None,
     ) -> None:
-        """Write the rows that one model gave, or the reason why it gave none."""
-        row: dict[str, Any] = {
-            "model": one.name,
-            "variant": one.variant,
-            "seed": one.seed,
-            "step": one.step,
-            "error": error,
-        }
-        if lens is not None and given is not None:
+        """Write the rows and directions that one model gave, or the reason why it gave none."""
+        key: dict[str, Any] = {"model": one.name, "variant": one.variant, "seed": one.seed, "step": one.step}
+        row = key | {"error": error}
+        if lens is not None and frames is not None:
             row |= {"n_layers": lens.n_layers, "d_model": lens.d_model, "d_vocab": lens.d_vocab, "seconds": seconds}
             row["weights_sha256"] = weights_hash(lens)
-            key = {"model": one.name, "variant": one.variant, "seed": one.seed, "step": one.step}
             for name in self._tables:
-                self.frames.setdefault(name, []).append(given.frames[name].assign(**key))
+                self.frames.setdefault(name, []).append(frames[name].assign(**key))
                 self._write_table(name)
-            if given.tensors:
-                self.tensors |= {f"{one.name}|{name}": tensor for name, tensor in given.tensors.items()}
+            if tensors:
+                self.tensors |= {f"{one.name}|{name}": tensor for name, tensor in tensors.items()}
                 self._writer.write_tensors("directions", self.tensors)
             self.names.add(one.name)
         self.frames["models"].append(pd.DataFrame([row], columns=list(_COLUMNS)))

@@ -13,14 +13,14 @@ import pandas as pd
 
 from ..errors import InputError
 from ..stats import summarise_differences
-from .untrained_models import ACTIVATIONS, NORMS, UntrainedConfig
+from .untrained_models import ACTIVATIONS, UntrainedConfig
 
 SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "activation": ("activation", ACTIVATIONS),
     "gating": ("gated", (True, False)),
     "attention": ("attention", (True, False)),
     "mlp": ("mlp", (True, False)),
-    "norm": ("norm", NORMS),
+    "norm": ("norm", ("rms", "layer")),
     "positions": ("positions", ("learned", "none")),
     "init": ("init_std", (0.01, 0.02, 0.04)),
     "writers": ("scaled_writers", (True, False)),
@@ -40,16 +40,13 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
     variants = [base]
     for name in switches:
         field, values = SWITCHES[name]
-        own_width = {"d_mlp": _width_of_equal_size(base)} if field == "gated" else {}
-        variants += [replace(base, **{field: value}, **own_width) for value in values if value != getattr(base, field)]
+        change: dict[str, Any] = {}
+        if field == "gated":  # as many weights, beside a width that was given as beside the style's own
+            own = replace(base, d_mlp=None).d_mlp
+            given = None if base.d_mlp == own else base.d_mlp
+            change["d_mlp"] = None if given is None else round(given * (3 / 2 if base.gated else 2 / 3))
+        variants += [replace(base, **change | {field: value}) for value in values if value != getattr(base, field)]
     return list(dict.fromkeys(variants))
-
-
-def _width_of_equal_size(base: UntrainedConfig) -> int | None:
-    """MLP width at which a switched gate leaves the number of weights equal; None keeps the style's own width."""
-    if base.d_mlp is None or base.d_mlp == replace(base, d_mlp=None).d_mlp:
-        return None
-    return round(base.d_mlp * (3 / 2 if base.gated else 2 / 3))
 
 
 def variant_table(summary: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ defaults here are the sizes of GPT-2 small for every style, and ours.
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ..arguments import check_seeds
-from ..configuration import check_at_most, check_types
+from ..configuration import check_at_least, check_at_most, check_types, parse_setting
 from ..errors import InputError
 from ..models.checks import check_architecture
 from ..models.family import Family
@@ -31,9 +31,6 @@ from ..models.load import find_device
 from ..models.wrapping import assemble_lens, keep_random_state
 
 Style = Literal["llama", "qwen", "gpt2"]
-STYLES: tuple[Style, ...] = get_args(Style)
-UntrainedNorm = Literal["rms", "layer"]
-NORMS: tuple[UntrainedNorm, ...] = get_args(UntrainedNorm)
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "identity")
 """The activations of the experiments; every other name that Hugging Face knows is taken too."""
 
@@ -59,7 +56,7 @@ class UntrainedConfig:
     """Activation function of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
     gated: bool | None = None
     """``act(gate x) * up x``, or ``act(gate x)`` alone; a gate needs the style llama or qwen."""
-    norm: UntrainedNorm | None = None
+    norm: Literal["rms", "layer"] | None = None
     """``rms`` or ``layer`` (centred), without biases or gains that differ from 1."""
     positions: Literal["rotary", "learned", "none"] | None = None
     """``rotary`` (not in gpt2), ``learned`` (added to the embedding) or ``none``."""
@@ -103,13 +100,11 @@ class UntrainedConfig:
                 f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "
                 "name of transformers.activations.ACT2FN"
             )
-        for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_mlp", "vocab_size", "n_context"):
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
-                raise InputError(f"{name} is {getattr(self, name)!r}; need a whole number from 1 on")
+        check_at_least(self, 1, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_mlp", "vocab_size", "n_context")
         check_at_most(self, 10_000, "n_layers")
         check_at_most(self, 1_000_000, "d_model", "n_heads", "n_kv_heads", "d_mlp")
         check_at_most(self, 10_000_000, "vocab_size", "n_context")
-        if not (isinstance(self.init_std, (int, float)) and 0 < self.init_std < math.inf):
+        if not self.init_std > 0:
             raise InputError(f"init_std is {self.init_std!r}; need a positive number")
         assert self.n_kv_heads is not None
         if self.d_model % self.n_heads or self.n_heads % self.n_kv_heads:
@@ -143,33 +138,14 @@ def read_untrained(text: str) -> UntrainedConfig:
         InputError: an unknown field, or a value that is not of its kind.
     """
     style, *rest = [part.strip() for part in text.split(",")]
-    kinds = {field.name: field.type for field in fields(UntrainedConfig)}
+    known = [field.name for field in fields(UntrainedConfig)]
     given: dict[str, Any] = {"style": style}
     for part in rest:
         name, equals, value = part.partition("=")
-        if not equals or name not in kinds:
-            raise InputError(f"{part!r} in {text!r} is no field=value; need fields of {', '.join(kinds)}")
-        given[name] = _parse_value(name, value, kinds[name])
+        if not (equals and value) or name not in known:
+            raise InputError(f"{part!r} in {text!r} is no field=value; need fields of {', '.join(known)}")
+        given |= [parse_setting(part.lower())]
     return UntrainedConfig(**given)
-
-
-def _parse_value(name: str, text: str, kind: Any) -> Any:
-    """Parse a field's value from its text."""
-    kinds = get_args(kind) or (kind,)
-    if bool in kinds:
-        words = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
-        if text.lower() in words:
-            return words[text.lower()]
-        raise InputError(f"{name} is {text!r}; need true or false")
-    of = next(one for one in kinds if one is not type(None))
-    if get_origin(of) is Literal:
-        if text in get_args(of):
-            return text
-        raise InputError(f"{name} is {text!r}; need one of {', '.join(get_args(of))}")
-    try:
-        return of(text)
-    except ValueError:
-        raise InputError(f"{name} is {text!r}; need a {'whole ' if of is int else ''}number") from None
 
 
 def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device = "cpu") -> LensModel:
@@ -240,7 +216,6 @@ def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
 
 
 def _activation_name(name: str | None) -> str:
-    """The name under which transformers knows an activation."""
     return "linear" if name == "identity" else str(name)
 
 
@@ -261,18 +236,12 @@ def _switch_parts(model: Any, *, family: Family, config: UntrainedConfig) -> Non
             mlp.up_proj.bias.fill_(1.0)
     if config.norm != _OWN[config.style]["norm"]:
         of_class = nn.LayerNorm if config.norm == "layer" else LlamaRMSNorm
-        for path in _norm_paths(model, family):
+        layers = range(config.n_layers)
+        paths = [f"{family.layers}.{n}.{norm}" for n in layers for norm in (family.attn_norm, family.mlp_norm)]
+        for path in (*paths, family.final_norm):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, of_class(config.d_model, eps=1e-5))
     _switch_positions(model, config)
-
-
-def _norm_paths(model: nn.Module, family: Family) -> list[str]:
-    """Module paths of the norms whose input is the residual stream."""
-    layers = range(len(model.get_submodule(family.layers)))  # type: ignore[arg-type]
-    return [f"{family.layers}.{n}.{norm}" for n in layers for norm in (family.attn_norm, family.mlp_norm)] + [
-        family.final_norm
-    ]
 
 
 def _switch_positions(model: Any, config: UntrainedConfig) -> None:

@@ -9,7 +9,7 @@ from sink_lens import load
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError, ModelError
 from sink_lens.identity import features as reading
-from sink_lens.identity.features import Inputs, cached_features, facts_of, features, kept_features, shared_inputs
+from sink_lens.identity.features import Inputs, facts_of, features, kept_features, shared_inputs
 from sink_lens.models.tiny import tiny_tokenizer
 
 INPUTS = Inputs(kind="tokens", sequences=60, length=6, seed=0, ids=tuple(range(3, 300)))
@@ -44,9 +44,11 @@ def test_inputs_depend_on_the_seed_and_not_on_how_many_there_are():
     assert set(many.ravel().tolist()) == set(range(9))
 
 
-def test_the_batch_size_does_not_matter():
+def test_the_size_of_a_forward_does_not_matter(monkeypatch):
     model = lens()
-    assert features(model, INPUTS, batch_size=7) == pytest.approx(features(model, INPUTS), abs=1e-5)
+    whole = features(model, INPUTS)
+    monkeypatch.setattr(reading, "_TOKENS_A_FORWARD", 7 * INPUTS.length)
+    assert features(model, INPUTS) == pytest.approx(whole, abs=1e-5)
 
 
 def test_embeddings_are_shared_where_the_width_is():
@@ -83,13 +85,12 @@ def test_tokens_are_those_that_every_model_has():
     assert inputs.ids == tuple(range(3, 40))  # 0 to 2 are the special tokens of the one that has a tokenizer
 
 
-def test_different_tokenizers_are_refused_unless_asked_for():
+def test_different_tokenizers_are_refused():
     other = tiny_tokenizer()
     other.add_tokens(["zzz"])
     known = {"a": facts_of(lens(tokenizer=tiny_tokenizer())), "b": facts_of(lens(tokenizer=other, vocab_size=310))}
-    with pytest.raises(InputError, match=r"a, b have 2 different tokenizers.*--any-tokenizer"):
+    with pytest.raises(InputError, match=r"a, b have 2 different tokenizers.*Compare models of one tokenizer"):
         shared_inputs(known, sequences=50, length=4, seed=0)
-    assert shared_inputs(known, sequences=50, length=4, seed=0, any_tokenizer=True).ids == tuple(range(3, 300))
 
 
 @pytest.mark.parametrize(
@@ -116,32 +117,29 @@ def test_half_precision_that_overflows_is_refused():
         features(lens, INPUTS)
 
 
-def test_states_are_read_once(monkeypatch, tmp_path):
+def read_again():
+    pytest.fail("read again")
+
+
+def test_states_are_read_once_and_a_damaged_file_is_read_again(tmp_path):
     model = lens()
     of = facts_of(model)
-    assert cached_features(of, INPUTS) is None
-    first = kept_features(model, INPUTS, of=of)
-    monkeypatch.setattr(reading, "features", lambda *_, **__: pytest.fail("read again"))
-    assert (kept_features(model, INPUTS, of=of) == first).all()
+    first = kept_features(lambda: model, INPUTS, of=of)
+    assert (kept_features(read_again, INPUTS, of=of) == first).all()
     (file,) = (tmp_path / "cache").rglob("*.safetensors")
     assert load_file(file)["features"].shape == (60, 48)
-
-
-def test_other_weights_configurations_or_inputs_have_states_of_their_own():
-    model = lens()
-    kept_features(model, INPUTS, of=facts_of(model))
-    for other in (lens(seed=1), lens(hidden_act="relu")):  # the second has the same weights
-        assert cached_features(facts_of(other), INPUTS) is None
-    longer = Inputs(kind="tokens", sequences=60, length=7, seed=0, ids=INPUTS.ids)
-    assert cached_features(facts_of(model), longer) is None
-    assert cached_features(facts_of(lens()), INPUTS) is not None
-
-
-def test_a_damaged_file_is_read_again(tmp_path):
-    model = lens()
-    of = facts_of(model)
-    first = kept_features(model, INPUTS, of=of)
-    (file,) = (tmp_path / "cache").rglob("*.safetensors")
     file.write_bytes(b"damaged")
-    assert cached_features(of, INPUTS) is None
-    assert (kept_features(model, INPUTS, of=of) == first).all()
+    assert (kept_features(lambda: model, INPUTS, of=of) == first).all()
+
+
+def test_other_weights_configurations_or_inputs_have_states_of_their_own(tmp_path):
+    longer = Inputs(kind="tokens", sequences=60, length=7, seed=0, ids=INPUTS.ids)
+    for model, inputs in (
+        (lens(), INPUTS),
+        (lens(seed=1), INPUTS),
+        (lens(hidden_act="relu"), INPUTS),  # the same weights as the first
+        (lens(), longer),
+    ):
+        kept_features(lambda one=model: one, inputs, of=facts_of(model))
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 4
+    kept_features(read_again, INPUTS, of=facts_of(lens()))

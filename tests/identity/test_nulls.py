@@ -49,9 +49,8 @@ def test_relabelling_has_the_moments_of_all_permutations():
 def test_simulations_agree_with_the_formula_where_all_is_independent(name):
     count = 12 if name == "matrices" else 24
     null = nulls.simulate_null(
-        name, n=100, width=count if name == "matrices" else 48, count=count, temperature=10.0, draws=400,
-        generator=np.random.default_rng(0),
-    )  # fmt: skip
+        name, n=100, width=count if name == "matrices" else 48, count=count, temperature=10.0, draws=400, seed=0
+    )
     formula = nulls.analytical_null(100, shared=12)  # 24 of 48 in each: 12 in common on average
     assert len(null.draws) == 400
     assert null.sd == pytest.approx(formula.sd, rel=0.15)

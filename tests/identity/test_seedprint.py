@@ -9,7 +9,7 @@ import torch
 from sink_lens.errors import InputError
 from sink_lens.identity.features import Inputs, features
 from sink_lens.identity.nulls import NULLS
-from sink_lens.identity.seedprint import NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig, Simulated, compare_states
+from sink_lens.identity.seedprint import NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig, compare_states
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 
 N = 400
@@ -17,9 +17,8 @@ CONFIG = FingerprintConfig(sequences=N, coordinates=32)
 SMALL = UntrainedConfig(style="gpt2", n_layers=2, d_model=64, n_heads=4, vocab_size=2000, n_context=64)
 
 
-def compared(x, y, *, config=CONFIG, simulated=None, seed=0):
-    made = Simulated(config, n=len(x)) if simulated is None else simulated
-    return compare_states(("a", x), ("b", y), config=config, simulated=made, generator=np.random.default_rng(seed))
+def compared(x, y, *, config=CONFIG, seed=0):
+    return compare_states(("a", x), ("b", y), config=config, generator=np.random.default_rng(seed))
 
 
 def states(seed, *, noise=0.0, sequences=N):
@@ -32,24 +31,17 @@ def states(seed, *, noise=0.0, sequences=N):
     return features(lens, Inputs(kind="tokens", sequences=sequences, length=8, seed=0, ids=tuple(range(2000))))
 
 
-@pytest.fixture(scope="module")
-def simulated():
-    """The published nulls depend on sizes alone."""
-    return Simulated(CONFIG, n=N)
-
-
 def test_half_a_sigma_of_noise_leaves_the_print_and_another_seed_has_another():
     config = FingerprintConfig(sequences=2000, coordinates=32)
     mine, noisy, other = states(0, sequences=2000), states(0, noise=0.5, sequences=2000), states(1, sequences=2000)
-    simulated = Simulated(config, n=2000)
-    same = compared(mine, noisy, config=config, simulated=simulated)
+    same = compared(mine, noisy, config=config)
     assert same.verdict == SAME
     assert same.shared > same.expected
     p = {row["null"]: row["log10_p_code"] for row in same.null_rows()}
     assert max(p[name] for name in NULLS if name != "relabelled") < -50
     assert p["relabelled"] < -10  # |S|! relabellings have no smaller p
     assert not same.shares_scale
-    apart = compared(mine, other, config=config, simulated=simulated)
+    apart = compared(mine, other, config=config)
     assert apart.verdict == NOT_SHOWN
     assert abs(apart.tau_bar) < 0.05 < 0.2 < same.tau_bar
 
@@ -61,7 +53,7 @@ def test_a_model_has_its_own_print():
     assert found.shared == 32
 
 
-def test_a_factor_of_each_input_makes_unrelated_models_look_related_to_the_published_nulls_only(simulated):
+def test_a_factor_of_each_input_makes_unrelated_models_look_related_to_the_published_nulls_only():
     # x = g (u + e): what an input scales, it scales in all coordinates of every model that sees it.
     called: dict[str, int] = dict.fromkeys(NULLS, 0)
     warned = 0
@@ -69,7 +61,7 @@ def test_a_factor_of_each_input_makes_unrelated_models_look_related_to_the_publi
         generator = np.random.default_rng(seed)
         factor = np.exp(0.7 * generator.standard_normal((N, 1)))
         x, y = (factor * (generator.standard_normal(64) + 0.2 * generator.standard_normal((N, 64))) for _ in range(2))
-        found = compared(x, y, simulated=simulated, seed=seed)
+        found = compared(x, y, seed=seed)
         warned += found.shares_scale
         for row in found.null_rows():
             p = 10 ** row["log10_p_code"] if math.isnan(row["p_draws"]) else row["p_draws"]
@@ -80,14 +72,14 @@ def test_a_factor_of_each_input_makes_unrelated_models_look_related_to_the_publi
     assert warned == 20
 
 
-def test_relabelling_is_right_where_inputs_are_shared(simulated):
+def test_relabelling_is_right_where_inputs_are_shared():
     # What two models know of an input goes into all their coordinates; of 40 pairs 1% may have p under 0.01.
     shares = []
     for seed in range(40):
         generator = np.random.default_rng(seed)
         known = generator.standard_normal((N, 3))
         x, y = (known @ generator.standard_normal((3, 64)) + generator.standard_normal((N, 64)) for _ in range(2))
-        found = compared(x, y, simulated=simulated, seed=seed)
+        found = compared(x, y, seed=seed)
         shares.append(found.nulls["relabelled"].share(found.tau_bar))
     assert sum(share < 0.01 for share in shares) <= 3
     assert sum(share < 0.5 for share in shares) == pytest.approx(20, abs=10)
@@ -153,9 +145,9 @@ def test_how_many_coordinates_a_model_has():
 
 
 @pytest.mark.parametrize("null", NULLS)
-def test_any_null_can_decide(null, simulated):
+def test_any_null_can_decide(null):
     x = np.random.default_rng(0).standard_normal((N, 64))
     config = FingerprintConfig(sequences=N, coordinates=32, decides=null)
-    found = compared(x, x + 0.1, config=config, simulated=simulated)
+    found = compared(x, x + 0.1, config=config)
     assert found.verdict == SAME
     assert null in found.why

@@ -9,8 +9,9 @@ from rounding import assert_close
 
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError
-from sink_lens.identity.untrained_models import STYLES, UntrainedConfig, read_untrained, untrained
+from sink_lens.identity.untrained_models import UntrainedConfig, read_untrained, untrained
 
+STYLES = ("llama", "qwen", "gpt2")
 SMALL = {"n_layers": 2, "d_model": 32, "n_heads": 4, "vocab_size": 100, "n_context": 64}
 TOKENS = torch.randint(100, (2, 16), generator=torch.Generator().manual_seed(0))
 
@@ -118,7 +119,7 @@ def test_sizes_and_groups_are_taken():
         ("gpt2,gated=true", "GPT-2 has no gate"),
         ("gpt2,positions=rotary", "need style='llama', which takes norm='layer'"),
         ("llama,norm=batch", "norm is 'batch'; need one of rms, layer"),
-        ("llama,n_layers=0", "n_layers is 0; need a whole number from 1 on"),
+        ("llama,n_layers=0", "n_layers is 0; need at least 1"),
         ("llama,n_layers=two", "n_layers is 'two'; need a whole number"),
         ("llama,tied=maybe", "tied is 'maybe'; need true or false"),
         ("llama,width=3", "'width=3' in 'llama,width=3' is no field=value"),

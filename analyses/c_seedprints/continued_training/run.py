@@ -14,7 +14,7 @@ from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.identity import FingerprintConfig
 from sink_lens.identity.features import facts_of, features, shared_inputs
-from sink_lens.identity.seedprint import Simulated, compare_states
+from sink_lens.identity.seedprint import compare_states
 from sink_lens.report.style import (
     BLUE,
     GREEN,
@@ -82,13 +82,10 @@ def compared(work: Work) -> pd.DataFrame:
         draws = work.size({}, {"draws": 100, "relabellings": 100})
         width = next(iter(models.values())).d_model
         config = FingerprintConfig(inputs=kind, coordinates=width, **size, **draws)
-        simulated = Simulated(config, n=config.sequences)
         states = {of: features(lens, inputs) for of, lens in models.items()}
         for a, b in wanted(list(models)):
             rng = np.random.default_rng([work.seed, len(rows)])
-            pair = compare_states(
-                (str(a), states[a]), (str(b), states[b]), config=config, simulated=simulated, generator=rng
-            )
+            pair = compare_states((str(a), states[a]), (str(b), states[b]), config=config, generator=rng)
             row = {"inputs": kind, "seed_a": a[0], "a": a[1], "seed_b": b[0], "b": b[1], "step": min(a[2], b[2])}
             row |= {"tau_bar": pair.tau_bar, "cka": cka(states[a], states[b])}
             row |= {name: score(models[a], models[b]) for name, score in WEIGHTS.items()}

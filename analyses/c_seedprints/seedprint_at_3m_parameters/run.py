@@ -13,7 +13,7 @@ from sink_lens import load, train, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
 from sink_lens.identity.features import facts_of, features, shared_inputs
 from sink_lens.identity.nulls import tau_deviation
-from sink_lens.identity.seedprint import Simulated, compare_states
+from sink_lens.identity.seedprint import compare_states
 from sink_lens.report.style import (
     BLUE,
     GREEN,
@@ -128,12 +128,11 @@ def trained(work: Work) -> pd.DataFrame:
                 weights = torch.cat([one.flatten() for name, one in lens.plain.named_parameters() if one.ndim > 1])
                 kept[arm, seed, step] = (features(lens, inputs, progress=work.progress), weights.detach())
     config = FingerprintConfig(**INPUTS, coordinates=lens.d_model)
-    simulated = Simulated(config, n=config.sequences)
     rows = []
     for a, b in ((a, b) for a in kept for b in kept if a[2] in (0, END) and wanted(a, b)):
         (x, of_a), (y, of_b) = kept[a], kept[b]
         rng = np.random.default_rng([work.seed, len(rows)])
-        pair = compare_states((str(a), x), (str(b), y), config=config, simulated=simulated, generator=rng)
+        pair = compare_states((str(a), x), (str(b), y), config=config, generator=rng)
         row = dict(zip(("arm_a", "seed_a", "step_a", "arm_b", "seed_b", "step_b"), (*a, *b), strict=True))
         row |= {"tau_bar": pair.tau_bar, "shared": pair.shared, "too_narrow": pair.too_narrow, "cka": cka(x, y)}
         row["weights"] = float(torch.nn.functional.cosine_similarity(of_a, of_b, dim=0))

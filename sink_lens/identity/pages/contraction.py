@@ -1,6 +1,7 @@
 """The page of ``contraction``: how alike models make different sequences, and where, why and along what."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,7 @@ from sink_lens.identity.pages.survey import (
     mean_of,
     mean_text,
     name_shared,
-    rows_by_seed,
-    rows_by_step,
+    rows_of_measures,
     seed_figure,
     step_figure,
     variant_tables,
@@ -34,6 +34,9 @@ from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import COLOURS, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.text import number, plural, visible
+
+_DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
+"""Stage -> its depth in a figure, beside that of its layer; the embedding is of layer -1."""
 
 
 def layer_figure(layers: pd.DataFrame) -> Figure:
@@ -46,17 +49,10 @@ def layer_figure(layers: pd.DataFrame) -> Figure:
         rows = layers.loc[layers["measure"] == measure]
         for variant, style in line_styles(variants).items():
             own = rows.loc[rows["variant"] == variant]
-            own = own.assign(depth=place_depths(own))
-            spread = own.groupby("depth")["excess"].agg(["mean", "min", "max"]).reset_index()
-            x = spread["depth"].to_numpy(float)
-            axes.fill_between(
-                x,
-                spread["min"].to_numpy(float),
-                spread["max"].to_numpy(float),
-                color=style["color"],
-                alpha=0.2,
-                linewidth=0,
-            )
+            own = own.assign(depth=own["layer"] + own["stage"].map(_DEPTHS))
+            spread = own.groupby("depth")["excess"].agg(["mean", "min", "max"])
+            x, low, high = spread.index.to_numpy(float), spread["min"].to_numpy(float), spread["max"].to_numpy(float)
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
             axes.plot(x, spread["mean"], color=style["color"], linestyle=style["linestyle"], linewidth=1.5,
                       marker=".", markersize=4, label=legend_name(variant, among=variants))  # fmt: skip
         axes.axhline(0, color=QUIET, linewidth=0.9)
@@ -79,12 +75,6 @@ def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(variant=names).loc[kept]
 
 
-def place_depths(rows: pd.DataFrame) -> np.ndarray:
-    """Depth of each row's place, for a figure: layer + 0.5 after attention, layer + 1 after the MLP, 0 at the start."""
-    after = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
-    return rows["layer"].to_numpy(float) + np.array([after[str(place)] for place in rows["stage"].tolist()])
-
-
 def position_figure(positions: pd.DataFrame) -> Figure:
     """Excess between sequences by position after the last layer, and the norm there relative to position 0."""
     positions = _first_and_last(positions)
@@ -97,11 +87,8 @@ def position_figure(positions: pd.DataFrame) -> Figure:
             rows = positions.loc[(positions["variant"] == variant) & (positions["stage"] == "mlp")]
             rows = rows.loc[rows["layer"] == rows["layer"].to_numpy(float).max()]
             means: Any = rows.groupby("position")[quantity].mean()
-            by_place = means.reset_index()
-            values = by_place[quantity].to_numpy(float) / (
-                by_place[quantity].to_numpy(float)[0] if quantity == "norm" else 1.0
-            )
-            axes.plot(by_place["position"].to_numpy(float) + 1, values, markersize=4, linewidth=1.4,
+            values = means / means.iloc[0] if quantity == "norm" else means
+            axes.plot(means.index.to_numpy(float) + 1, values, markersize=4, linewidth=1.4,
                       label=legend_name(variant, among=variants), **style)  # fmt: skip
         logarithmic(axes, axis="x")
         last = int(positions["position"].to_numpy(float).max())
@@ -113,8 +100,11 @@ def position_figure(positions: pd.DataFrame) -> Figure:
     return without_formulas(figure)
 
 
-def agreement_figure(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
-    """The cosine of the directions of two models: the same seed in two variants, two seeds of one variant, neither."""
+def _agreement_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the cosine of two models' directions: the same seed in two variants, two seeds of one variant, neither."""
+    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
+    models = run.need("models", columns=["model", "variant", "seed"])
+    see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
     facts = {row["model"]: row for row in models.to_dict("records")}
     groups: dict[str, list[float]] = {}
     for row in pairs.loc[pairs["stage"] == "last"].to_dict("records"):
@@ -134,7 +124,7 @@ def agreement_figure(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     axes.set_yticks(range(len(groups)), [f"{group} ({len(values)})" for group, values in groups.items()])
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    return without_formulas(figure)
+    return see, without_formulas(figure)
 
 
 def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
@@ -177,7 +167,7 @@ def _title(run: Run) -> str:
     names = variants_of(variants)
     best = rows.to_dict("records")[0]
     name = visible(legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
-    change = mean_text({str(key): value for key, value in best.items()})
+    change = mean_text(best)
     cosine = f"the cosine between two sequences' states rises by {change} through the layers"
     if float(best["low"]) > 0:
         return f"{name} makes different sequences {'most' if len(rows) > 1 else 'more'} alike: {cosine}"
@@ -246,7 +236,7 @@ def _seed_figure(run: Run) -> tuple[str, Figure]:
     see = (
         "Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to the excess."
     )
-    return see, seed_figure(*variant_tables(run), _EXCESS)
+    return see, seed_figure(run, _EXCESS)
 
 
 def _position_figure(run: Run) -> tuple[str, Figure]:
@@ -259,17 +249,10 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
     return see, position_figure(table)
 
 
-def _agreement_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the cosine of two models' directions."""
-    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
-    see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
-    return see, agreement_figure(pairs, run.need("models", columns=["model", "variant", "seed"]))
-
-
 def _training_figure(run: Run) -> tuple[str, Figure]:
     """Draw the measures of checkpoints by step."""
     see = "The contraction and its difference between positions, beside the sink measures of the same checkpoints."
-    return see, step_figure(run.need("summary", columns=SUMMARY), _BESIDE)
+    return see, step_figure(run, _BESIDE)
 
 
 def _gain_table(run: Run) -> tuple[str, PageTable]:
@@ -305,7 +288,7 @@ CONTRACTION = Page(
             key="contraction-variants",
             title="What makes sequences alike?",
             make=_seed_figure,
-            data=rows_by_seed(_EXCESS),
+            data=partial(rows_of_measures, measures=_EXCESS),
             when=has_variants,
         ),
         Drawn(key="positions", title="Does it depend on the position?", make=_position_figure, data=whole("positions")),
@@ -316,7 +299,7 @@ CONTRACTION = Page(
             key="contraction-course",
             title="Along training",
             make=_training_figure,
-            data=rows_by_step(_BESIDE),
+            data=partial(rows_of_measures, measures=_BESIDE, with_step=True),
             when=has_steps,
         ),
     ),

@@ -12,16 +12,7 @@ from sink_lens.errors import RunError
 from sink_lens.identity.config import NO_ANSWER, NOT_SHOWN, SAME
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table
-from sink_lens.report.style import (
-    COLOURS,
-    FONT,
-    INK,
-    QUIET,
-    canvas,
-    colour_scale,
-    panel,
-    without_formulas,
-)
+from sink_lens.report.style import COLOURS, FONT, INK, QUIET, canvas, colour_scale, panel, without_formulas
 from sink_lens.schema import FINGERPRINT_ERRORS
 from sink_lens.text import listed, number, plural, visible
 
@@ -171,12 +162,8 @@ def _title(run: Run) -> str:
 
 def _headline(run: Run) -> list[str]:
     """The result in sentences."""
-    if "pairs" not in run.tables:
-        return []
-    asked = {
-        name: str(run.config.get(name, usual)) for name, usual in (("inputs", "tokens"), ("decides", "relabelled"))
-    }
-    return list(sentences(run.tables["pairs"], **asked))
+    asked = {name: str(run.config.get(name, own)) for name, own in (("inputs", "tokens"), ("decides", "relabelled"))}
+    return list(sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
 
 
 def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """The page of ``preference``: which tokens models predict after random sequences, against chance."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -17,11 +18,9 @@ from sink_lens.identity.pages.survey import (
     legend_name,
     line_styles,
     name_shared,
-    rows_by_seed,
-    rows_by_step,
+    rows_of_measures,
     seed_figure,
     step_figure,
-    variant_tables,
     variants_of,
     with_short_names,
 )
@@ -39,17 +38,9 @@ def coverage_figure(table: pd.DataFrame) -> Figure:
         axes = panel(figure, place=(1, 2, place), xlabel="most frequent tokens", ylabel=f"share of the {kind}")
         rows = table.loc[table["kind"] == kind]
         chance: Any = rows.groupby("tokens")[["null", "null_low", "null_high"]].mean()
-        chance = chance.reset_index()
-        x = chance["tokens"].to_numpy(float)
-        axes.fill_between(
-            x,
-            chance["null_low"].to_numpy(float),
-            chance["null_high"].to_numpy(float),
-            color=QUIET,
-            alpha=0.3,
-            linewidth=0,
-        )
-        axes.plot(x, chance["null"], color=INK, linestyle=":", linewidth=1.4, label="chance")
+        low, high = (chance[name].to_numpy(float) for name in ("null_low", "null_high"))
+        axes.fill_between(chance.index.to_numpy(float), low, high, color=QUIET, alpha=0.3, linewidth=0)
+        axes.plot(chance.index, chance["null"], color=INK, linestyle=":", linewidth=1.4, label="chance")
         for variant, style in line_styles(variants).items():
             lines = list(rows.loc[rows["variant"] == variant].groupby("model", sort=False))
             for index, (_, one) in enumerate(lines):
@@ -76,15 +67,14 @@ def _title(run: Run) -> str:
     summary = run.need("summary", columns=[*SUMMARY, "null_high"])
     rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
+    strongest: Any = rows.loc[rows["value"].idxmax()]
+    ratio, most = (number(float(strongest[name])) for name in ("value", "null_high"))
     if len(rows) == 1:
-        ratio, most = (number(float(rows[name].iloc[0])) for name in ("value", "null_high"))
         how = "more often than" if over else "no more often than"
         return (
             f"The model predicts one token {how} chance would: {ratio} times as often as the average token (chance: up "
             f"to {most})"
         )
-    strongest = rows.loc[[rows["value"].idxmax()]]
-    ratio, most = (number(float(strongest[name].iloc[0])) for name in ("value", "null_high"))
     return (
         f"{over} of {len(rows)} models predict one token more often than chance would: up to {ratio} times as often "
         f"as the average token (chance: up to {most})"
@@ -134,17 +124,11 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
 
 def _seed_figure(run: Run) -> tuple[str, Figure]:
     """Draw each variant's measures, a dot per seed."""
-    variants, summary = variant_tables(run)
     see = (
         "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: "
         "multinomial draws for the counts, shifted vocabularies for the probability."
     )
-    return see, seed_figure(variants, summary, _PREFERRED)
-
-
-def _training_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the measures of checkpoints by step."""
-    return "Preference along training.", step_figure(run.need("summary", columns=SUMMARY), _PREFERRED)
+    return see, seed_figure(run, _PREFERRED)
 
 
 def _token_table(run: Run) -> tuple[str, PageTable]:
@@ -171,14 +155,14 @@ PREFERENCE = Page(
             key="preference-variants",
             title="How strongly?",
             make=_seed_figure,
-            data=rows_by_seed(_PREFERRED),
+            data=partial(rows_of_measures, measures=_PREFERRED),
             when=has_variants,
         ),
         Drawn(
             key="preference-course",
             title="Along training",
-            make=_training_figure,
-            data=rows_by_step(_PREFERRED),
+            make=lambda run: ("Preference along training.", step_figure(run, _PREFERRED)),
+            data=partial(rows_of_measures, measures=_PREFERRED, with_step=True),
             when=has_steps,
         ),
     ),

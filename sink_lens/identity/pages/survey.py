@@ -1,11 +1,10 @@
 """Surveys of models, trained and not: what their pages share."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -50,27 +49,24 @@ def line_styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def seed_figure(variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
-    """Draw one line per variant and one panel per measure: a dot per seed, and the mean over seeds with its interval.
+Measures = Sequence[tuple[str, str, bool]]
+"""Measures of a figure's panels: name, label, and whether the scale is logarithmic."""
 
-    Args:
-        variants: measure, variant, mean, low, high.
-        summary: measure, variant, value and, where there is one, null_low and null_high.
-        measures: of the panels: name, label, whether the scale is logarithmic.
+
+def seed_figure(run: Run, measures: Measures) -> Figure:
+    """Draw one line per variant and one panel per measure: a dot per seed, and the mean over seeds with its interval.
 
     Raises:
         RunError: there is nothing to draw.
     """
+    variants, summary = variant_tables(run)
     names = variants_of(variants)
     if not names:
         raise RunError("this figure needs models that are no checkpoints; there is none.")
     figure = canvas(width=9.2, height=1.1 + 0.3 * len(names))
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(1, len(measures), place), xlabel=label)
-        of_models, of_variants = (
-            summary.loc[summary["measure"] == measure],
-            variants.loc[variants["measure"] == measure],
-        )
+        of_models, of_variants = (one.loc[one["measure"] == measure] for one in (summary, variants))
         for line, (variant, style) in enumerate(line_styles(names).items()):
             values = of_models.loc[of_models["variant"] == variant, "value"].to_numpy(float)
             axes.scatter(values, np.full(len(values), line + 0.16), color=style["color"], s=12, alpha=0.6)
@@ -92,9 +88,9 @@ def seed_figure(variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequenc
     return without_formulas(figure)
 
 
-def step_figure(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
+def step_figure(run: Run, measures: Measures) -> Figure:
     """Draw the checkpoints by step: one panel per measure, one line per training."""
-    rows = summary.loc[summary["step"].notna()]
+    rows = rows_of_measures(run, measures=measures, with_step=True)
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")
     figure = canvas(width=9.2, height=2.9 * -(-len(measures) // 3))
@@ -105,39 +101,21 @@ def step_figure(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]
         for variant, style in line_styles(variants).items():
             course = of_measure.loc[of_measure["variant"] == variant].sort_values("step")
             axes.plot(
-                plotted_steps(course),
+                np.maximum(course["step"].to_numpy(float), 0.5),  # step 0 has no logarithm
                 course["value"].to_numpy(float),
                 markersize=4,
                 linewidth=1.4,
                 label=legend_name(variant, among=variants),
                 **style,
             )
-        step_axis(axes)
+        logarithmic(axes, axis="x")
+        ticks = [0.5, *(10**power for power in range(8) if 10**power <= axes.get_xlim()[1])]
+        axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
+        axes.set_xticks([], minor=True)
         if log:
             logarithmic(axes, axis="y")
     legend(figure.axes[0], columns=4, over=figure)
     return without_formulas(figure)
-
-
-def plotted_steps(rows: pd.DataFrame) -> np.ndarray:
-    """Steps on a logarithmic axis, the first one at a half."""
-    return np.maximum(rows["step"].to_numpy(float), 0.5)
-
-
-def step_axis(axes: Axes) -> None:
-    """Give an axis a logarithmic scale of steps that begins at step 0."""
-    logarithmic(axes, axis="x")
-    high = axes.get_xlim()[1]
-    ticks = [0.5, *(10**power for power in range(8) if 10**power <= high)]
-    axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
-    axes.set_xticks([], minor=True)
-
-
-def interval_text(mean: float, low: float, high: float) -> str:
-    """A mean and its interval, as a table has it."""
-    if np.isnan(low) or np.isnan(high):
-        return number(mean)
-    return f"{number(mean)} ({number(low)} to {number(high)})"
 
 
 SUMMARY = ("model", "variant", "seed", "step", "measure", "value")
@@ -193,15 +171,18 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
     return see + more(len(variants), "variants.csv", most=200), shown_table(shown, heads, most=200)
 
 
-def mean_of(variants: pd.DataFrame, variant: str, measure: str) -> dict[str, float]:
+def mean_of(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:
     """The row of ``variants`` of a variant and measure as a dict; empty if there is none."""
     rows = variants.loc[(variants["variant"] == variant) & (variants["measure"] == measure)].to_dict("records")
-    return {str(name): value for name, value in rows[0].items()} if rows else {}
+    return rows[0] if rows else {}
 
 
-def mean_text(row: dict[str, float]) -> str:
-    """The mean of a row with its interval."""
-    return interval_text(float(row["mean"]), float(row["low"]), float(row["high"])) if row else "not measured"
+def mean_text(row: Mapping[Any, Any]) -> str:
+    """The mean of a row of ``variants`` with its interval."""
+    if not row:
+        return "not measured"
+    mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
+    return number(mean) if np.isnan(low) or np.isnan(high) else f"{number(mean)} ({number(low)} to {number(high)})"
 
 
 def with_short_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -220,20 +201,11 @@ def name_shared(variants: Sequence[str]) -> list[str]:
     return [f"All models: {', '.join(shared)}."] if shared else []
 
 
-def rows_by_seed(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads from a run the values of some measures, a row per model and measure."""
-    return lambda run: _rows_of(run, measures)
-
-
-def rows_by_step(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads from a run the values of some measures, a row per checkpoint and measure."""
-    return lambda run: _rows_of(run, measures).dropna(subset=["step"])
-
-
-def _rows_of(run: Run, measures: Sequence[tuple[str, str, bool]]) -> pd.DataFrame:
-    """Rows of the table ``summary`` for some measures, given as (name, label, logarithmic)."""
+def rows_of_measures(run: Run, *, measures: Measures, with_step: bool = False) -> pd.DataFrame:
+    """The values of some measures, a row per model and measure; with a step, those of checkpoints alone."""
     summary = run.need("summary", columns=SUMMARY)
-    return summary.loc[summary["measure"].isin([name for name, *_ in measures])]
+    rows = summary.loc[summary["measure"].isin([name for name, *_ in measures])]
+    return rows.dropna(subset=["step"]) if with_step else rows
 
 
 def has_steps(run: Run) -> bool:

@@ -1,0 +1,70 @@
+"""``--dry-run`` of ``preference``, ``contraction`` and ``fingerprint``, which have many models, some without a file."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+import pandas as pd
+
+from ..estimate import wall_seconds
+from ..models.memory import held_bytes
+from ..report.page import PageTable, shown_table
+from ..text import duration, plural, short_count
+from .config import FingerprintConfig, SurveyConfig
+from .fingerprint import models_to_compare
+from .models_to_measure import RandomSequences
+from .preference import last_logits, size_of_forward
+from .surveys import models_to_survey
+
+_FLOPS = 2e11
+"""The most that a dry run times."""
+
+
+def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
+    """Give a table with one row per variant: its models and parameters, and the tokens, seconds and bytes of memory.
+
+    One forward pass over a few sequences of each variant's first model is timed. Memory is that of this process after
+    it; no number of sequences changes it.
+
+    Raises:
+        SinkLensError: what measuring the first model of a variant would raise.
+    """
+    found = models_to_survey(config) if isinstance(config, SurveyConfig) else models_to_compare((), config)
+    draws = RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed)
+    rows = []
+    for variant, of_variant in groupby(found, key=lambda one: one.variant):
+        models = list(of_variant)
+        begun = time.perf_counter()
+        lens = models[0].open(device=config.device, dtype=config.dtype)
+        opened = time.perf_counter() - begun
+        draws.check(lens)
+        n_parameters = lens.plain.num_parameters()
+        affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
+        size = min(size_of_forward(lens, length=draws.length), affordable)
+        part = next(iter(draws.chunk(lens, 0).batches(size)))
+        seconds = wall_seconds(partial(last_logits, lens, part), device=lens.device, warm_up=1)
+        rows.append(
+            {
+                "variant": variant,
+                "models": len(models),
+                "parameters": n_parameters,
+                "tokens": len(models) * draws.sequences * draws.length,
+                "seconds": len(models) * (opened + seconds / part.n_sequences * draws.sequences),
+                "memory": held_bytes(),
+            }
+        )
+    frame = pd.DataFrame(rows)
+    shown = frame.assign(
+        parameters=frame["parameters"].map(short_count),
+        tokens=frame["tokens"].map(short_count),
+        seconds=frame["seconds"].map(duration),
+        memory=[f"{held / 1e9:.2f} GB" for held in frame["memory"]],
+    )
+    heads = {"variant": "models", "models": "how many", "seconds": "time"}
+    yield replace(shown_table(shown, {name: heads.get(name, name) for name in shown}, most=len(shown)), frame=frame)
+    in_all = f"in all {duration(sum(frame['seconds'].tolist()))} for opening models and for their passes"
+    if isinstance(config, FingerprintConfig):
+        in_all += f", and about a second per pair ({plural(len(found) * (len(found) - 1) // 2, 'pair')})"
+    yield f"{in_all}; the memory does not grow with the sequences"
