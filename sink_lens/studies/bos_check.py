@@ -19,8 +19,9 @@ def bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     """
     token = bos_id(tokenizer)
     found: dict[str, int | None] = {"text": _n_leading(tokenizer("a", verbose=False)["input_ids"], token)}
-    chat = _chat_text(tokenizer)
-    if chat is None:
+    try:
+        chat = str(tokenizer.apply_chat_template(_CHAT, tokenize=False))
+    except Exception:  # noqa: BLE001  # there is no template, or it raises what it likes
         return found | {"chat": None, "chat_tokenised_again": None}
     again = tokenizer(chat, verbose=False)["input_ids"]
     return found | {
@@ -45,13 +46,3 @@ def _n_leading(ids: Sequence[int], token: int | None) -> int:
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1
     return count
-
-
-def _chat_text(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """A chat of one turn as text; None without a chat template, or if the template fails."""
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-    try:
-        return str(tokenizer.apply_chat_template(_CHAT, tokenize=False))
-    except Exception:  # noqa: BLE001  # a template raises what it likes
-        return None

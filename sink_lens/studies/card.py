@@ -36,7 +36,7 @@ from .bos_check import bos_clause, bos_in_front
 from .card_pair import compare
 from .config import CardConfig
 from .observed import SITES_READ, Observed, round_digits
-from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate, with_interval
+from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate
 from .study import Measured, Study, inputs, shown_name, write_study
 
 _SUBLAYERS = (
@@ -114,6 +114,7 @@ def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> 
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate(seen, threshold=threshold), seen)
+    keep, marked = sorted(sink_positions(seen)), seen.marked("attention")
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
         losses |= {"zeroed": seen.zeroed, "mean_aligned": seen.mean_aligned}
@@ -140,15 +141,17 @@ def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> 
         },
         "sink": {
             "found": seen.location.sink_found,
-            "positions": sorted(sink_positions(seen)),
-            "at_first_position": float(seen.marked("attention").nonzero()[:, 1].eq(0).double().mean()),
+            "positions": keep,
+            "at_first_position": float(marked.nonzero()[:, 1].eq(0).double().mean()),
             "tokens": _sink_tokens(seen),
             "rate": rate | {"threshold": threshold},
             "attention": _mean_with_interval(first_token_share(seen), seen),
             "to_no_key": _mean_with_interval(null_mass(seen), seen),
             "first_layer": sink_onset_layer(seen, threshold=threshold),
         },
-        "cache": {"keep": None} if math.isnan(rate["value"]) else _cache_positions(seen),
+        "cache": {"keep": None}
+        if math.isnan(rate["value"])
+        else {"keep": keep, "sink_tokens": int(marked.sum()), "sink_tokens_kept": int(marked[:, keep].sum())},
         "bos": _bos_losses(seen),
         "outlier_dimensions": _outliers(seen),
         "residual_sinks": [{"dimension": one} | row for one, row in seen.residual_sinks.items()],
@@ -172,7 +175,11 @@ def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> 
 
 def _mean_with_interval(samples: Tensor, seen: Observed) -> dict[str, Any]:
     """``value``, ``low``, ``high``, ``n``: mean over sequences and 95% interval; nan if no sequence has the number."""
-    return _interval_fields(with_interval(samples, seed=seen.seed))
+    rows = samples.double().numpy()
+    rows = rows[~np.isnan(rows)]
+    if not len(rows):
+        return dict.fromkeys(("value", "low", "high"), math.nan) | {"n": 0}
+    return _interval_fields(interval(rows, generator=np.random.default_rng(seen.seed), n_resamples=1000))
 
 
 def _interval_fields(found: Interval) -> dict[str, Any]:
@@ -197,12 +204,6 @@ def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
     return rows
 
 
-def _cache_positions(seen: Observed) -> dict[str, Any]:
-    """Sink positions that a KV cache must keep when it evicts; number of sink tokens, and of those at the positions."""
-    keep, marked = sorted(sink_positions(seen)), seen.marked("attention")
-    return {"keep": keep, "sink_tokens": int(marked.sum()), "sink_tokens_kept": int(marked[:, keep].sum())}
-
-
 def _bos_losses(seen: Observed) -> dict[str, Any]:
     """The loss of the same tokens with BOS in front of them and without it."""
     tokenizer = seen.lens.tokenizer
@@ -211,7 +212,7 @@ def _bos_losses(seen: Observed) -> dict[str, Any]:
         return {"needed": None, "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer"}
     in_front = {"in_front": bos_in_front(tokenizer)}
     if seen.tokens.bos:
-        with_bos, without = seen.token_losses[:, 1:], token_losses(seen.lens, seen.without_bos().tokens)
+        with_bos, without = seen.token_losses[:, 1:], token_losses(seen.lens, seen.tokens.without_bos())
     else:
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
             return in_front | {
@@ -284,8 +285,7 @@ def _loss_with_change(losses: Tensor, seen: Observed) -> dict[str, Any]:
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
-    own = interval(losses.double().numpy(), generator=np.random.default_rng(seen.seed), n_resamples=1000)
-    return _interval_fields(own) | {"change": _interval_fields(change)}
+    return _mean_with_interval(losses, seen) | {"change": _interval_fields(change)}
 
 
 def chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "Outlier dimensions",
             "; ".join(
-                f"{row['dimension']} ({_layers_label(row['layers'])}, largest {number(row['value'])})"
+                f"{row['dimension']} (layers {row['layers']}, largest {number(row['value'])})"
                 for row in found["outlier_dimensions"]
             )
             or "none",
@@ -400,11 +400,6 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             else "not asked for",
         ),
     ]
-
-
-def _layers_label(layers: str) -> str:
-    """The layers with the word in front of them: ``layers 3-11``; "embedding" for an empty text."""
-    return f"layers {layers}" if layers else "embedding"
 
 
 def _writers_text(row: Mapping[str, Any]) -> str:
@@ -473,11 +468,8 @@ def _loss_cell(row: Mapping[str, Any]) -> str:
     """A loss with its interval as text, and its change if there is one."""
     change = row["change"]
     text = f"{number(row['value'])} {bounds(row['low'], row['high'])}".strip()
-    return (
-        text
-        if not change["value"]
-        else f"{text}; change {number(change['value'])} {bounds(change['low'], change['high'])}"
-    )
+    changed = f"; change {number(change['value'])} {bounds(change['low'], change['high'])}"
+    return text + changed if change["value"] else text
 
 
 def _markdown_cell(text: Any) -> str:

@@ -27,7 +27,7 @@ from ..text import interval_text as bounds
 from ..text import listed, named_parts, number, visible
 from .bos_check import bos_in_front
 from .config import CardConfig
-from .observed import Observed, UnmeasuredError
+from .observed import Observed
 from .quantities import COMPARED, sink_positions, writing_neurons
 from .study import Measured, Study, shown_name, write_study
 
@@ -50,7 +50,10 @@ def compare(
     overwrite: bool,
 ) -> Study:
     """Compare two models on the same tokens."""
-    second = _second_model(config, other)
+    if other is None or isinstance(other, str | Path):
+        second = load(config.others[0], device=config.device, dtype=config.dtype)
+    else:
+        second = as_lens(other)
     _refuse_unlike(lens, second)
     how = {"thresholds": Thresholds(threshold=config.threshold), "seed": config.seed, "batch_size": config.batch_size}
     a, b = (Observed(one, sequences, **how) for one in (lens, second))
@@ -68,13 +71,6 @@ def compare(
 _SUMMARY = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
 
 
-def _second_model(config: CardConfig, other: ModelLike | None) -> LensModel:
-    """The second model of a comparison."""
-    if other is not None and not isinstance(other, str | Path):
-        return as_lens(other)
-    return load(config.others[0], device=config.device, dtype=config.dtype)
-
-
 def _refuse_unlike(first: LensModel, second: LensModel) -> None:
     """Refuse two models of different shapes or dtypes."""
     for name in _WEIGHT_SIZES:
@@ -90,15 +86,6 @@ def _refuse_unlike(first: LensModel, second: LensModel) -> None:
         )
 
 
-_ROWS = {
-    "first_token_share": "first_token_attention",
-    "null_mass": "attention_to_no_key",
-    "norm_ratio": "first_token_norm_ratio",
-    "max_activation": "largest_activation",
-}
-"""Quantity -> its name in ``changes``, where that is another."""
-
-
 def _number_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
     """Rows of ``changes`` for the loss, over all, early and later positions, and for every compared quantity."""
     first, second = a.token_losses.double(), b.token_losses.double()
@@ -108,9 +95,8 @@ def _number_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
         if first[:, block].shape[1]:
             mean = (first[:, block].nanmean(1), second[:, block].nanmean(1))
             rows.append(_number_row(name, "nats", *mean, seed=a.seed))
-    for name, quantity in COMPARED.items():
-        samples = (quantity.by_sequence(a), quantity.by_sequence(b))
-        rows.append(_number_row(_ROWS.get(name, name), quantity.unit, *samples, seed=a.seed))
+    for name, (unit, by_sequence) in COMPARED.items():
+        rows.append(_number_row(name, unit, by_sequence(a), by_sequence(b), seed=a.seed))
     return rows
 
 
@@ -138,20 +124,12 @@ def _list_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
         "sink_positions": sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
         "residual_sinks": lambda seen: sorted(seen.residual_sinks),
-        "writing_neurons": _writing_neuron_names,
+        "writing_neurons": lambda seen: [f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)],
     }
     return [
         _text_row(name, "index", *(", ".join(map(str, read(one))) for one in (a, b)))
         for name, read in quantities.items()
     ]
-
-
-def _writing_neuron_names(seen: Observed) -> list[str]:
-    """Names of the neurons that write the outlier dimension; empty if they cannot be read."""
-    try:
-        return [f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)]
-    except UnmeasuredError:
-        return []
 
 
 def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:

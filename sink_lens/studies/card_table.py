@@ -28,23 +28,8 @@ _OF_RUN = ("family", "dtype", "n_layers", "d_model", "bos", "token_source", "seq
 _LISTS = ("outlier_dimensions", "growth_steps", "other_sink_positions")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A number with its interval, or a text."""
-
-    value: Any
-    low: Any = None
-    high: Any = None
-
-    @property
-    def shown(self) -> str:
-        """The number to three digits with its interval."""
-        if self.value is None or self.value == "":
-            return ""
-        return f"{number(self.value)} {interval_text(self.low, self.high)}".strip()
-
-
-Row = Mapping[str, Cell]
+Row = dict[str, Any]
+"""Column -> value; a number with an interval has its ends as ``NAME_low`` and ``NAME_high``."""
 
 
 def cards(
@@ -111,8 +96,8 @@ def rows_of(
     return rows
 
 
-def row_of(run: Run) -> dict[str, Cell]:
-    """Collect the facts that a run has of its model: name -> cell; cards and traces share the names of what both have.
+def row_of(run: Run) -> Row:
+    """Collect the facts that a run has of its model; cards and traces share the names of what both have.
 
     Raises:
         RunError: the run is neither a card nor a trace, or lacks its summary.
@@ -120,68 +105,66 @@ def row_of(run: Run) -> dict[str, Cell]:
     if run.kind not in ("card", "trace"):
         raise RunError(f"{run.folder} holds a run of {visible(run.kind)}; need one of card or trace")
     name = str(run.provenance.get("model") or run.folder.resolve().name)
-    shown = PurePath(name).name if PurePath(name).is_absolute() else name
-    row = {"model": Cell(value=visible(shown)), "run": Cell(value=run.kind)}
-    row |= {name: Cell(value=run.provenance.get(name)) for name in _OF_RUN}
-    return row | (_card_cells(run) if run.kind == "card" else _trace_cells(run))
+    row = {"model": visible(PurePath(name).name if PurePath(name).is_absolute() else name), "run": run.kind}
+    row |= {name: run.provenance.get(name) for name in _OF_RUN}
+    return row | (_card_row(run) if run.kind == "card" else _trace_row(run))
 
 
-def _trace_cells(run: Run) -> dict[str, Cell]:
-    """Column -> cell of the row that a trace's run folder gives."""
+def _with_interval(name: str, found: Mapping[str, Any]) -> Row:
+    """The value of a number, and the ends of its interval if it has one."""
+    value, low, high = (found.get(end) for end in ("value", "low", "high"))
+    return {name: value} | ({f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {})
+
+
+def _trace_row(run: Run) -> Row:
+    """The row that a trace's run folder gives."""
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
-    row = {}
-    for one in table.to_dict("records"):
+    row: Row = {}
+    for one in table.rename(columns={"ci_low": "low", "ci_high": "high"}).to_dict("records"):
         name, value = str(one["quantity"]), _float_if_number(one["value"])
         if name in _LISTS and isinstance(value, float):  # a list of one, which was read as a number
             value = f"{value:.0f}"
-        row[name] = Cell(value=value, low=one["ci_low"], high=one["ci_high"])
+        row |= _with_interval(name, {"value": value, "low": one["low"], "high": one["high"]})
     noted = table.loc[table["quantity"] == "sink_position", "note"].fillna("")
     if (noted == "").any():  # without a sink the note says so of the position that was studied
-        others = str(row.get("other_sink_positions", Cell(value="")).shown)
-        row["sink_positions"] = Cell(value=", ".join(filter(None, [row["sink_position"].shown, others])))
+        positions = [number(row["sink_position"]), row.get("other_sink_positions")]
+        row["sink_positions"] = ", ".join(filter(None, positions))
     if run.optional("links", columns=["link", "verdict"]) is not None:
         links = judged_links(run, columns=["link", "verdict"])
-        row |= {str(one["link"]): Cell(value=str(one["verdict"])) for one in links.to_dict("records")}
+        row |= {str(one["link"]): str(one["verdict"]) for one in links.to_dict("records")}
     return row
 
 
-def _card_cells(run: Run) -> dict[str, Cell]:
-    """Column -> cell of the row that a card's run folder gives, from ``card.json``."""
+def _card_row(run: Run) -> Row:
+    """The row that a card's run folder gives, from ``card.json``."""
     try:
         card = json_value((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
+        entries = (f"{one['layer']} [{one['row']}, {one['column']}]" for one in card["super_weights"])
         row = {
-            "sentence": Cell(value=card["sentence"]),
-            "sink_positions": Cell(value=", ".join(map(str, sink["positions"]))),
-            "sink_rate": _interval_cell(sink["rate"]),
-            "sink_mass": _interval_cell(sink["attention"]),
-            "to_no_key": _interval_cell(sink["to_no_key"]),
-            "first_sink_layer": Cell(value=sink["first_layer"]),
-            "outlier_dimensions": _joined_cell(card["outlier_dimensions"], "dimension"),
-            "residual_sinks": _joined_cell(card["residual_sinks"], "dimension"),
-            "super_weights": Cell(
-                value="; ".join(f"{one['layer']} [{one['row']}, {one['column']}]" for one in card["super_weights"])
-            ),
-            "loss": _interval_cell(loss["clean"]),
-            "zeroing_cost": _interval_cell(loss.get("zeroed", {}).get("change", {})),
-            "mean_cost": _interval_cell(loss.get("mean_aligned", loss.get("set_to_mean", {})).get("change", {})),
-            "bos_needed": Cell(value=bos["needed"]),
-            "bos_cost": _interval_cell(bos.get("cost_without_nats", {})),
+            "sentence": card["sentence"],
+            "sink_positions": ", ".join(map(str, sink["positions"])),
+            "first_sink_layer": sink["first_layer"],
+            "super_weights": "; ".join(entries),
+            "bos_needed": bos["needed"],
         }
-        row |= {f"max_{one['site']}": Cell(value=one["value"]) for one in card["largest_activations"]}
-        return row | {name: Cell(value=verdict) for name, verdict in card["chain"].get("links", {}).items()}
+        for name in ("outlier_dimensions", "residual_sinks"):
+            row[name] = ", ".join(str(one["dimension"]) for one in card[name])
+        to_mean = loss.get("mean_aligned", loss.get("set_to_mean", {}))
+        for name, found in (
+            ("sink_rate", sink["rate"]),
+            ("sink_mass", sink["attention"]),
+            ("to_no_key", sink["to_no_key"]),
+            ("loss", loss["clean"]),
+            ("zeroing_cost", loss.get("zeroed", {}).get("change", {})),
+            ("mean_cost", to_mean.get("change", {})),
+            ("bos_cost", bos.get("cost_without_nats", {})),
+        ):
+            row |= _with_interval(name, found)
+        row |= {f"max_{one['site']}": one["value"] for one in card["largest_activations"]}
+        return row | card["chain"].get("links", {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{run.folder}/card.json cannot be read ({error}); need the card of a finished run") from error
-
-
-def _interval_cell(found: Mapping[str, Any]) -> Cell:
-    """A number of ``card.json`` with the ends of its interval as a cell."""
-    return Cell(value=found.get("value"), low=found.get("low"), high=found.get("high"))
-
-
-def _joined_cell(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
-    """A cell that lists one field of every row, with commas."""
-    return Cell(value=", ".join(str(row[name]) for row in rows))
 
 
 def _float_if_number(value: Any) -> Any:
@@ -195,7 +178,7 @@ def _float_if_number(value: Any) -> Any:
 
 
 def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
-    """The columns of the table.
+    """The columns of the table: those that are asked for, else the main ones.
 
     Raises:
         InputError: a column that no run has.
@@ -209,26 +192,9 @@ def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
 
 def full_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     """The table with numbers in full; an interval's ends are in the columns ``NAME_low`` and ``NAME_high``."""
-    made: dict[str, list[Any]] = {}
-    for name in columns:
-        cells = [row.get(name, Cell(value=None)) for row in rows]
-        made[name] = [cell.value for cell in cells]
-        if any(interval_text(cell.low, cell.high) for cell in cells):
-            made |= {f"{name}_low": [cell.low for cell in cells], f"{name}_high": [cell.high for cell in cells]}
-    return pd.DataFrame(made, dtype=object)
-
-
-def as_objects(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """One dict per row for ``--json``: column -> value, or value, low and high if it has an interval."""
-    objects = []
-    for row in rows:
-        values = {}
-        for name in columns:
-            cell = row.get(name, Cell(value=None))
-            bounded = bool(interval_text(cell.low, cell.high))
-            values[name] = {"value": cell.value, "low": cell.low, "high": cell.high} if bounded else cell.value
-        objects.append(values)
-    return objects
+    known = {*columns, *(name for row in rows for name in row)}
+    names = [one for name in columns for one in (name, f"{name}_low", f"{name}_high") if one in known]
+    return pd.DataFrame([[row.get(name) for name in names] for row in rows], columns=names, dtype=object)
 
 
 # --- the command: one model, what changed from one to another, or many in a table
@@ -241,32 +207,32 @@ class CardTable:
     folder: ClassVar[None] = None
     finished: ClassVar[bool] = True
     rows: list[Row]
-    config: CardConfig
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns of the table, or, where they are asked for, all that there are."""
-        if self.config.columns == ("?",):
-            return sorted({name for row in self.rows for name in row})
-        return chosen_columns(self.rows, self.config.columns)
+    columns: list[str]
 
 
 def run(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
     """A card, a comparison, or a table, as the configuration asks."""
     if not config.makes_table():
         return card(config, out=out, overwrite=overwrite, progress=progress)
-    names = (config.model, *config.others)
-    return CardTable(rows=rows_of(names, config, out=out, overwrite=overwrite, progress=progress), config=config)
+    rows = rows_of((config.model, *config.others), config, out=out, overwrite=overwrite, progress=progress)
+    return CardTable(rows=rows, columns=chosen_columns(rows, config.columns))
 
 
 def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     """Terminal output of a card, a comparison or a table."""
     if isinstance(found, CardTable):
-        yield _terminal_table(found)
+        shown = [[_cell_text(row, name) for name in found.columns] for row in found.rows]
+        yield pd.DataFrame(shown, columns=found.columns)
         return
     yield found.headline
     if "changes" in found.tables:
-        yield from _change_tables(found.tables["changes"])
+        from .pages.diff import with_names
+
+        changes = found.tables["changes"]
+        is_text = changes["unit"].isin(["index", "text"])
+        numbers = ("quantity", "first", "second", "change", "change_low", "change_high", "changed")
+        yield changes.loc[~is_text].filter(items=numbers)
+        yield with_names(changes.loc[is_text]).filter(items=("quantity", "first_indices", "second_indices", "changed"))
         return
     from rich.table import Table
 
@@ -279,32 +245,18 @@ def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     yield f"block for a model card: {found.folder / 'card.md'}"
 
 
-def _terminal_table(found: CardTable) -> "str | pd.DataFrame":
-    """The table as texts, numbers to three digits with their intervals; the names alone where they are asked for."""
-    rows, columns = found.rows, found.columns
-    if found.config.columns == ("?",):
-        return "\n".join(columns)
-    shown = [[row[name].shown if name in row else "" for name in columns] for row in rows]
-    return pd.DataFrame(shown, columns=columns)
-
-
-def _change_tables(changes: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Two tables for the terminal: rows with numbers of both models, then rows with indices or texts."""
-    from .pages.diff import with_names
-
-    is_text = changes["unit"].isin(["index", "text"])
-    yield changes.loc[~is_text].filter(
-        items=("quantity", "first", "second", "change", "change_low", "change_high", "changed")
-    )
-    yield with_names(changes.loc[is_text]).filter(items=("quantity", "first_indices", "second_indices", "changed"))
+def _cell_text(row: Row, name: str) -> str:
+    """A value to three digits, with its interval."""
+    if row.get(name) in (None, ""):
+        return ""
+    return f"{number(row[name])} {interval_text(row.get(f'{name}_low'), row.get(f'{name}_high'))}".strip()
 
 
 def answer(found: Study | CardTable) -> Mapping[str, Any]:
     """Answer of ``--json``."""
     if not isinstance(found, CardTable):
         return found.decision
-    rows = {} if found.config.columns == ("?",) else {"rows": as_objects(found.rows, found.columns)}
-    return {"columns": found.columns, **rows}
+    return {"columns": found.columns, "rows": full_table(found.rows, found.columns)}
 
 
 def failed(found: Study | CardTable) -> bool:

@@ -109,7 +109,7 @@ class CardConfig(ReadConfig):
     most_loss: float = 0.25
     """End with exit code 1 if the second model's loss is above the first model's by more than this many nats."""
     columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
-    """Columns of a table, such as model,sink_rate,loss; ? lists them all. Default: the main ones."""
+    """Columns of a table, such as model,sink_rate,loss. Default: the main ones."""
 
     def __post_init__(self) -> None:
         ReadConfig.__post_init__(self)

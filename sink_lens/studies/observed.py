@@ -5,8 +5,9 @@ is asked for. Attention, sinks and outlier dimensions are found exactly as in a 
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze, zero
 from ..edits.mean_ablation import Averaged
 from ..engine.forward import run_with
-from ..errors import InputError
 from ..measures import attention
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
@@ -32,7 +32,6 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of
 from ..models.weights import mlp_weights
-from ..schema import SINK_THRESHOLD
 
 SITES_READ = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "down_out", "mlp_out", "resid_post")
 """Sites whose largest activation is read."""
@@ -49,14 +48,6 @@ SPIKE = 50.0
 OF_LARGEST = 0.25
 """Only layers whose MLP writes at least this share of what the strongest layer's MLP writes have super weights."""
 _CORE = ("sink_score", "sink_mass", "null_mass")
-
-
-class UnmeasuredError(InputError):
-    """A quantity that this model, or these sequences, do not have."""
-
-
-class AbsentError(UnmeasuredError):
-    """The quantity is absent from a model that could have it."""
 
 
 class Observed:
@@ -98,7 +89,10 @@ class Observed:
             Reading(name="received", sites=("rows",), function=self._take_rows),
             Reading(name="kurtosis", sites=("resid_post",), function=self._take_stream),
             Reading(name="residual", sites=("resid_post",), function=_large_dimensions),
-            *(Reading(name=f"largest:{site}", sites=(site,), function=_largest_entry_reader(site)) for site in sites),
+            *(
+                Reading(name=f"largest:{site}", sites=(site,), function=partial(_largest_entry, site=site))
+                for site in sites
+            ),
         ]
         self._received.clear()
         self._norms.clear()
@@ -164,14 +158,11 @@ class Observed:
         rates = self.core.stacked("rate_by_key")
         found = sink_positions(rates, shortest=shortest, min_rate=self.thresholds.min_sink_rate)
         positions = found or (0,)
-        norms = torch.cat([self.core.stacked("norm:resid_pre"), self.core.stacked("norm:resid_post")])
-        sampled = r.sampled_positions(self.tokens.n_positions)
-        at = positions[0] if bool((sampled == positions[0]).any()) else 0
-        ratio = r.ratio_to_others(norms, positions=sampled, key=at)
+        is_sampled = bool((r.sampled_positions(self.tokens.n_positions) == positions[0]).any())
         return find_location(
             positions=positions,
             sink_found=bool(found),
-            ratio=ratio.nanmean(1),
+            ratio=self._norm_ratio_at(positions[0] if is_sampled else 0).nanmean(1),
             states=self.states_at(positions[0]),
             typical=torch.cat([self.core.stacked("typical_pre"), self.core.stacked("typical")]).nanmean(1),
             thresholds=self.thresholds,
@@ -193,25 +184,26 @@ class Observed:
     @cached_property
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
         """Norm of the first token over the median norm of those from position 8 on, before layer 0 and after each."""
+        return self._norm_ratio_at(0)
+
+    def _norm_ratio_at(self, position: int) -> Float[Tensor, "layer batch"]:
         norms = torch.cat([self.core.stacked("norm:resid_pre"), self.core.stacked("norm:resid_post")])
-        return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=0)
+        return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=position)
 
     @property
     def outlier_dimensions(self) -> list[int]:
         """The outlier dimensions of all layers, the one that is largest in most layers first; the embedding is none."""
-        counts: dict[int, int] = {}
+        counts: Counter[int] = Counter()
         for layer, dimensions in self.location.outliers.items():
             for place, dimension in enumerate(dimensions if layer >= 0 else ()):
-                counts[dimension] = counts.get(dimension, 0) + len(dimensions) - place
+                counts[dimension] += len(dimensions) - place
         return sorted(counts, key=lambda one: (-counts[one], one))
 
     def run(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
         """Mean loss of each sequence in a run under edits, in nats."""
-        found = run_with(
-            self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, loss=True
-        ).loss
-        assert found is not None  # it was asked for
-        return found
+        run = run_with(self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, loss=True)
+        assert run.loss is not None  # it was asked for
+        return run.loss
 
     @cached_property
     def zeroed(self) -> Float[Tensor, " batch"]:
@@ -225,19 +217,14 @@ class Observed:
 
     def _outliers_set(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
         """Loss with the outlier dimensions at zero, or at their mean over sequences."""
-        outliers = {layer: dims for layer, dims in self.location.outliers.items() if layer >= 0}
-        if not outliers:
-            raise AbsentError("the model has no outlier dimension at the studied position")
         edits = []
         position = self.location.sink_position
         over = Averaged(mean="mean_aligned", mask=self.tokens.valid[:, [position]].cpu(), n_sinks=0)
-        for layer, dims in outliers.items():
-            at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
-            if to_mean:
+        for layer, dims in self.location.outliers.items():
+            if layer >= 0:  # the embedding is no layer
+                at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
                 value = over.of(self.states[layer + 1][:, None, list(dims)])
-                edits.append(freeze("resid_post", {layer: value}, **at))
-            else:
-                edits.append(zero("resid_post", **at))
+                edits.append(freeze("resid_post", {layer: value}, **at) if to_mean else zero("resid_post", **at))
         return self.run(edits)
 
     @cached_property
@@ -348,20 +335,6 @@ class Observed:
         """Attention to the first token from the later queries that see it, mean over sequences."""
         return self.core.stacked("sink_mass")[..., 0].nanmean(1)
 
-    def rated(self, threshold: float = SINK_THRESHOLD) -> Float[Tensor, " batch"]:
-        """Sink rate by sequence: share of (layer, head) whose sink score at the first token passes the threshold."""
-        score = self.core.stacked("sink_score")[..., 0]
-        return (score > threshold).float().masked_fill(score.isnan(), math.nan).nanmean(dim=(0, 2))
-
-    def on(self, tokens: TokenBatch) -> "Observed":
-        """Observations of the same model on other tokens."""
-        at = {"thresholds": self.thresholds, "seed": self.seed, "batch_size": self.batch_size}
-        return Observed(self.lens, tokens, **at)
-
-    def without_bos(self) -> "Observed":
-        """Observations of the same model on the same sequences without their first token."""
-        return self.on(self.tokens.without_bos())
-
 
 def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
     """At most eight pairs [unit, share] with a share of ``SUPER_SHARE`` or more, the largest first."""
@@ -381,24 +354,19 @@ def _large_dimensions(view: LayerView) -> Tensor:
     return torch.stack([share, size], dim=-1)
 
 
-def _largest_entry_reader(site: str) -> Any:
-    """Make a function that reads a site's largest entry in each sequence, "batch 4".
+def _largest_entry(view: LayerView, *, site: str) -> Tensor:
+    """A site's largest entry in each sequence, "batch 4".
 
     The four numbers are value, position, channel, and magnitude over the token's median magnitude.
     """
-
-    def largest(view: LayerView) -> Tensor:
-        """The largest entry of the site in each sequence, and where it is."""
-        flat = view[site].flatten(2).float()
-        size = flat.abs().masked_fill(~view.valid[..., None], -1.0)
-        place = size.flatten(1).argmax(1)
-        value = flat.flatten(1).gather(1, place[:, None])[:, 0]
-        position, channel = place // flat.shape[2], place % flat.shape[2]
-        token = flat.take_along_dim(position[:, None, None], dim=1)[:, 0].abs()
-        over = value.abs() / token.median(-1).values
-        return torch.stack([value, position.float(), channel.float(), over], dim=1)
-
-    return largest
+    flat = view[site].flatten(2).float()
+    size = flat.abs().masked_fill(~view.valid[..., None], -1.0)
+    place = size.flatten(1).argmax(1)
+    value = flat.flatten(1).gather(1, place[:, None])[:, 0]
+    position, channel = place // flat.shape[2], place % flat.shape[2]
+    token = flat.take_along_dim(position[:, None, None], dim=1)[:, 0].abs()
+    over = value.abs() / token.median(-1).values
+    return torch.stack([value, position.float(), channel.float(), over], dim=1)
 
 
 def round_digits(value: Any, n: int = 4) -> Any:

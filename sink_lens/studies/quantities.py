@@ -1,32 +1,12 @@
 """Quantities that a card gives and that the comparison of two models compares: a number per sequence, or indices."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
 
-import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from ..chain.locate import onset_layer
-from ..stats import Interval, interval
-from .observed import Observed, UnmeasuredError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
-    """A number per sequence."""
-
-    unit: str
-    by_sequence: Callable[[Observed], Float[Tensor, " batch"]]
-
-
-def with_interval(samples: Float[Tensor, " batch"], *, seed: int) -> Interval:
-    """The mean over the sequences on which a quantity is defined, with its 95% interval; nan if there is none."""
-    rows = samples.double().numpy()
-    rows = rows[~np.isnan(rows)]
-    if not len(rows):
-        return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=0)
-    return interval(rows, generator=np.random.default_rng(seed), n_resamples=1000)
+from .observed import Observed
 
 
 def sink_rate(seen: Observed, *, threshold: float | None = None) -> Float[Tensor, " batch"]:
@@ -36,7 +16,9 @@ def sink_rate(seen: Observed, *, threshold: float | None = None) -> Float[Tensor
 
     Reference: arXiv 2410.10781, Sink_1.
     """
-    return seen.rated(seen.thresholds.threshold if threshold is None else threshold)
+    score = seen.core.stacked("sink_score")[..., 0]
+    over = score > (seen.thresholds.threshold if threshold is None else threshold)
+    return over.float().masked_fill(score.isnan(), math.nan).nanmean(dim=(0, 2))
 
 
 def first_token_share(seen: Observed) -> Float[Tensor, " batch"]:
@@ -69,14 +51,14 @@ def kurtosis(seen: Observed) -> Float[Tensor, " batch"]:
 
 
 COMPARED = {
-    "sink_rate": Quantity(unit="share", by_sequence=sink_rate),
-    "first_token_share": Quantity(unit="attention", by_sequence=first_token_share),
-    "null_mass": Quantity(unit="attention", by_sequence=null_mass),
-    "norm_ratio": Quantity(unit="1", by_sequence=norm_ratio),
-    "max_activation": Quantity(unit="stream", by_sequence=max_activation),
-    "kurtosis": Quantity(unit="1", by_sequence=kurtosis),
+    "sink_rate": ("share", sink_rate),
+    "first_token_attention": ("attention", first_token_share),
+    "attention_to_no_key": ("attention", null_mass),
+    "first_token_norm_ratio": ("1", norm_ratio),
+    "largest_activation": ("stream", max_activation),
+    "kurtosis": ("1", kurtosis),
 }
-"""Quantity of two models -> its definition."""
+"""Quantity of two models -> (its unit, its definition)."""
 
 
 def sink_onset_layer(seen: Observed, *, threshold: float) -> int | None:
@@ -92,11 +74,8 @@ def sink_positions(seen: Observed) -> list[int]:
 def writing_neurons(seen: Observed) -> list[tuple[int, int]]:
     """Neurons (layer, neuron) that make at least 5% of a growth layer's change of the outlier dimension.
 
-    Raises:
-        UnmeasuredError: the model's neurons cannot be split here.
+    Empty if the model's neurons cannot be told apart (a mixture of experts, or a norm after the MLP).
     """
     if seen.lens.family.down is None or seen.lens.family.mlp_post_norm is not None:
-        raise UnmeasuredError(
-            "the model's neurons cannot be split here (a mixture of experts, or a norm after the MLP)"
-        )
+        return []
     return sorted((row["layer"], neuron) for row in seen.writers for neuron, _ in row["neurons"])

@@ -128,7 +128,7 @@ def test_every_family_has_a_card(family, tmp_path):
     made = card(lens, out=tmp_path / "card", **SIZE)
     assert list(made.decision) == FIELDS
     assert len(made.tables["layers"]) == lens.n_layers
-    assert row_of(read_run(tmp_path / "card"))["loss"].value == made.decision["loss"]["clean"]["value"]
+    assert row_of(read_run(tmp_path / "card"))["loss"] == made.decision["loss"]["clean"]["value"]
 
 
 def test_the_expert_that_writes_an_outlier_is_found():

@@ -10,7 +10,7 @@ import torch
 from lenses import speaking
 
 from analyses.our_own.published_facts.facts import read_facts
-from analyses.our_own.published_facts.quantities import QUANTITIES, attention_under
+from analyses.our_own.published_facts.quantities import QUANTITIES, AbsentError, UnmeasuredError, attention_under
 from analyses.our_own.published_facts.quantities import measure_quantity as measure
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text, random_tokens
@@ -19,7 +19,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import card as make_card
 from sink_lens.studies.card import card_contents
-from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
+from sink_lens.studies.observed import Observed
 from sink_lens.studies.quantities import COMPARED
 
 N, T = 4, 24
@@ -279,7 +279,7 @@ def test_tau_of_w_o_is_defined_without_bos_only():
 def test_repeated_and_random_tokens_are_measured_like_text():
     lens = seen().lens
     tokens = random_tokens(lens.tokenizer, sequences=N, length=T, generator=torch.Generator().manual_seed(0))
-    assert measure("sink_rate", seen().on(tokens)).number == pytest.approx(0.4)
+    assert measure("sink_rate", Observed(lens, tokens)).number == pytest.approx(0.4)
 
 
 def test_what_a_model_lacks_is_said():

@@ -29,11 +29,19 @@ from sink_lens.models.weights import attention_weights
 from sink_lens.schema import SINK_THRESHOLD
 from sink_lens.stats import Interval, interval
 from sink_lens.studies import quantities as of_cards
-from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
+from sink_lens.studies.observed import Observed
 
 Terms = Mapping[str, Any]
 """Arguments of a quantity beside the model and the tokens."""
 Kind = Literal["number", "set", "range"]
+
+
+class UnmeasuredError(InputError):
+    """A quantity that this model, or these sequences, do not have."""
+
+
+class AbsentError(UnmeasuredError):
+    """The quantity is absent from a model that could have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,10 +289,14 @@ def largest_dimensions(seen: Observed, terms: Terms) -> list[int]:
 @_is("range", "index")
 def outlier_layers(seen: Observed, terms: Terms) -> list[int]:
     """First and last layer after which the studied token has outlier dimensions."""
+    _check_outliers(seen)
     layers = [layer for layer in seen.location.outliers if layer >= 0]
-    if not layers:
-        raise AbsentError("the model has no outlier dimension at the studied position")
     return [min(layers), max(layers)]
+
+
+def _check_outliers(seen: Observed) -> None:
+    if not seen.outlier_dimensions:
+        raise AbsentError("the model has no outlier dimension at the studied position")
 
 
 @_is("number", "stream", terms=("dimension",))
@@ -433,6 +445,10 @@ def super_weights(seen: Observed, terms: Terms) -> list[tuple[int, int, int]]:
 @_is("set", "index")
 def writing_neurons(seen: Observed, terms: Terms) -> list[tuple[int, int]]:
     """Neurons (layer, neuron) that make at least 5% of a growth layer's change of the outlier dimension."""
+    if seen.lens.family.down is None or seen.lens.family.mlp_post_norm is not None:
+        raise UnmeasuredError(
+            "the model's neurons cannot be split here (a mixture of experts, or a norm after the MLP)"
+        )
     return of_cards.writing_neurons(seen)
 
 
@@ -450,12 +466,14 @@ def perplexity(seen: Observed, terms: Terms) -> Tensor:
 @_is("number", "1", join="exp", depends=_LOSS)
 def perplexity_zeroed(seen: Observed, terms: Terms) -> Tensor:
     """Perplexity with the outlier dimensions of the studied position set to 0 after every layer that has them."""
+    _check_outliers(seen)
     return seen.zeroed
 
 
 @_is("number", "1", join="exp", depends=_LOSS)
 def perplexity_mean_aligned(seen: Observed, terms: Terms) -> Tensor:
     """Perplexity with the outlier dimensions of the studied position at ``mean_aligned``."""
+    _check_outliers(seen)
     return seen.mean_aligned
 
 

@@ -20,7 +20,13 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, certain
 from analyses.our_own.published_facts.facts import Fact, is_about, read_facts
-from analyses.our_own.published_facts.quantities import QUANTITIES, Value, measure_quantity
+from analyses.our_own.published_facts.quantities import (
+    QUANTITIES,
+    AbsentError,
+    UnmeasuredError,
+    Value,
+    measure_quantity,
+)
 from sink_lens.chain.config import ReadConfig
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.errors import InputError, SinkLensError
@@ -28,7 +34,7 @@ from sink_lens.models.inputs import load_model, make_tokens
 from sink_lens.models.lens import LensModel
 from sink_lens.report.style import BLUE, ORANGE, QUIET, canvas, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
-from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
+from sink_lens.studies.observed import Observed
 from sink_lens.text import interval_text as bounds
 from sink_lens.text import listed, number, plural
 
