@@ -32,8 +32,6 @@ from .config import MOST_IN_SET
 
 Neuron = tuple[int, int]
 """Layer and index."""
-Ranking = Callable[..., list[Neuron]]
-"""Signature of ``rank_neurons``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +70,10 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
     return [neuron for _, neuron in sorted(shares, key=lambda one: (-one[0], one[1]))]
 
 
-def find_sets(
-    setting: Setting, *, most: int = MOST_IN_SET, rank: Ranking = rank_neurons, progress: bool = False
-) -> tuple[list[Found], pd.DataFrame]:
+def find_sets(setting: Setting, *, progress: bool = False) -> tuple[list[Found], pd.DataFrame]:
     """The smallest set of every growth step, and one row for every ablation that was made.
 
     Cost: for a step some 20 to 60 passes of the bridge over the setting's sequences.
-
-    Args:
-        setting: where.
-        most: the most neurons that a set is tried with.
-        rank: puts the neurons of some layers in the order in which they are added.
-        progress: show a bar.
 
     Raises:
         InputError: a model without a growth step.
@@ -98,20 +88,20 @@ def find_sets(
     found, rows = [], []
     with tqdm(desc="ablating sets", unit="run", disable=not progress, leave=False) as bar:
         for segment in steps:
-            one = _smallest_set(setting, segment, most=most, rank=rank, tick=bar.update)
+            one = _smallest_set(setting, segment, tick=bar.update)
             found.append(one)
-            for row in _set_rows(setting, one, rank=rank, rng=rng):
+            for row in _set_rows(setting, one, rng=rng):
                 rows.append(row)
                 bar.update()
     return found, pd.DataFrame(rows, columns=column_names("ablate", "ablations"))
 
 
-def _smallest_set(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:
-    """The shortest prefix of the ranking, of at most ``most`` neurons, that removes a growth step's sink."""
+def _smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], object]) -> Found:
+    """The shortest prefix of the ranking, of at most ``MOST_IN_SET`` neurons, that removes a growth step's sink."""
     (step,) = segment.steps
     assert step is not None  # only steps are looked at
-    order = rank(setting, layers=step.layers, step=step)
-    places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:most]}
+    order = rank_neurons(setting, layers=step.layers, step=step)
+    places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:MOST_IN_SET]}
     before = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
 
     def removed(neurons: Sequence[Neuron]) -> float:
@@ -122,7 +112,7 @@ def _smallest_set(setting: Setting, segment: Segment, *, most: int, rank: Rankin
         return 1 - after / before if before else math.nan
 
     chosen: list[Neuron] = []
-    for neuron in order[:most]:
+    for neuron in order[:MOST_IN_SET]:
         chosen.append(neuron)
         if removed(chosen) >= LOST_FRAC:
             break
@@ -137,9 +127,7 @@ def _smallest_set(setting: Setting, segment: Segment, *, most: int, rank: Rankin
     return Found(segment=segment, neurons=tuple(chosen), removes=True, ranks=places)
 
 
-def _set_rows(
-    setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator
-) -> Iterator[dict[str, object]]:
+def _set_rows(setting: Setting, found: Found, *, rng: np.random.Generator) -> Iterator[dict[str, object]]:
     """One row of ``ablations`` per ablation: the set in each way, neurons alone, each left out, random sets."""
     segment, chosen = found.segment, list(found.neurons)
     (step,) = segment.steps
@@ -186,8 +174,13 @@ def _set_rows(
             yield row("leave one out", [one for one in chosen if one != neuron], loss=False, **usual)
     generator = setting.generator()
     for _ in range(setting.n_controls):
-        yield row("random, same layers", _of_same_layers(setting, chosen, generator), loss=False, **usual)
-    for draw in _of_same_ranks(setting, found, rank, generator):
+        drawn = [
+            (layer, unit)
+            for layer, units in _by_layer(chosen).items()
+            for unit in random_others(units, n=setting.lens.n_neurons(layer), generator=generator)
+        ]
+        yield row("random, same layers", drawn, loss=False, **usual)
+    for draw in _of_same_ranks(setting, found, generator):
         yield row("random, same ranks outside", draw, loss=False, **usual)
 
 
@@ -242,16 +235,7 @@ def _ablation_edits(
     )
 
 
-def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:
-    """As many random neurons of the same layers, none of them chosen."""
-    return [
-        (layer, unit)
-        for layer, units in _by_layer(chosen).items()
-        for unit in random_others(units, n=setting.lens.n_neurons(layer), generator=generator)
-    ]
-
-
-def _of_same_ranks(setting: Setting, found: Found, rank: Ranking, generator: torch.Generator) -> Iterator[list[Neuron]]:
+def _of_same_ranks(setting: Setting, found: Found, generator: torch.Generator) -> Iterator[list[Neuron]]:
     """Sets of the same ranks by contribution, each neuron's in a random layer outside the growth steps."""
     (step,) = found.segment.steps
     assert step is not None
@@ -259,7 +243,7 @@ def _of_same_ranks(setting: Setting, found: Found, rank: Ranking, generator: tor
     if not outside:
         return
     setting.tensors("neurons", layers=outside)  # all in one pass
-    order = {layer: rank(setting, layers=[layer], step=step) for layer in outside}
+    order = {layer: rank_neurons(setting, layers=[layer], step=step) for layer in outside}
     for _ in range(setting.n_controls):
         drawn: dict[Neuron, None] = {}
         for neuron in found.neurons:

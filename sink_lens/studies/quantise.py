@@ -8,8 +8,10 @@ random tokens and channels of the same number.
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -74,7 +76,12 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
     """
     targets = _formats_by_site(lens, config)
     check_weights(lens, config)
-    halves = _halves(batch)
+    if batch.n_sequences < FEWEST:
+        raise InputError(
+            f"{batch.n_sequences} sequences were given; need at least {FEWEST}, half to choose on and half to judge on"
+        )
+    half_size = batch.n_sequences // 2
+    halves = {"choose": batch[:half_size], "judge": batch[half_size:]}
     sinks = {name: sink_mask(lens, part, by="norm").cpu() for name, part in halves.items()}
     largest = _largest_magnitudes(lens, halves["choose"], sinks=sinks["choose"], sites=list(targets))
     rows: list[dict[str, Any]] = []
@@ -97,16 +104,33 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
             costly = costly and half.is_costly
             if not costly:
                 continue
-            for tokens, size in _candidates(sinks[name], sizes=config.channels):
+            sizes, has_sinks = (0, *sorted(set(config.channels))), bool(sinks[name].any())
+            for size, tokens in product(sizes, (False, True)):  # the smallest set first
+                if not (tokens or size) or (tokens and not has_sinks):
+                    continue
                 kept = Kept(tokens=sinks[name] if tokens else None, channels=largest_channels(largest[tokens], size))
                 what = "channels" if not tokens else "both" if size else "tokens"
                 rows.append(half.row(what, run(kept), sink_tokens=tokens, channels=size))
             if name == "choose":
-                chosen = _smallest_good_set(rows, goal=config.goal)
+                sets = [row for row in rows if row["kept"] in ("tokens", "channels", "both")]
+                enough = (row for row in sets if row["closed_share"] >= config.goal)
+                chosen = next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
             elif chosen is not None:
+                # Random sets as large as the chosen one, none of them with its tokens or channels.
                 given = {"sink_tokens": chosen["sink_tokens"], "channels": chosen["channels"]}
-                drawn = _random_sets(**given, largest=largest, sinks=sinks[name], valid=part.valid.cpu(), config=config)
-                rows += [half.row("random", run(kept), **given, draw=draw) for draw, kept in enumerate(drawn)]
+                generator = torch.Generator().manual_seed(config.seed)
+                at = {
+                    "taken": largest_channels(largest[given["sink_tokens"]], given["channels"]),
+                    "n": given["channels"],
+                }
+                for draw in range(config.controls):
+                    tokens = channels = None
+                    if given["sink_tokens"]:
+                        tokens = random_tokens(sinks[name], valid=part.valid.cpu(), generator=generator)
+                    if given["channels"]:
+                        channels = random_channels(largest[False], **at, generator=generator)
+                    kept = Kept(tokens=tokens, channels=channels or {})
+                    rows.append(half.row("random", run(kept), **given, draw=draw))
     marked = torch.cat([sinks["choose"], sinks["judge"]])
     decision = _decision(lens, config, rows, chosen if costly else None, largest=largest, sinks=marked)
     sequence, position = np.nonzero(marked.numpy())
@@ -146,16 +170,6 @@ def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, Quant
     return targets
 
 
-def _halves(batch: TokenBatch) -> dict[str, TokenBatch]:
-    """The first half of the sequences, to choose on, and the second, to judge on."""
-    if batch.n_sequences < FEWEST:
-        raise InputError(
-            f"{batch.n_sequences} sequences were given; need at least {FEWEST}, half to choose on and half to judge on"
-        )
-    half = batch.n_sequences // 2
-    return {"choose": batch[:half], "judge": batch[half:]}
-
-
 def _losses(
     lens: LensModel,
     part: TokenBatch,
@@ -169,16 +183,10 @@ def _losses(
 
     ``kept=None`` rounds no activation; ``weights`` also rounds the weights.
     """
-    edits = (
-        []
-        if kept is None
-        else [
-            quantisation(
-                site, form, layers=range(lens.n_layers), tokens=kept.tokens, channels=kept.channels.get(site, {})
-            )
-            for site, form in targets.items()
-        ]
-    )
+    edits = []
+    if kept is not None:
+        at: dict[str, Any] = {"layers": range(lens.n_layers), "tokens": kept.tokens}
+        edits = [quantisation(one, form, **at, channels=kept.channels.get(one, {})) for one, form in targets.items()]
     form = config.weights if weights else None
     with contextlib.nullcontext() if form is None else quantised_weights(lens, form):
         found = run_with(lens, part, edits, layers=[0], quiet=True, batch_size=config.batch_size).loss
@@ -194,7 +202,8 @@ def _largest_magnitudes(
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
         chosen = slice(start, start + size)
-        readings = [_magnitude_reading(site, sinks=sinks[chosen]) for site in sites]
+        read = partial(_channel_magnitudes, sinks=sinks[chosen])
+        readings = [Reading(name=site, sites=(site,), function=partial(read, site=site)) for site in sites]
         streamed = stream(lens, part[chosen], readings, batch_size=size)
         for site in sites:
             for layer in range(lens.n_layers):
@@ -203,22 +212,12 @@ def _largest_magnitudes(
     return {without: {place: both[int(without)] for place, both in together.items()} for without in (False, True)}
 
 
-def _magnitude_reading(site: str, *, sinks: Bool[Tensor, "batch position"]) -> Reading:
-    """Reading of a site's largest magnitude by channel: "batch 2 channel", over all tokens and over non-sinks."""
-
-    def read(view: LayerView) -> Tensor:
-        x = view[site].flatten(2)
-        sizes = x.masked_fill(~view.valid[..., None], 0.0).abs().float()
-        ordinary = sizes.masked_fill(sinks.to(x.device)[..., None], 0.0)
-        return torch.stack([sizes.amax(1), ordinary.amax(1)], dim=1)
-
-    return Reading(name=site, sites=(site,), function=read)
-
-
-def _candidates(sinks: Bool[Tensor, "batch position"], *, sizes: Sequence[int]) -> list[tuple[bool, int]]:
-    """(sink tokens or not, number of channels) of each set that is tried, the smallest first."""
-    kinds = (False, True) if bool(sinks.any()) else (False,)
-    return [(tokens, size) for size in (0, *sorted(set(sizes))) for tokens in kinds if tokens or size]
+def _channel_magnitudes(view: LayerView, *, site: str, sinks: Bool[Tensor, "batch position"]) -> Tensor:
+    """A site's largest magnitude by channel: "batch 2 channel", over all tokens and over non-sinks."""
+    x = view[site].flatten(2)
+    sizes = x.masked_fill(~view.valid[..., None], 0.0).abs().float()
+    ordinary = sizes.masked_fill(sinks.to(x.device)[..., None], 0.0)
+    return torch.stack([sizes.amax(1), ordinary.amax(1)], dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,31 +274,6 @@ class _Half:
 
 
 _UNDEFINED = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
-
-
-def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
-    """The smallest set that reaches the goal on the first half, or the best if none does; None if none was tried."""
-    sets = [row for row in rows if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")]
-    enough = (row for row in sets if row["closed_share"] >= goal)
-    return next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
-
-
-def _random_sets(
-    *,
-    sink_tokens: bool,
-    channels: int,
-    largest: Mapping[bool, Sizes],
-    sinks: Bool[Tensor, "batch position"],
-    valid: Bool[Tensor, "batch position"],
-    config: QuantiseConfig,
-) -> Iterator[Kept]:
-    """Random sets as large as the chosen one, one per control, none of them with its tokens or channels."""
-    generator = torch.Generator().manual_seed(config.seed)
-    taken = largest_channels(largest[sink_tokens], channels)
-    for _ in range(config.controls):
-        tokens = random_tokens(sinks, valid=valid, generator=generator) if sink_tokens else None
-        drawn = random_channels(largest[False], taken=taken, n=channels, generator=generator) if channels else {}
-        yield Kept(tokens=tokens, channels=drawn)
 
 
 def random_tokens(

@@ -12,6 +12,7 @@ from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.schema import column_names
+from sink_lens.studies import neuron_sets
 from sink_lens.studies.neuron_sets import find_sets, neuron_names, rank_neurons
 
 
@@ -104,20 +105,23 @@ def test_names():
 # --- more neurons than one
 
 
-def test_neurons_that_are_not_needed_are_dropped(planted_at):
+def test_neurons_that_are_not_needed_are_dropped(planted_at, monkeypatch):
     place = planted_at()
     truth = place.truth
     others = [(truth.layer, neuron) for neuron in range(3) if neuron != truth.neuron]
     planted_last = [*others, (truth.layer, truth.neuron)]
-    (found,), _ = find_sets(place.setting, rank=lambda setting, *, layers, step: planted_last)
+    monkeypatch.setattr(neuron_sets, "rank_neurons", lambda setting, *, layers, step: planted_last)
+    (found,), _ = find_sets(place.setting)
     assert found.neurons == ((truth.layer, truth.neuron),)
     assert found.ranks[truth.layer, truth.neuron] == len(others)
 
 
-def test_a_sink_that_no_set_removes_is_said_so(planted_at):
+def test_a_sink_that_no_set_removes_is_said_so(planted_at, monkeypatch):
     place = planted_at()
     others = [(place.truth.layer, neuron) for neuron in range(5) if neuron != place.truth.neuron]
-    (found,), table = find_sets(place.setting, most=3, rank=lambda setting, *, layers, step: others)
+    monkeypatch.setattr(neuron_sets, "rank_neurons", lambda setting, *, layers, step: others)
+    monkeypatch.setattr(neuron_sets, "MOST_IN_SET", 3)
+    (found,), table = find_sets(place.setting)
     assert not found.removes
     assert len(found.neurons) == 3
     assert table["kind"].value_counts()[["single", "leave one out"]].tolist() == [3, 3]
@@ -134,14 +138,15 @@ def test_a_model_without_a_growth_step_is_refused(planted_at):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "opt"])
-def test_families_without_a_gate_or_with_a_norm_behind_are_ranked_and_ablated(tiny_at, family):
+def test_families_without_a_gate_or_with_a_norm_behind_are_ranked_and_ablated(tiny_at, family, monkeypatch):
     place = tiny_at(family)
     step = GrowthStep(first_layer=0, last_layer=0, ratio_before=1.0, ratio_after=2.0, dimension=7)
     location = dataclasses.replace(place.location, steps=(step,))
     setting = dataclasses.replace(
         place.setting, location=location, segments=segments(location, n_layers=2, attention=range(2))
     )
-    (found,), table = find_sets(setting, most=2)
+    monkeypatch.setattr(neuron_sets, "MOST_IN_SET", 2)
+    (found,), table = find_sets(setting)
     assert 1 <= len(found.neurons) <= 2
     assert table[["mass", "removed_share"]].notna().all(axis=None)
     assert torch.tensor(table["mass"].to_numpy()).isfinite().all()
