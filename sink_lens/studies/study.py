@@ -10,7 +10,6 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -18,10 +17,10 @@ import numpy as np
 import pandas as pd
 
 from ..activations.forward import check_tokens
-from ..chain.config import Question, ReadConfig, TraceConfig
+from ..chain.config import ReadConfig, TraceConfig
 from ..chain.inputs import provenance
 from ..chain.measure import scout
-from ..chain.setting import Setting, check_interior, setting_of, why_no_interventions
+from ..chain.setting import check_interior, setting_of, why_no_interventions
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
 from ..edits.part import checked_index
@@ -93,8 +92,6 @@ def config_of_study(
 ) -> C:
     """The configuration of a study, from a model or a configuration, and from fields, which win.
 
-    An intervention's may also come from a trace's configuration, whose model, sequences and thresholds it takes.
-
     Raises:
         InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
     """
@@ -105,23 +102,9 @@ def config_of_study(
         return make_config(kind, config, given | {"model": name}, where=where)
     if config is not None:
         raise InputError(f"{where} was given two configurations; need one, or a model before it")
-    if isinstance(model, kind):
-        return make_config(kind, model, given, where=where)
-    if not issubclass(kind, StudyConfig) or not isinstance(model, Question):
+    if not isinstance(model, kind):
         raise InputError(f"{where} was given a {type(model).__name__}; need a {kind.__name__}, or a model before it")
-    shared = {one.name for one in dataclasses.fields(kind)} - {"target_position"}  # that of a trace was never a study's
-    same = {one.name: getattr(model, one.name) for one in dataclasses.fields(model) if one.name in shared}
-    return make_config(kind, None, same | given, where=where)
-
-
-def prepare(config: StudyConfig, lens: LensModel, batch: TokenBatch) -> tuple[Setting, TraceConfig]:
-    """(setting of an intervention, with sink and baseline run; configuration of the trace that found the sink)."""
-    why_not = why_no_interventions(lens, batch)
-    if why_not is not None:
-        raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
-    question = config.question()
-    location = scout(lens, batch, config=question)
-    return setting_of(lens, batch, location=location, config=question, target_position=config.first_target()), question
+    return make_config(kind, model, given, where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,42 +172,42 @@ def study(
         result: the class of its result.
         every_layer: refuse models that have layers without attention.
     """
-    return partial(_study_function, asked, kind=kind, result=result, every_layer=every_layer)
 
+    def wrap(measure: Callable[..., Measured]) -> StudyFunction[C]:
+        def function(
+            model: ModelLike | ReadConfig,
+            tokens: Tokens | str | None = None,
+            *,
+            config: C | None = None,
+            out: str | Path | None = None,
+            overwrite: bool = False,
+            progress: bool = True,
+            **fields: Any,
+        ) -> Study:
+            check_free(out, overwrite=overwrite)
+            given = {"config": config, "tokens": tokens, "fields": fields, "every_layer": every_layer}
+            settled, lens, batch = inputs(asked, model, **given)
+            how = {"config": settled, "progress": progress}
+            to = {"out": out, "overwrite": overwrite, "result": result}
+            name = kind or measure.__name__
+            if not isinstance(settled, StudyConfig):
+                return write_study(name, lens, batch, settled, measure(lens, batch, **how), **to)
+            why_not = why_no_interventions(lens, batch)
+            if why_not is not None:
+                raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
+            question = settled.question()  # that of a trace, which finds the sink
+            where = {"location": scout(lens, batch, config=question), "target_position": settled.first_target()}
+            setting = setting_of(lens, batch, config=question, **where)
+            return write_study(name, lens, setting.tokens, question, measure(setting, **how), **to)
 
-def _study_function(
-    asked: type[C], measure: Callable[..., Measured], *, kind: str, result: type[Study], every_layer: bool
-) -> StudyFunction[C]:
-    """Wrap a measuring function: resolve its inputs, measure, write the run folder; with its name and docstring."""
+        said = inspect.cleandoc(measure.__doc__ or "")
+        function.__doc__ = said.replace("\nRaises:", _ARGUMENTS.format(config=asked.__name__))
+        function.__name__ = function.__qualname__ = measure.__name__
+        function.__module__ = measure.__module__
+        function.__annotations__ |= {"config": asked | None}
+        return function
 
-    def function(
-        model: ModelLike | ReadConfig,
-        tokens: Tokens | str | None = None,
-        *,
-        config: C | None = None,
-        out: str | Path | None = None,
-        overwrite: bool = False,
-        progress: bool = True,
-        **fields: Any,
-    ) -> Study:
-        check_free(out, overwrite=overwrite)
-        given = {"config": config, "tokens": tokens, "fields": fields, "every_layer": every_layer}
-        settled, lens, batch = inputs(asked, model, **given)
-        how = {"config": settled, "progress": progress}
-        if isinstance(settled, StudyConfig):
-            setting, question = prepare(settled, lens, batch)
-            found, used, answered = measure(setting, **how), setting.tokens, question
-        else:
-            found, used, answered = measure(lens, batch, **how), batch, settled
-        to = {"out": out, "overwrite": overwrite, "result": result}
-        return write_study(kind or measure.__name__, lens, used, answered, found, **to)
-
-    said = inspect.cleandoc(measure.__doc__ or "")
-    function.__doc__ = said.replace("\nRaises:", _ARGUMENTS.format(config=asked.__name__))
-    function.__name__ = function.__qualname__ = measure.__name__
-    function.__module__ = measure.__module__
-    function.__annotations__ |= {"config": asked | None}
-    return function
+    return wrap
 
 
 def write_study(

@@ -8,10 +8,9 @@ from planted_sequences import planted_lens, sequences
 
 from analyses.tiny_families import TINY_FAMILIES
 from sink_lens import TokenBatch, read_run
-from sink_lens.chain.config import TraceConfig
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.studies import ablate, card, quantise
+from sink_lens.studies import IsolateConfig, ablate, card, quantise
 from sink_lens.studies.interventions import amplify, isolate
 
 
@@ -76,7 +75,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(call, text, t
 def test_a_study_can_be_asked_by_configuration(tmp_path):
     planted(seed=1).model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    config = TraceConfig(
+    config = IsolateConfig(
         model=str(tmp_path / "model"), tokens="random", sequences=3, length=24, intervention_length=24, device="cpu"
     )
     study = isolate(config, out=tmp_path / "run", progress=False)

@@ -39,9 +39,14 @@ _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
 """Stage -> its depth in a figure, beside that of its layer; the embedding is of layer -1."""
 
 
-def layer_figure(layers: pd.DataFrame) -> Figure:
-    """The excess of both cosines after each sublayer: the mean over seeds, and from the smallest to the largest."""
-    layers = _first_and_last(layers)
+def _layer_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the excess of both cosines after each sublayer: the mean over seeds, from the smallest to the largest."""
+    layers = _first_and_last(run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"]))
+    see = (
+        "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
+        "Right: the same for two positions of one sequence. Two points per layer: after its attention and after "
+        "its MLP; the last point is after the final norm."
+    )
     variants = variants_of(layers)
     figure = canvas(width=9.2, height=3.7)
     for place, (measure, label) in enumerate((("inter", "between sequences"), ("intra", "between positions")), start=1):
@@ -57,7 +62,7 @@ def layer_figure(layers: pd.DataFrame) -> Figure:
                       marker=".", markersize=4, label=legend_name(variant, among=variants))  # fmt: skip
         axes.axhline(0, color=QUIET, linewidth=0.9)
     legend(figure.axes[0], columns=4, over=figure)
-    return without_formulas(figure)
+    return see, without_formulas(figure)
 
 
 def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
@@ -75,9 +80,14 @@ def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(variant=names).loc[kept]
 
 
-def position_figure(positions: pd.DataFrame) -> Figure:
-    """Excess between sequences by position after the last layer, and the norm there relative to position 0."""
-    positions = _first_and_last(positions)
+def _position_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the excess between sequences by position after the last layer, and the norm relative to position 0."""
+    table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
+    positions = _first_and_last(table)
+    see = (
+        "Left: how alike sequences are at each position after the last layer. Position 0 averages "
+        "nothing; its difference to the last position is the positional discrepancy. Right: the norm of the states."
+    )
     variants = variants_of(positions)
     figure = canvas(width=9.2, height=3.5)
     quantities = (("excess", "excess cosine between sequences"), ("norm", "norm ÷ that of position 0"))
@@ -97,7 +107,7 @@ def position_figure(positions: pd.DataFrame) -> Figure:
         axes.set_xticks([], minor=True)
         axes.axhline(1.0 if quantity == "norm" else 0.0, color=QUIET, linewidth=0.9)
     legend(figure.axes[0], columns=4, over=figure)
-    return without_formulas(figure)
+    return see, without_formulas(figure)
 
 
 def _agreement_figure(run: Run) -> tuple[str, Figure]:
@@ -220,33 +230,12 @@ def _headline(run: Run) -> list[str]:
     return sentences
 
 
-def _layer_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the excess of both cosines by layer."""
-    layers = run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"])
-    see = (
-        "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
-        "Right: the same for two positions of one sequence. Two points per layer: after its attention and after "
-        "its MLP; the last point is after the final norm."
-    )
-    return see, layer_figure(layers)
-
-
 def _seed_figure(run: Run) -> tuple[str, Figure]:
     """Draw each variant's measures, a dot per seed."""
     see = (
         "Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to the excess."
     )
     return see, seed_figure(run, _EXCESS)
-
-
-def _position_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the excess and the norm by position."""
-    table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
-    see = (
-        "Left: how alike sequences are at each position after the last layer. Position 0 averages "
-        "nothing; its difference to the last position is the positional discrepancy. Right: the norm of the states."
-    )
-    return see, position_figure(table)
 
 
 def _training_figure(run: Run) -> tuple[str, Figure]:

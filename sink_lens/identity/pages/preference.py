@@ -30,8 +30,13 @@ from sink_lens.report.style import GRID, INK, QUIET, canvas, legend, logarithmic
 from sink_lens.text import number, token_text
 
 
-def coverage_figure(table: pd.DataFrame) -> Figure:
-    """The share of the predictions that the most frequent tokens cover, and chance: argmax left, argmin right."""
+def _coverage_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the share of the predictions that the most frequent tokens cover, and chance: argmax left, argmin right."""
+    table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
+    see = (
+        "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
+        "its 95% band. A line above the band is a preference. Later checkpoints are darker."
+    )
     variants = variants_of(table)
     figure = canvas(width=9.0, height=3.6)
     for place, kind in enumerate(("argmax", "argmin"), start=1):
@@ -52,7 +57,7 @@ def coverage_figure(table: pd.DataFrame) -> Figure:
         logarithmic(axes, axis="x")
         axes.set_ylim(0, 1.02)
     legend(figure.axes[0], columns=4, over=figure)
-    return without_formulas(figure)
+    return see, without_formulas(figure)
 
 
 _PREFERRED = (
@@ -110,16 +115,6 @@ def _preferred_tokens(rows: pd.DataFrame, name: str) -> str:
         f"{mean('argmax_covering')} tokens cover 80% of the predictions (by chance {mean('argmax_covering', 'null')}); "
         f"the token most often ranked last comes last {mean('argmin_top_ratio')} times as often as the average token."
     )
-
-
-def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the share of predictions that the most frequent tokens cover."""
-    table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
-    see = (
-        "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
-        "its 95% band. A line above the band is a preference. Later checkpoints are darker."
-    )
-    return see, coverage_figure(table)
 
 
 def _seed_figure(run: Run) -> tuple[str, Figure]:

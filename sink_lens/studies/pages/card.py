@@ -27,12 +27,13 @@ _LOSSES = {
 }
 
 
-def sink_by_layer(layers: pd.DataFrame) -> Figure:
-    """Attention to the first token, and its norm over that of the others, by layer.
-
-    Args:
-        layers: layer, sink_attention, norm_ratio.
-    """
+def _sink_figure(run: Run) -> tuple[str, Figure]:
+    """Draw attention to the first token, and its norm over that of the others, by layer."""
+    layers = run.need("layers", columns=["layer", "sink_attention", "norm_ratio"])
+    see = (
+        "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
+        "the norm jumps writes the outlier dimension."
+    )
     figure = canvas(width=7.4, height=2.8)
     for place, (column, label, colour) in enumerate(
         (
@@ -48,7 +49,7 @@ def sink_by_layer(layers: pd.DataFrame) -> Figure:
         else:
             axes.set_ylim(bottom=0)
         whole_numbers(axes, y=False)
-    return without_formulas(figure)
+    return see, without_formulas(figure)
 
 
 def _title(run: Run) -> str:
@@ -78,15 +79,6 @@ def _headline(run: Run) -> list[str]:
             "In the run's folder, card.md is the block for a model card and card.json the same for programs."
         )
     return sentences
-
-
-def _sink_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of attention to the first token and its norm by layer."""
-    see = (
-        "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
-        "the norm jumps writes the outlier dimension."
-    )
-    return see, sink_by_layer(run.need("layers", columns=["layer", "sink_attention", "norm_ratio"]))
 
 
 def _dimension_table(run: Run) -> tuple[str, PageTable]:

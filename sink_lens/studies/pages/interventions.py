@@ -95,11 +95,6 @@ def removed_share_figure(ablations: pd.DataFrame) -> Figure:
     return without_formulas(figure)
 
 
-def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
-    """The table ``summary``, checked for these columns."""
-    return run.need("summary", columns=columns)
-
-
 def _edit_text(row: dict[Any, Any]) -> str:
     """Name the edit of a row of ``summary``."""
     if "centre" not in row:
@@ -211,7 +206,7 @@ def _layer_curves(run: Run) -> tuple[str, Figure]:
 
 def _factor_curve(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the attention that amplification adds, by factor."""
-    table = _summary(run, ["centre", "factor", "baseline_target_mass", "target_mass"])
+    table = run.need("summary", columns=["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
         "Attention added at the position, by factor; one line for each mean that its aggregated values are moved from. "
         "The norm-only line is the control: scaling alone should bring no sink."
@@ -256,7 +251,7 @@ def _ablation_table(run: Run) -> tuple[str, PageTable]:
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the edits' summary."""
-    table = _summary(run, [])
+    table = run.need("summary", columns=[])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))
     if "target_mass" in table.columns:
@@ -270,20 +265,20 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
 _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
     title=_title,
-    headline=lambda run: isolation_sentences(_summary(run, ["target_position", *_MASSES])),
+    headline=lambda run: isolation_sentences(run.need("summary", columns=["target_position", *_MASSES])),
     figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole("layers")),),
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
     title=_title,
-    headline=lambda run: amplification_sentences(_summary(run, ["centre", "factor", "times", *_MASSES])),
+    headline=lambda run: amplification_sentences(run.need("summary", columns=["centre", "factor", "times", *_MASSES])),
     figures=(Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),),
     tables=(_SUMMARY,),
 )
 ABLATE = Page(
     title=_carriers_title,
     headline=lambda run: ablation_sentences(
-        _summary(run, ["step", "neurons", "size", "removes", "removed_share", *_RANDOM])
+        run.need("summary", columns=["step", "neurons", "size", "removes", "removed_share", *_RANDOM])
     ),
     figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),

@@ -22,12 +22,6 @@ def _title(run: Run) -> str:
     return f"{name_in_words(visible(row['format']))}: {kept[:1].lower()}{kept[1:]}"
 
 
-def _judged_rows(run: Run) -> pd.DataFrame:
-    """The conditions on the half of the text that judges."""
-    conditions = run.need("conditions", columns=_COLUMNS)
-    return conditions.loc[conditions["part"] == "judge"]
-
-
 def _kept_text(row: Mapping[Any, Any]) -> str:
     """Text that says what a condition keeps."""
     names = {
@@ -43,7 +37,8 @@ def _kept_text(row: Mapping[Any, Any]) -> str:
 
 def _condition_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the conditions on the half of the text that judges."""
-    judged = _judged_rows(run)
+    conditions = run.need("conditions", columns=_COLUMNS)
+    judged = conditions.loc[conditions["part"] == "judge"]
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
     shown = named.assign(

@@ -30,13 +30,15 @@ _SCORES = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm ÷ 
 _MOST_DIMENSIONS = 6
 
 
-def score_histogram(histogram: pd.DataFrame, thresholds: pd.DataFrame) -> Figure:
-    """Draw the number of tokens by score, one panel per score, with the gap shaded and the threshold as a line.
-
-    Args:
-        histogram: by, low, high, tokens.
-        thresholds: by, threshold, gap_low, gap_high.
-    """
+def _histogram_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the number of tokens by score, one panel per score, with the gap shaded and the threshold as a line."""
+    histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
+    thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
+    see = (
+        "Both scores are 1 at an ordinary token. A token is marked if a gap parts its score from the others; without a "
+        "gap, none is. A sink receives attention, a massive activation is large: a model can have one without the "
+        "other."
+    )
     figure = canvas(width=9.0, height=3.0)
     for place, (by, (label, colour)) in enumerate(_SCORES.items(), start=1):
         bins = histogram.loc[histogram["by"] == by]
@@ -54,15 +56,12 @@ def score_histogram(histogram: pd.DataFrame, thresholds: pd.DataFrame) -> Figure
         axes.set_ylim(0, 1.5 * max(float(bins["tokens"].max() or 1), 1.0))
         logarithmic(axes, axis="x")
         legend(axes, columns=2)
-    return without_formulas(figure)
+    return see, without_formulas(figure)
 
 
-def rate_by_position(positions: pd.DataFrame) -> Figure:
-    """Share of the tokens at each position that are sinks, and that are massive.
-
-    Args:
-        positions: position, sink_rate, massive_rate.
-    """
+def _position_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the share of the tokens at each position that are sinks, and that are massive."""
+    positions = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
     figure = canvas(width=7.4)
     axes = panel(figure, xlabel="position", ylabel="share of sequences, %")
     lines = (("sink_rate", "sinks", ORANGE, "o"), ("massive_rate", "massive activations", BLUE, "x"))
@@ -72,16 +71,19 @@ def rate_by_position(positions: pd.DataFrame) -> Figure:
     axes.set_ylim(-2, 102)
     whole_numbers(axes, y=False)
     legend(axes, columns=2)
-    return without_formulas(figure)
+    return "Where in the sequence the marked tokens are.", without_formulas(figure)
 
 
-def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
-    """Share of tokens on which each listed dimension is an outlier, by layer: one panel per kind of token.
-
-    Args:
-        dimensions: kind, dimension, layer, coverage.
-        coverage: the share from which a dimension is listed.
-    """
+def _coverage_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the share of tokens on which each listed dimension is an outlier, by layer: one panel per kind of token."""
+    dimensions = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
+    if dimensions.empty:
+        raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
+    see = (
+        f"A dimension is an outlier on a token if it exceeds {run.config.get('dimension_factor', 20):g} times the "
+        "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; the outliers of "
+        "marked tokens (right) are different dimensions."
+    )
     kinds = ("residual", "sink token")
     layers = range(int(dimensions["layer"].to_numpy(int).max(initial=0)) + 1)
     figure = canvas(width=9.0, height=3.2)
@@ -100,11 +102,11 @@ def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
                 markersize=3.5,
                 label=str(dimension),
             )
-        axes.axhline(100 * coverage, color=QUIET, linestyle=":", linewidth=1)
+        axes.axhline(100 * float(run.config.get("coverage", 0.5)), color=QUIET, linestyle=":", linewidth=1)
         axes.set_ylim(0, 104)
         whole_numbers(axes, y=False)
         legend(axes, columns=6)
-    return without_formulas(figure)
+    return see, without_formulas(figure)
 
 
 def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
@@ -180,37 +182,6 @@ def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
         if kind in rows and rows[kind]["sinks"]
     ]
     return [f"{sentences}{'; ' if where else ''}{listed(where)}."]
-
-
-def _histogram_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the number of tokens by score."""
-    histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
-    thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
-    see = (
-        "Both scores are 1 at an ordinary token. A token is marked if a gap parts its score from the others; without a "
-        "gap, none is. A sink receives attention, a massive activation is large: a model can have one without the "
-        "other."
-    )
-    return see, score_histogram(histogram, thresholds)
-
-
-def _position_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the share of marked tokens by position."""
-    table = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
-    return "Where in the sequence the marked tokens are.", rate_by_position(table)
-
-
-def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the share of tokens on which dimensions are outliers."""
-    table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
-    if table.empty:
-        raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
-    see = (
-        f"A dimension is an outlier on a token if it exceeds {run.config.get('dimension_factor', 20):g} times the "
-        "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; the outliers of "
-        "marked tokens (right) are different dimensions."
-    )
-    return see, dimension_coverage(table, coverage=float(run.config.get("coverage", 0.5)))
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:

@@ -115,7 +115,12 @@ class _Pass:
         """Norm ratio of each token, "batch position 1"; strongest dimensions and outliers are kept on the way."""
         h = view["resid_post"].float()
         ratio = self.norms.add(view)
-        self._keep_strongest(h, ratio)
+        energy = h.square()
+        values, index = energy.topk(min(self.config.max_outliers, h.shape[-1]), dim=-1)
+        found = torch.cat([values, index.to(values.dtype), energy.sum(-1, keepdim=True)], dim=-1)
+        assert self.norms.largest is not None
+        better = (ratio >= self.norms.largest)[..., None]  # the layer where the token is largest so far
+        self.top = found if self.top is None else torch.where(better, found, self.top.to(found.device))
         over = measures.residual_outliers(h, valid=view.valid, factor=self.config.dimension_factor)
         at = over.nonzero(as_tuple=True)
         magnitude = h.abs()
@@ -130,15 +135,6 @@ class _Pass:
         }
         self.outliers.append(pd.DataFrame(columns))
         return ratio[..., None]
-
-    def _keep_strongest(self, h: Tensor, ratio: Tensor) -> None:
-        """Keep each token's strongest dimensions in the layer where its norm ratio is largest so far."""
-        energy = h.square()
-        values, index = energy.topk(min(self.config.max_outliers, h.shape[-1]), dim=-1)
-        found = torch.cat([values, index.to(values.dtype), energy.sum(-1, keepdim=True)], dim=-1)
-        assert self.norms.largest is not None
-        better = (ratio >= self.norms.largest)[..., None]
-        self.top = found if self.top is None else torch.where(better, found, self.top.to(found.device))
 
     def outlier_dimensions(self) -> dict[tuple[int, int], tuple[int, ...]]:
         """(sequence, position) -> the fewest dimensions that hold the asked share of the token's energy."""
@@ -168,21 +164,11 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     with tqdm(total=batch.n_sequences, desc="reading", unit="seq", disable=not progress, leave=False) as bar:
         for where, part in pieces_by_length(batch, batch_size=config.batch_size):
             one = _Pass(config=config, where=where, received=Received.of(lens, part), norms=Norms())
-            rows, kernel = one.received.rows, config.kernel
-            streamed = stream(
-                lens,
-                part,
-                one.readings(),
-                rows=rows,
-                kernel=kernel,
-                batch_size=part.n_sequences,
-            )
+            at: dict[str, Any] = {"rows": one.received.rows, "batch_size": part.n_sequences}
+            streamed = stream(lens, part, one.readings(), kernel=config.kernel, **at)
             width = part.n_positions
-            for name, reading, place in (
-                ("received", "attention", 0),
-                ("shares", "attention", 1),
-                ("ratios", "state", 0),
-            ):
+            taken = {"received": ("attention", 0), "shares": ("attention", 1), "ratios": ("state", 0)}
+            for name, (reading, place) in taken.items():
                 for layer, values in streamed.values[reading].items():  # a hybrid's linear layers stay nan
                     layers[name][layer, where, :width] = values[..., place].float()
             scores["attention"][where, :width] = one.received.scores(part.valid)
@@ -230,7 +216,7 @@ def _run_tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: To
     return {
         "sink_tokens": _marked_tokens(every, found),
         "token_ids": _id_rows(every),
-        "positions": _position_rows(every),
+        "positions": pd.DataFrame([{"position": at} | _rate_fields(part) for at, part in every.groupby("position")]),
         "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
         "histogram": _score_histogram(found),
         "thresholds": _threshold_rows(found, config),
@@ -287,12 +273,6 @@ def _id_rows(every: pd.DataFrame) -> pd.DataFrame:
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
     order = table.assign(marked=marked).sort_values(["marked", "largest_share"], ascending=False, kind="stable")
     return order.reset_index(drop=True).reindex(columns=columns)
-
-
-def _position_rows(every: pd.DataFrame) -> pd.DataFrame:
-    """One row per position with its rates."""
-    rows = [{"position": position} | _rate_fields(part) for position, part in every.groupby("position", sort=True)]
-    return pd.DataFrame(rows)
 
 
 def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
