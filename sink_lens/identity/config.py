@@ -167,14 +167,14 @@ MOST = 100_000_000
 
 
 def check_size(*, sequences: int, length: int) -> None:
-    """Refuse too few inputs or far too many, or none of a token."""
+    """Refuse too few sequences or far too many, or none of a token."""
     if sequences < FEWEST:
         raise InputError(
-            f"{sequences} inputs were asked for; need at least {FEWEST}, and 2,000 for a test with power: tau over few "
-            "inputs says nothing. Ask for more"
+            f"{sequences} sequences were asked for; need at least {FEWEST} for shares, cosines and tau over them, and "
+            "2,000 for a fingerprint with power. Ask for more"
         )
     if sequences > MOST:
-        raise InputError(f"{sequences} inputs were asked for; need at most {MOST}. Ask for fewer")
+        raise InputError(f"{sequences} sequences were asked for; need at most {MOST}. Ask for fewer")
     if length < 1:
         raise InputError(f"the length is {length}; need one token or more. Ask for more")
 

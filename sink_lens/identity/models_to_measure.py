@@ -16,7 +16,7 @@ from ..models.lens import LensModel
 from ..models.load import find_device, load
 from ..records import RUN_FILE, read_run
 from ..records.checkpoints import checkpoint_folders
-from .config import FEWEST, MOST, NOTHING
+from .config import NOTHING, check_size
 from .untrained_models import UntrainedConfig, untrained
 
 CHUNK = 64
@@ -103,12 +103,7 @@ class RandomSequences:
 
     def check(self, lens: LensModel) -> None:
         """Refuse a model that cannot take these sequences."""
-        if self.sequences < FEWEST:
-            raise InputError(
-                f"{self.sequences} sequences were asked for; need at least {FEWEST} for shares and cosines over them"
-            )
-        if self.sequences > MOST:
-            raise InputError(f"{self.sequences} sequences were asked for; need at most {MOST}. Ask for fewer")
+        check_size(sequences=self.sequences, length=self.length)
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:

@@ -18,12 +18,9 @@ Where each holds (ours; unrelated models of 3M parameters and less, 2,000 to 4,0
   for untrained models. For trained ones they fail: the root mean square of z is 5 and more instead of 1, with both
   signs, whether or not the two have read the same text; half of 93 unrelated trained pairs are called related.
 * *Embedding inputs.* Coordinate j of an input enters coordinate j of both streams, so that coordinates belong to each
-  other without a common seed, and no null here knows of that. The narrower the model, the more of it is left: of pairs
-  of unrelated untrained models 0 of 10 have p over .01 under ``relabelled`` at width 64, 3 at 192, 7 at 384, and 5 of 6
-  at 768 (analysis ``embeddings_by_width``). At 3.4M parameters 43 of 45 pairs are called related under
-  ``relabelled``, all 45 under ``pipeline`` and ``shuffled``; with 0.3M parameters all 45 of the trained
-  ones too. Trained models of 3.4M parameters have less of the inputs' own coordinates left: 3 of 48 pairs are called
-  related under ``relabelled``, 5 under ``pipeline``, up to 14 under the others (analysis ``fingerprint_calibration``).
+  other without a common seed, and no null here knows of that. The narrower and the less trained the models, the more
+  of it is left, and the more unrelated pairs are called related (analyses ``embeddings_by_width`` and
+  ``fingerprint_calibration``; their numbers are in ``docs/identity.md``).
 
 All are summarised by mean and standard deviation, so that a p far below what any number of draws can show can be given
 (in log space); the share of draws is given beside it.

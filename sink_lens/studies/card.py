@@ -337,15 +337,11 @@ def sentence(found: Mapping[str, Any]) -> str:
     if outliers:
         zeroed = found["loss"]["zeroed"]["change"]
         cost = loss_change_text(zeroed["value"], zeroed["low"], zeroed["high"])
-        what = "dimension" if len(outliers) == 1 else "dimensions"
+        named = f"{'dimension' if len(outliers) == 1 else 'dimensions'} {listed(outliers)}"
         sure = zeroed["low"] is None or zeroed["low"] > 0  # one sequence has no interval
         worth = zeroed["value"] is not None and zeroed["value"] >= WORTH_KEEPING_NATS and sure
-        keep = "keep" if worth else "nothing hangs on"
-        parts.append(
-            f"{keep} {what} {listed(outliers)} of its stream in 16 bit: zeroing {cost}"
-            if worth
-            else f"{keep} its outlier {what} {listed(outliers)}: zeroing {cost}"
-        )
+        said = f"keep {named} of its stream in 16 bit" if worth else f"nothing hangs on its outlier {named}"
+        parts.append(f"{said}: zeroing {cost}")
     bos = found["bos"]
     if bos["needed"] is not None:
         change = bos["cost_without_nats"]
@@ -356,49 +352,30 @@ def sentence(found: Mapping[str, Any]) -> str:
 
 def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of a card for the terminal: a name and a text each."""
-    sink = found["sink"]
-    rate = sink["rate"]
+    sink, rate = found["sink"], found["sink"]["rate"]
+    rated = f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip()
+    bos_needed = {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}
+    outliers = [
+        f"{row['dimension']} (layers {row['layers']}, largest {number(row['value'])})"
+        for row in found["outlier_dimensions"]
+    ]
+    entries = [f"layer {row['layer']} [{row['row']}, {row['column']}]" for row in found["super_weights"]]
+    largest = [f"{row['site']} {number(row['value'])} (layer {row['layer']})" for row in found["largest_activations"]]
+    links = [f"{VERDICTS.get(verdict, '?')} {link}" for link, verdict in found["chain"].get("links", {}).items()]
     return [
         ("Sink positions", listed(sink["positions"]) or "none"),
         ("Sink tokens", _sink_tokens_text(sink)),
-        (
-            f"Sink rate (threshold {number(rate['threshold'])})",
-            f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip(),
-        ),
+        (f"Sink rate (threshold {number(rate['threshold'])})", rated),
         ("A KV cache must keep", _cache_text(found["cache"])),
-        (
-            "BOS needed",
-            {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}[found["bos"]["needed"]],
-        ),
+        ("BOS needed", bos_needed[found["bos"]["needed"]]),
         *([("BOS in front", bos_clause(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
-        (
-            "Outlier dimensions",
-            "; ".join(
-                f"{row['dimension']} (layers {row['layers']}, largest {number(row['value'])})"
-                for row in found["outlier_dimensions"]
-            )
-            or "none",
-        ),
+        ("Outlier dimensions", "; ".join(outliers) or "none"),
         ("Residual sinks", listed(row["dimension"] for row in found["residual_sinks"]) or "none"),
         ("Makers", "; ".join(_writers_text(row) for row in found["writers"]) or "none"),
-        (
-            "Super weights",
-            "; ".join(f"layer {row['layer']} [{row['row']}, {row['column']}]" for row in found["super_weights"])
-            or "none",
-        ),
-        (
-            "Largest activation",
-            "; ".join(
-                f"{row['site']} {number(row['value'])} (layer {row['layer']})" for row in found["largest_activations"]
-            ),
-        ),
+        ("Super weights", "; ".join(entries) or "none"),
+        ("Largest activation", "; ".join(largest)),
         *((f"Loss, {_LOSSES[name]}", _loss_cell(row)) for name, row in found["loss"].items()),
-        (
-            "Chain",
-            "; ".join(f"{VERDICTS.get(verdict, '?')} {link}" for link, verdict in found["chain"]["links"].items())
-            if found["chain"]["asked"]
-            else "not asked for",
-        ),
+        ("Chain", "; ".join(links) if found["chain"]["asked"] else "not asked for"),
     ]
 
 
@@ -525,13 +502,7 @@ def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows += [at | {"part": part, "unit": None, "share": row[site]} for part, site in _SUBLAYERS if site in row]
         for part in ("expert", "neuron"):
             rows += [at | {"part": part, "unit": unit, "share": share} for unit, share in row.get(f"{part}s", [])]
-    return rows + [
-        {
-            "layer": row["layer"],
-            "dimension": row["row"],
-            "part": "super weight",
-            "unit": row["column"],
-            "share": row["share"],
-        }
-        for row in made["super_weights"]
-    ]
+    for row in made["super_weights"]:
+        at = {"layer": row["layer"], "dimension": row["row"]}
+        rows.append(at | {"part": "super weight", "unit": row["column"], "share": row["share"]})
+    return rows

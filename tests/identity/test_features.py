@@ -96,7 +96,7 @@ def test_different_tokenizers_are_refused():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"sequences": 49}, "49 inputs were asked for; need at least 50"),
+        ({"sequences": 49}, "49 sequences were asked for; need at least 50"),
         ({"length": 257}, "the length is 257 tokens; a takes at most 256"),
         ({"length": 0}, "need one token or more"),
     ],

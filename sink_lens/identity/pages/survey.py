@@ -124,19 +124,6 @@ MOST_SAID = 8
 MOST_NAMED = 4
 
 
-def variant_rows(
-    variants: pd.DataFrame, summary: pd.DataFrame, *, measures: Sequence[str]
-) -> Iterator[tuple[str, list[str]]]:
-    """Give one line per variant (mean and half of its interval) or checkpoint: its name, and a text per measure."""
-    among = list(dict.fromkeys(variants["variant"].tolist()))
-    for variant, rows in variants.groupby("variant", sort=False):
-        texts = {row["measure"]: _plus_minus(row) for row in rows.to_dict("records")}
-        yield legend_name(str(variant), among=among), [texts.get(one, "") for one in measures]
-    for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
-        values = dict(zip(rows["measure"].tolist(), rows["value"].to_numpy(float).tolist(), strict=True))
-        yield str(model), [number(values[one]) if one in values else "" for one in measures]
-
-
 def _plus_minus(row: dict) -> str:
     """The mean and half of its 95% interval as ``MEAN ±HALF``, with decimals for means below 10."""
     mean, half = float(row["mean"]), (float(row["high"]) - float(row["low"])) / 2
@@ -232,14 +219,18 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
         title: what stands over the table.
         measures: measure -> its column.
     """
-    variants = found.tables["variants"]
+    variants, summary = found.tables["variants"], found.tables["summary"]
     yield found.headline
     yield f"{title} (± 95% over seeds)"
     yield from name_shared(variants["variant"].tolist())
-    lines = variant_rows(variants, found.tables["summary"], measures=tuple(measures))
-    cells = [(label, *cells) for label, cells in lines]
-    heads = ("", *measures.values())
-    yield PageTable(heads=heads, numeric=(False, *(True for _ in measures)), rows=cells)
+    among, lines = list(dict.fromkeys(variants["variant"].tolist())), []
+    for variant, rows in variants.groupby("variant", sort=False):
+        texts = {row["measure"]: _plus_minus(row) for row in rows.to_dict("records")}
+        lines.append((legend_name(str(variant), among=among), *(texts.get(one, "") for one in measures)))
+    for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
+        texts = {row["measure"]: number(row["value"]) for row in rows.to_dict("records")}
+        lines.append((str(model), *(texts.get(one, "") for one in measures)))
+    yield PageTable(heads=("", *measures.values()), numeric=(False, *(True for _ in measures)), rows=lines)
 
 
 def answer(found: Result) -> dict[str, pd.DataFrame]:

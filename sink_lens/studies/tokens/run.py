@@ -216,7 +216,7 @@ def _run_tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: To
     return {
         "sink_tokens": _marked_tokens(every, found),
         "token_ids": _id_rows(every),
-        "positions": pd.DataFrame([{"position": at} | _rate_fields(part) for at, part in every.groupby("position")]),
+        "positions": every.groupby("position").agg(**_RATES).reset_index(),
         "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
         "histogram": _score_histogram(found),
         "thresholds": _threshold_rows(found, config),
@@ -248,31 +248,25 @@ def _layers_over(values: Tensor, place: tuple[int, int], threshold: float) -> st
     return span(over.nonzero().flatten().tolist())
 
 
-def _rate_fields(part: pd.DataFrame) -> dict[str, Any]:
-    """Number of tokens, share that are sinks and massive, and median and largest of both scores."""
-    return {
-        "tokens": len(part),
-        "sink_rate": part["sink"].to_numpy(float).mean(),
-        "massive_rate": part["massive"].to_numpy(float).mean(),
-        "median_share": np.median(part["share_score"].to_numpy(float)),
-        "largest_share": part["share_score"].to_numpy(float).max(),
-        "median_norm": np.median(part["norm_ratio"].to_numpy(float)),
-        "largest_norm": part["norm_ratio"].to_numpy(float).max(),
-    }
+_RATES = {
+    "tokens": ("sink", "size"),
+    "sink_rate": ("sink", "mean"),
+    "massive_rate": ("massive", "mean"),
+    "median_share": ("share_score", "median"),
+    "largest_share": ("share_score", "max"),
+    "median_norm": ("norm_ratio", "median"),
+    "largest_norm": ("norm_ratio", "max"),
+}
+"""Column of the rates of some tokens -> the column of tokens that it is computed from, and how."""
 
 
 def _id_rows(every: pd.DataFrame) -> pd.DataFrame:
     """One row per token id after position 0 with its rates, the most often marked first."""
-    later = every.loc[every["position"] > 0]
-    rows = [
-        {"token_id": token_id, "text": part["text"].iloc[0], "kind": part["kind"].iloc[0]} | _rate_fields(part)
-        for token_id, part in later.groupby("token_id", sort=True)
-    ]
-    columns = ["token_id", "text", "kind", *_rate_fields(every)]
-    table = pd.DataFrame(rows, columns=columns)
+    by_id = every.loc[every["position"] > 0].groupby("token_id")
+    table = by_id.agg(text=("text", "first"), kind=("kind", "first"), **_RATES).reset_index()
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
     order = table.assign(marked=marked).sort_values(["marked", "largest_share"], ascending=False, kind="stable")
-    return order.reset_index(drop=True).reindex(columns=columns)
+    return order.drop(columns="marked").reset_index(drop=True)
 
 
 def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
