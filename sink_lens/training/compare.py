@@ -4,10 +4,11 @@ The unit is the seed. Variants see the same data in the same order, so that diff
 is assumed of who wins: every sentence says what was found, "not reached" and "no difference can be told" included.
 """
 
+import itertools
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from ..configuration import make_config
-from ..errors import InputError
-from ..records import Finding, Run, check_free, create_run, default_folder, versions
+from ..errors import InputError, RunError
+from ..records import Finding, check_free, create_run, default_folder, versions
 from ..stats import Difference, summarise_differences, t_intervals
 from ..text import interval_text, listed, name_in_words, number, plural, short_count, signed_change
 from .config import CompareConfig
@@ -65,7 +66,7 @@ class Comparison(Finding):
 
 
 def compare(
-    runs: Sequence[str | os.PathLike[str]] | CompareConfig,
+    runs: Sequence[str | os.PathLike[str]],
     *,
     config: CompareConfig | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -76,7 +77,7 @@ def compare(
     """Compare finished training runs that differ in one thing and in the seed.
 
     Args:
-        runs: their folders, or a configuration, which has them.
+        runs: their folders, which win over the configuration's.
         config: how they are compared; the default one if None.
         out: the run folder; None writes none.
         overwrite: replace the run that the folder holds.
@@ -87,47 +88,34 @@ def compare(
         InputError, RunError: runs that cannot be compared, and why (see ``variants.group``); a threshold that was not
             measured.
     """
-    if isinstance(runs, CompareConfig):
-        if config is not None:
-            raise InputError("two configurations were given; need one, or folders of runs before it")
-        runs, config = runs.runs, runs
     config = make_config(CompareConfig, config, {"runs": runs} | fields, where="compare")
     check_free(out, overwrite=overwrite)
     generator = np.random.default_rng(config.seed) if generator is None else generator
-    threshold, smooth_frac = config.threshold, config.smooth_frac
     variants = group(config.runs, by=config.by, baseline=config.baseline)
-    curves = curve_table(variants, smooth_frac=smooth_frac)
-    finals = final_table(variants, smooth_frac=smooth_frac)
-    differences = _differences(variants, finals, generator=generator)
-    tables = {
-        "curves": curves,
-        "bands": band_table(curves),
-        "finals": finals,
-        "differences": pd.DataFrame([_difference_row(*one) for one in differences]),
-    }
-    notes = list(variants.notes)
+    curves, finals = curve_table(variants), final_table(variants)
+    notes, differences = list(variants.notes), []
     sentences, of_training = [_opening_sentence(variants, finals)], []
-    for variant, curve, one in differences:
+    for variant, curve in itertools.product(variants.others, dict.fromkeys(finals["curve"].tolist())):
+        one = summarise_differences(_rows_of_curve(finals, variant, curve)["difference"], generator=generator)
+        differences.append({"variant": variant, "curve": curve} | asdict(one))
         told = one.told and one.n >= FEWEST_SEEDS
         said = of_training if curve == "training" else sentences
         said.append(_final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline))
         said.append(_reaching_sentence(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
-    side, why_not = watched_measures(variants)
+    tables = {"curves": curves, "bands": band_table(curves), "finals": finals, "differences": pd.DataFrame(differences)}
+    watched, why_not = watched_runs(variants)
     if why_not:
         notes.append(why_not)
     else:
-        known = shared_thresholds(side)
-        if not any(np.isclose(one, threshold) for one in known):
-            raise InputError(
-                f"the runs were not watched at threshold {threshold:g}; need one of {', '.join(map(str, known))}"
-            )
+        side = pd.concat([_whole_model_rows(frame) for frame in watched], ignore_index=True)
+        _check_threshold(side, config.threshold)
         if any("sigmoid" in variant.split("/") for variant in variants.runs):
             notes.append(
                 "weights of sigmoid attention do not sum to 1: its mass is a mean weight, not a share of a row"
             )
         tables["measures"] = measure_table(variants, side)
         tables["course"] = course_table(variants, side)
-        tables["births"], born = birth_table(variants, threshold=threshold)
+        tables["births"], born = birth_table(watched, threshold=config.threshold)
         sentences += [_sink_sentences(variant, one) for variant, one in born.items()]
         sentences += _disparity_sentences(variants, tables["measures"])
     told_all = "\n".join([*sentences, *of_training])  # the training loss says the same as the evaluation, less well
@@ -135,25 +123,7 @@ def compare(
     return found if out is None else replace(found, folder=write(found, os.fspath(out), overwrite=overwrite))
 
 
-def _differences(
-    variants: Variants, finals: pd.DataFrame, *, generator: np.random.Generator
-) -> list[tuple[str, str, Difference]]:
-    """(variant, curve, difference of its final losses to the baseline's, paired by seed)."""
-    differences = []
-    for variant in variants.others:
-        for curve in dict.fromkeys(finals["curve"].tolist()):
-            rows = _rows_of_curve(finals, variant, curve)
-            differences.append((variant, curve, summarise_differences(rows["difference"], generator=generator)))
-    return differences
-
-
-def _difference_row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
-    """A row of the table ``differences``: variant, curve and the fields of the difference."""
-    return {"variant": variant, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
-
-
 def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
-    """The rows of ``finals`` of a variant and curve, one per seed."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 
@@ -255,11 +225,7 @@ def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str
 
 
 def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a comparison into a run folder of kind "compare"; return the folder.
-
-    Raises:
-        RunError: the folder holds another run, or cannot be written.
-    """
+    """Write a comparison into a run folder of kind "compare"; return the folder."""
     variants = comparison.variants
     config = asdict(comparison.config) | {"by": list(variants.by), "baseline": variants.baseline}
     compared = {
@@ -299,79 +265,63 @@ SIDES = (
 KEYS = ["measure", "threshold"]
 
 
-def watched_measures(variants: Variants) -> tuple[pd.DataFrame, str]:
-    """(measures of the whole model at each checkpoint of all runs, "") or (empty table, why there are none).
+def watched_runs(variants: Variants) -> tuple[list[pd.DataFrame], str]:
+    """(each run's table ``watch`` with variant and seed, "") or (no table, why sinks cannot be compared).
 
-    Columns: variant, seed, step, tokens, measure, threshold, value, unit. The runs must have been watched on the same
-    sequences.
+    Checkpoints that could not be measured are left out. The runs must have been watched on the same sequences.
     """
     todo = "sink and disparity are not compared: "
-    frames, hashes = [], set()
+    frames = []
     for variant, runs in variants.runs.items():
         for seed, run in runs.items():
-            frame = measured_checkpoints(run)
-            if frame is None:
-                return pd.DataFrame(), f"{todo}{run.folder} was not watched. Run sink-lens watch on every run."
-            hashes |= set(frame["tokens_sha256"].tolist())
-            frames.append(_whole_model_rows(frame).assign(variant=variant, seed=seed))
-    if len(hashes) > 1:
-        return pd.DataFrame(), f"{todo}the runs were watched on different sequences. Watch all with the same options."
-    return pd.concat(frames, ignore_index=True), ""
-
-
-def measured_checkpoints(run: Run) -> pd.DataFrame | None:
-    """The table ``watch`` of a run without failed checkpoints; None if nothing was measured."""
-    if "watch" not in run.tables:
-        return None
-    frame = run.tables["watch"]
-    frame = frame.loc[frame["error"].isna()]
-    return frame if len(frame) else None
+            frame = run.tables["watch"] if "watch" in run.tables else pd.DataFrame({"measure": []})
+            frame = frame.loc[frame["measure"] != "error"]
+            if frame.empty:
+                return [], f"{todo}{run.folder} was not watched. Run sink-lens watch on every run."
+            frames.append(frame.assign(variant=variant, seed=seed))
+    if len(set(pd.concat(frames)["tokens_sha256"])) > 1:
+        return [], f"{todo}the runs were watched on different sequences. Watch all with the same options."
+    return frames, ""
 
 
 def _whole_model_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Measures of the whole model at each step, and as ``top_mass`` the largest sink mass of a layer."""
+    """Measures of the whole model at a run's checkpoints, and as ``top_mass`` the largest sink mass of a layer."""
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
     every = pd.concat([*rows, top], ignore_index=True)
-    return every.reindex(columns=["step", "tokens", "measure", "threshold", "value", "unit"])
-
-
-def last_shared_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last checkpoint that every run has, so that all runs are compared at the same step."""
-    shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
-    final = max(shared, default=None)
-    if final is not None and final != table["step"].max():
-        warnings.warn(f"sinks are compared at step {final}: not every run was measured at a later one", stacklevel=2)
-    return table.loc[table["step"] == final]
+    return every.reindex(columns=["variant", "seed", "step", "tokens", "measure", "threshold", "value", "unit"])
 
 
 def measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
-    """The last checkpoints side by side: variant, measure, threshold, unit, step, mean, low, high, n.
+    """The last checkpoint that every run has: variant, measure, threshold, unit, step, mean, low, high, n.
 
     Intervals are over seeds; ``difference``, ``difference_low`` and ``difference_high`` are to the baseline, paired.
     """
-    final = last_shared_rows(table)
+    shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
+    if not shared:
+        raise RunError("no checkpoint was measured in every run; need one at least. Run sink-lens watch on each again.")
+    step = max(shared)
+    if step != table["step"].max():
+        warnings.warn(f"sinks are compared at step {step}: not every run was measured at a later one", stacklevel=2)
+    final = table.loc[table["step"] == step]
+    units = dict(zip(final["measure"].tolist(), final["unit"].tolist(), strict=True))
+    by_variant = {
+        variant: rows.pivot(index=KEYS, columns="seed", values="value") for variant, rows in final.groupby("variant")
+    }
     frames = []
     for variant in variants.runs:
-        rows = final.loc[final["variant"] == variant]
-        pivot = rows.pivot(index=KEYS, columns="seed", values="value")
-        base = final.loc[final["variant"] == variants.baseline].pivot(index=KEYS, columns="seed", values="value")
-        values = pivot.to_numpy(dtype=float)
-        means = t_intervals(values)
-        gaps = t_intervals(values - base.reindex(pivot.index).to_numpy(dtype=float))
-        one = pivot.index.to_frame(index=False).assign(variant=variant, step=int(final["step"].iloc[0]))
-        for name, found in (("", means), ("difference", gaps)):
+        pivot = by_variant[variant]
+        values, base = pivot.to_numpy(dtype=float), by_variant[variants.baseline].reindex(pivot.index)
+        one = pivot.index.to_frame(index=False).assign(variant=variant, step=step)
+        intervals = {"": t_intervals(values), "difference": t_intervals(values - base.to_numpy(dtype=float))}
+        for name, found in intervals.items():
             one[name or "mean"] = [each.estimate for each in found]
             one[f"{name}_low".strip("_")] = [each.low for each in found]
             one[f"{name}_high".strip("_")] = [each.high for each in found]
-        units = dict(zip(rows["measure"].tolist(), rows["unit"].tolist(), strict=True))
-        one["unit"] = [units[name] for name in one["measure"].tolist()]
-        one["n"] = [each.n for each in means]
-        frames.append(one)
+        frames.append(one.assign(unit=one["measure"].map(units), n=[each.n for each in intervals[""]]))
     every = pd.concat(frames, ignore_index=True)
-    order = [SIDES.index(name) for name in every["measure"].tolist()]
-    every = every.assign(order=order).sort_values(["order", "threshold"], kind="stable", ignore_index=True)
+    every = every.assign(order=every["measure"].map(SIDES.index)).sort_values(["order", "threshold"], ignore_index=True)
     return every.drop(columns="order")
 
 
@@ -388,37 +338,27 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def birth_table(variants: Variants, *, threshold: float) -> tuple[pd.DataFrame, dict[str, list[Birth]]]:
+def birth_table(watched: Sequence[pd.DataFrame], *, threshold: float) -> tuple[pd.DataFrame, dict[str, list[Birth]]]:
     """The birth of each run's sink: variant, seed, threshold, step, tokens, rate, mass, sentence; and by variant."""
     found: dict[str, list[Birth]] = {}
     rows = []
-    for variant, runs in variants.runs.items():
-        for seed, run in runs.items():
-            frame = measured_checkpoints(run)
-            assert frame is not None  # watched_measures() has looked
-            born = find_birth(frame, threshold=threshold)
-            found.setdefault(variant, []).append(born)
-            rows.append(
-                {
-                    "variant": variant,
-                    "seed": seed,
-                    "threshold": threshold,
-                    "step": born.step,
-                    "tokens": born.tokens,
-                    "rate": born.rate,
-                    "mass": born.mass,
-                    "layer": born.layer,
-                    "sentence": born.sentence,
-                }
-            )
+    for frame in watched:
+        born = find_birth(frame, threshold=threshold)
+        variant, seed = frame["variant"].iloc[0], frame["seed"].iloc[0]
+        found.setdefault(variant, []).append(born)
+        told = {name: getattr(born, name) for name in ("step", "tokens", "rate", "mass", "layer", "sentence")}
+        rows.append({"variant": variant, "seed": seed, "threshold": threshold} | told)
     return pd.DataFrame(rows).astype({"step": "Int64", "tokens": "Int64"}), found
 
 
-def shared_thresholds(table: pd.DataFrame) -> list[float]:
-    """Thresholds of the sink score at which every run's sink rate was measured."""
+def _check_threshold(table: pd.DataFrame, threshold: float) -> None:
+    """Refuse a threshold of the sink score at which the sink rate of some run was not measured."""
     rates = table.loc[table["measure"] == "sink_rate"]
-    each = [set(rows["threshold"].tolist()) for _, rows in rates.groupby(["variant", "seed"])]
-    return sorted(set.intersection(*each))
+    known = set.intersection(*(set(rows["threshold"].tolist()) for _, rows in rates.groupby(["variant", "seed"])))
+    if not any(np.isclose(one, threshold) for one in known):
+        raise InputError(
+            f"the runs were not watched at threshold {threshold:g}; need one of {', '.join(map(str, sorted(known)))}"
+        )
 
 
 # --- the command
@@ -426,7 +366,8 @@ def shared_thresholds(table: pd.DataFrame) -> list[float]:
 
 def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
     """Carry out the comparison that a configuration asks for and write its run folder."""
-    return compare(config, out=default_folder("compare") if out is None else out, overwrite=overwrite)
+    out = default_folder("compare") if out is None else out
+    return compare(config.runs, config=config, out=out, overwrite=overwrite)
 
 
 def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":

@@ -15,8 +15,6 @@ from ..models.variants import Attention, StreamNorm, ValueNorm, ValueNormInit
 from ..schema import SINK_THRESHOLD
 
 Size = Literal["toy", "small", "medium", "paper"]
-SMOOTH_FRAC = 0.02
-"""Share of a run's logged steps over which its training loss is averaged."""
 
 _BY_SIZE: dict[str, tuple[Any, ...]] = {
     "n_layers": (6, 6, 10, 12),
@@ -270,15 +268,11 @@ class CompareConfig:
     """The variant that the others are compared with. Default: softmax attention without a value norm."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink if its sink score is above this."""
-    smooth_frac: float = SMOOTH_FRAC
-    """Share of the logged steps over which the training loss is averaged."""
     seed: int = 0
     """Seed of the bootstrap."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        if not 0 < self.smooth_frac <= 1:
-            raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run above 0, at most 1")
 
 
 _GONE = ("trackers",)

@@ -9,12 +9,13 @@ import pandas as pd
 from ..errors import RunError
 from ..records import Run
 from ..stats import t_intervals
-from .config import SMOOTH_FRAC
 from .variants import Variants
 
 CURVES = {"evaluation": "eval_loss", "training": "loss"}
 """Curve -> column of ``log.parquet``; the evaluation's is drawn as it is, the training's smoothed."""
 _MOST_POINTS = 400
+_SMOOTH_FRAC = 0.02
+"""Share of a run's logged steps over which its training loss is averaged."""
 
 
 def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
@@ -44,30 +45,23 @@ def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> f
     return float(tokens[last] + share * (tokens[last + 1] - tokens[last]))
 
 
-def read_losses(run: Run, curve: str, *, smooth_frac: float = SMOOTH_FRAC) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, smoothed losses) of a run's curve, such as training or evaluation; empty if it was not logged.
+def read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, losses, those of training smoothed) of a run's curve; empty if it was not logged.
 
     Raises:
         RunError: the log lacks a column, or its loss is not finite.
     """
-    log = run.tables["log"]
-    if absent := [name for name in ("tokens", "loss") if name not in log.columns]:
-        raise RunError(f"{run.folder}/log.parquet lacks {', '.join(absent)}; need tokens and losses. Train it again.")
-    if CURVES[curve] not in log.columns:
-        return np.array([]), np.array([])
-    tokens, loss = (log[name].to_numpy(dtype=float, na_value=np.nan) for name in ("tokens", CURVES[curve]))
-    there = ~np.isnan(loss)
-    tokens, loss = tokens[there], loss[there]
-    order = np.argsort(tokens, kind="stable")
-    tokens, loss = tokens[order], loss[order]
+    log = run.need("log", columns=["tokens", *CURVES.values()])
+    log = log.dropna(subset=CURVES[curve]).sort_values("tokens", kind="stable")
+    tokens, loss = (log[name].to_numpy(dtype=float) for name in ("tokens", CURVES[curve]))
     if not np.isfinite(loss).all():
         raise RunError(f"{run.folder}/log.parquet has a loss that is not finite; need a run that did not diverge.")
     if curve == "training":
-        loss = smooth(loss, window=round(smooth_frac * len(loss)))
+        loss = smooth(loss, window=round(_SMOOTH_FRAC * len(loss)))
     return tokens, loss
 
 
-def curve_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
+def curve_table(variants: Variants) -> pd.DataFrame:
     """Every run's losses at the same tokens: variant, seed, curve, tokens, loss, difference to the baseline's seed.
 
     The tokens are those at which the baseline's first run logged, as far as all runs go.
@@ -75,7 +69,7 @@ def curve_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
     frames = []
     for curve in CURVES:
         found = {
-            variant: {seed: read_losses(run, curve, smooth_frac=smooth_frac) for seed, run in runs.items()}
+            variant: {seed: read_losses(run, curve) for seed, run in runs.items()}
             for variant, runs in variants.runs.items()
         }
         every = [rows for runs in found.values() for rows in runs.values()]
@@ -100,13 +94,10 @@ def curve_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
 def band_table(curves: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds: variant, curve, quantity (loss, difference), tokens, mean, low, high, n."""
     frames = []
-    pairs = dict.fromkeys(zip(curves["variant"].tolist(), curves["curve"].tolist(), strict=True))
-    for variant, curve in pairs:
-        rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
+    for (variant, curve), rows in curves.groupby(["variant", "curve"], sort=False):
         for quantity in ("loss", "difference"):
             table = rows.pivot(index="tokens", columns="seed", values=quantity)
-            known = {"variant": variant, "curve": curve, "quantity": quantity}
-            frames.append(seed_means(table, known))
+            frames.append(seed_means(table, {"variant": variant, "curve": curve, "quantity": quantity}))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -125,7 +116,7 @@ def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
     )
 
 
-def final_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
+def final_table(variants: Variants) -> pd.DataFrame:
     """Final loss of every run, and when it reached the final loss of the baseline with the same seed.
 
     Columns: variant, seed, curve, tokens, loss, difference, target (the baseline's final loss), reached (tokens from
@@ -136,8 +127,8 @@ def final_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.D
     for curve in CURVES:
         for variant, runs in variants.runs.items():
             for seed, run in runs.items():
-                tokens, loss = read_losses(run, curve, smooth_frac=smooth_frac)
-                base_tokens, base = read_losses(variants.runs[variants.baseline][seed], curve, smooth_frac=smooth_frac)
+                tokens, loss = read_losses(run, curve)
+                base_tokens, base = read_losses(variants.runs[variants.baseline][seed], curve)
                 if len(loss) == 0 or len(base) == 0:
                     continue
                 own = tokens_to_reach(tokens, loss, target=base[-1])

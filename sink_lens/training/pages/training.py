@@ -1,18 +1,18 @@
 """Training: the course of a run's measures, and variants beside each other, as figures and as pages."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -44,7 +44,7 @@ from sink_lens.text import (
     signed_change,
     visible,
 )
-from sink_lens.training.sink_birth import Birth, find_birth
+from sink_lens.training.sink_birth import Birth, find_birth, whole_model_rows
 from sink_lens.training.variants import FEWEST_SEEDS
 
 
@@ -52,7 +52,7 @@ def course(
     watched: pd.DataFrame,
     *,
     log: pd.DataFrame | None = None,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     born: float | int | None = None,
 ) -> Figure:
     """The measures of a run's checkpoints against tokens: small multiples, layers by colour, the birth marked.
@@ -73,51 +73,60 @@ def course(
         return panel(figure, place=(4, 2, place), xlabel=unit if place > 6 else "", ylabel=ylabel)
 
     loss = add("loss, nats")
-    _draw_losses(loss, watched, log, scale)
+    if log is not None:
+        _draw_losses(loss, log, scale)
+    own_loss = whole_model_rows(watched, "loss")
+    _draw_line(loss, own_loss, scale, color=INK, marker="x", linestyle=":", label="watched sequences")
+    legend(loss, columns=3)
     rate = add("share of heads with a sink")
-    rows = _model_rows(watched, "sink_rate")
-    for index, level in enumerate(sorted(set(rows["threshold"].to_numpy(float).tolist()))):
-        of_level = rows.loc[rows["threshold"] == level]
-        chosen = bool(np.isclose(level, threshold))
-        width = 2.4 if chosen else 1.2
-        colour = COLOURS[index % len(COLOURS)]
-        mark = MARKS[index % len(MARKS)]
+    rows = whole_model_rows(watched, "sink_rate")
+    levels = sorted(set(rows["threshold"].to_numpy(float).tolist()))
+    for level, colour, mark in zip(levels, cycle(COLOURS), cycle(MARKS), strict=False):
+        of_level, width = rows.loc[rows["threshold"] == level], 2.4 if np.isclose(level, threshold) else 1.2
         _draw_line(rate, of_level, scale, color=colour, marker=mark, linewidth=width, label=f"above {level:g}")
     rate.set_ylim(-0.02, max(0.1, 1.05 * float(np.nanmax(rows["value"].to_numpy(float), initial=0.0))))
     legend(rate, columns=4)
-    mass = add("attention to position 0")
-    images = [_draw_by_layer(mass, watched, "sink_mass", scale)]
-    uniform = _model_rows(watched, "uniform_mass")
-    if len(uniform):
-        mass.axhline(
-            uniform["value"].to_numpy(float)[0], color=QUIET, linestyle=":", linewidth=1.4, label="uniform attention"
-        )
-    mass.set_ylim(0, max(0.1, mass.get_ylim()[1]))
-    legend(mass, columns=1)
-    by_layer = [mass]
-    for measure, ylabel, level in (
-        ("s2_ratio", "S2: first token ÷ others", 1.0),
-        ("norm_ratio", "norm ÷ others' median", 1.0),
-        ("dominance_ratio", "dominance ratio", None),
-    ):
+    by_layer, images = [], []
+    for measure, ylabel, level in _BY_LAYER:
         axes = add(ylabel)
-        images.append(_draw_by_layer(axes, watched, measure, scale))
+        rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
+        images.append(lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"])))
+        by_layer.append(axes)
+        if measure == "sink_mass":
+            for value in whole_model_rows(watched, "uniform_mass")["value"].head(1):
+                axes.axhline(value, color=QUIET, linestyle=":", linewidth=1.4, label="uniform attention")
+            axes.set_ylim(0, max(0.1, axes.get_ylim()[1]))
+            legend(axes, columns=1)
+            continue
         logarithmic(axes, axis="y")
         if level is not None:
             axes.axhline(level, color=QUIET, linewidth=0.8)
-        by_layer.append(axes)
     ranks, counts = add("effective rank, layer mean"), add("how many")
-    _draw_measures(ranks, watched, scale, _RANKS)
+    for axes, measures in ((ranks, _RANKS), (counts, _COUNTS)):
+        for measure, label, colour, mark in measures:
+            _draw_line(axes, whole_model_rows(watched, measure), scale, color=colour, marker=mark, label=label)
+        legend(axes, columns=2)
     ranks.set_ylim(bottom=0)
-    _draw_measures(counts, watched, scale, _COUNTS)
     counts.set_ylim(bottom=-0.1, top=max(1.5, counts.get_ylim()[1]))
     whole_numbers(counts)
     for axes in figure.axes:
         scale.on(axes)
         if born is not None:
-            axes.axvline(scale.place(born), color=ORANGE, linestyle="--", linewidth=1.2)
+            axes.axvline(float(scale.places(born)), color=ORANGE, linestyle="--", linewidth=1.2)
     layer_scale(figure, images, by_layer)
     return without_formulas(figure)
+
+
+_BY_LAYER = (
+    ("sink_mass", "attention to position 0", None),
+    ("s2_ratio", "S2: first token ÷ others", 1.0),
+    ("norm_ratio", "norm ÷ others' median", 1.0),
+    ("dominance_ratio", "dominance ratio", None),
+)
+"""Measure, axis label, and the level that is marked."""
+_RANKS = (("effective_rank", "with token 0", BLUE, "o"), ("effective_rank_without", "without", ORANGE, "s"))
+_COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "super neurons", PURPLE, "D"))
+"""Measure of the whole model, label, colour and mark."""
 
 
 def _with_steps(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -131,68 +140,61 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
     """Variants side by side: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
     Args:
-        tables: ``curves``, ``bands``, ``finals`` and, where the runs were watched, ``course`` (see
+        tables: ``curves``, ``bands``, ``finals``, ``differences`` and, where the runs were watched, ``course`` (see
             ``training.compare.Comparison``).
         variants: their names, the baseline first.
         by: what they differ in.
     """
-    bands, finals = tables["bands"], tables["finals"]
-    curves = set(bands["curve"].tolist())
-    curve = "evaluation" if "evaluation" in curves else "training"
+    curve = "evaluation" if "evaluation" in set(tables["bands"]["curve"].tolist()) else "training"
+    bands, finals, curves, differences = (
+        tables[name].loc[tables[name]["curve"] == curve] for name in ("bands", "finals", "curves", "differences")
+    )
     figure = canvas(width=9.4, height=6.6)
     top = panel(figure, place=(2, 2, 1), xlabel="tokens", ylabel=f"{curve} loss, nats")
     gap = panel(figure, place=(2, 2, 2), xlabel="tokens", ylabel=f"{curve} loss − baseline, nats")
-    scale = _Tokens(bands["tokens"].to_numpy(float))
-    for index, variant in enumerate(variants):
-        colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-        of_variant = bands.loc[(bands["variant"] == variant) & (bands["curve"] == curve)]
-        label = f"{by} {variant}".lstrip()
-        _draw_band(top, of_variant.loc[of_variant["quantity"] == "loss"], scale, label=label, colour=colour, mark=mark)
-        if index:
-            _draw_band(
-                gap,
-                of_variant.loc[of_variant["quantity"] == "difference"],
-                scale,
-                label=variant,
-                colour=colour,
-                mark=mark,
-            )
-            _draw_seeds(gap, tables["curves"], variant, curve, scale, colour=colour)
-    base_end = finals.loc[(finals["variant"] == variants[0]) & (finals["curve"] == curve), "loss"].mean()
+    ends = panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline")
+    low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
+    scale = _Tokens(tables["bands"]["tokens"].to_numpy(float))
+    scales = [(top, scale), (gap, scale)]
+    styles: list[dict[str, Any]] = [
+        {"color": colour, "marker": mark} for colour, mark, _ in zip(cycle(COLOURS), cycle(MARKS), variants)
+    ]
+    for index, (variant, style) in enumerate(zip(variants, styles, strict=True)):
+        of_variant = bands.loc[bands["variant"] == variant]
+        _draw_band(top, of_variant.query("quantity == 'loss'"), scale, label=f"{by} {variant}".lstrip(), **style)
+        if not index:
+            continue
+        _draw_band(gap, of_variant.query("quantity == 'difference'"), scale, label=variant, **style)
+        for _, own in curves.loc[curves["variant"] == variant].groupby("seed"):
+            gap.plot(scale.places(own["tokens"]), own["difference"], color=style["color"], linewidth=0.6, alpha=0.7)
+        dots = finals.loc[finals["variant"] == variant, "difference"].to_numpy(float)
+        ends.scatter(np.full(len(dots), index - 1.12), dots, s=22, label="one seed", **style)
+        row = differences.loc[differences["variant"] == variant, ["mean", "low", "high"]]
+        mean, lowest, highest = row.to_numpy(float)[0]
+        if np.isfinite([lowest, highest]).all():
+            ends.vlines(index - 0.88, lowest, highest, color=style["color"], linewidth=2)
+        ends.plot([index - 0.88], [mean], color=style["color"], marker="_", markersize=14, markeredgewidth=2)
+    base_end = finals.loc[finals["variant"] == variants[0], "loss"].mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
     gap.axhline(0, color=COLOURS[0], linewidth=1.4)
-    _draw_ends(panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, variants, curve)
-    low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
-    scales = [(top, scale), (gap, scale)]
+    ends.axhline(0, color=COLOURS[0], linewidth=1.4)
+    ends.set_xlim(-0.6, len(variants) - 1.4)
+    ends.set_xticks(range(len(variants) - 1), list(variants[1:]))
+    ends.grid(visible=False, axis="x")
     if "course" in tables:
-        rows = tables["course"].loc[tables["course"]["measure"] == "top_mass"]
-        own = _Tokens(rows["tokens"].to_numpy(float))
-        for index, variant in enumerate(variants):
-            colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-            _draw_band(
-                low, rows.loc[rows["variant"] == variant], own, label=variant, marks=True, colour=colour, mark=mark
-            )
+        rows = tables["course"].query("measure == 'top_mass'")
+        own_scale = _Tokens(rows["tokens"].to_numpy(float))
+        for variant, style in zip(variants, styles, strict=True):
+            _draw_band(low, rows.loc[rows["variant"] == variant], own_scale, label=variant, marks=True, **style)
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
-        scales.append((low, own))
+        scales.append((low, own_scale))
     else:
-        _draw_reason(low, "not watched")
+        low.text(0.5, 0.5, "not watched", transform=low.transAxes, ha="center", va="center", color=QUIET, fontsize=FONT)
+        low.set_xticks([])
+        low.set_yticks([])
     for axes, one in scales:
         one.on(axes)
     legend(top, columns=min(len(variants), 6), over=figure)
-    return without_formulas(figure)
-
-
-def losses(log: pd.DataFrame) -> Figure:
-    """The loss of a run against tokens, training and held out.
-
-    Args:
-        log: tokens, loss, and eval_loss where the run was evaluated.
-    """
-    figure = canvas(width=7.4, height=3.2)
-    axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
-    scale = _Tokens(log["tokens"].to_numpy(float))
-    _draw_losses(axes, None, log, scale)
-    scale.on(axes)
     return without_formulas(figure)
 
 
@@ -207,17 +209,15 @@ def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str
     figure = canvas(width=7.4, height=3.4)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
     scale = _Tokens(np.concatenate([log["tokens"].to_numpy(float) for log in logs]))
-    held_out = all(_has_number(log, "eval_loss").any() for log in logs)
+    held_out = all(len(_finite(log, "eval_loss")) for log in logs)
     ends = []
     for log, name, colour, mark in zip(logs, names, COLOURS, MARKS, strict=False):
-        tokens, there = scale.places(log["tokens"].to_numpy(float)), _has_number(log, "loss")
-        loss = log["loss"].to_numpy(float)
-        axes.plot(tokens[there], loss[there], color=colour, linewidth=0.8, label=None if held_out else visible(name))
+        name, loss = visible(name), _finite(log, "loss")
+        axes.plot(scale.places(loss.index), loss, color=colour, linewidth=0.8, label=None if held_out else name)
         if held_out:
-            loss, there = log["eval_loss"].to_numpy(float), _has_number(log, "eval_loss")
-            axes.plot(tokens[there], loss[there], color=colour, marker=mark, markersize=4, label=visible(name))
-        end = f"{loss[there][-1]:.3f} nats" if there.any() else "an unknown value"
-        ends.append(f"{end} in {visible(name)}")
+            loss = _finite(log, "eval_loss")
+            axes.plot(scale.places(loss.index), loss, color=colour, marker=mark, markersize=4, label=name)
+        ends.append(f"{f'{loss.iloc[-1]:.3f} nats' if len(loss) else 'an unknown value'} in {name}")
     legend(axes, columns=3)
     scale.on(axes)
     which = "held-out loss" if held_out else "training loss"
@@ -229,9 +229,11 @@ def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str
     return f"The {which} ends at {listed(ends)}", see, without_formulas(figure)
 
 
-def _has_number(log: pd.DataFrame, column: str) -> np.ndarray:
-    """Mask of the rows with a finite number in a column; all False without the column."""
-    return np.isfinite(log[column].to_numpy(float)) if column in log.columns else np.zeros(len(log), dtype=bool)
+def _finite(log: pd.DataFrame, column: str) -> pd.Series:
+    """The finite numbers of a log's column by tokens; empty without the column."""
+    values = log[column].to_numpy(float) if column in log.columns else np.full(len(log), np.nan)
+    there = np.isfinite(values)
+    return pd.Series(values[there], index=log["tokens"].to_numpy(float)[there])
 
 
 class _Tokens:
@@ -248,20 +250,17 @@ class _Tokens:
         self._low = self._zero if self._has_zero else self._least
         self._high = float(positive[-1]) if len(positive) else 2.0
 
-    def place(self, tokens: float | int) -> float:
-        """Position on the axis of a number of tokens."""
-        return float(tokens) if tokens > 0 else self._zero
-
-    def places(self, tokens: np.ndarray) -> np.ndarray:
+    def places(self, tokens: Any) -> np.ndarray:
         """Positions on the axis of numbers of tokens."""
+        tokens = np.asarray(tokens, dtype=float)
         return np.where(tokens > 0, tokens, self._zero)
 
     def on(self, axes: Axes) -> None:
         """Apply this scale and its ticks to the x axis of a panel."""
         margin = (self._high / self._low) ** 0.03 if self._high > self._low else 2.0
-        axes.set_xlim(self._low / margin, self._high * margin)
-        logarithmic(axes, axis="x")
         low, high = self._low / margin, self._high * margin
+        axes.set_xlim(low, high)
+        logarithmic(axes, axis="x")
         ticks = [tick for tick in axes.get_xticks() if max(low, self._least * 0.99) <= tick <= high]
         names = [short_count(tick) for tick in ticks]
         if self._has_zero:
@@ -270,109 +269,32 @@ class _Tokens:
         axes.set_xticks([], minor=True)
 
 
-def _model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Rows of a measure of the whole model, in order of tokens."""
-    rows = frame.loc[frame["measure"] == measure]
-    rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
-    return rows.sort_values("tokens")
-
-
 def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
-    """Draw a measure by tokens."""
-    rows = rows.sort_values("tokens")
-    style = {"markersize": 3.5, "linewidth": 1.5} | style
-    axes.plot(scale.places(rows["tokens"].to_numpy(float)), rows["value"], **style)
+    """Draw a measure by tokens; nothing without rows."""
+    if len(rows):
+        rows = rows.sort_values("tokens")
+        style = {"markersize": 3.5, "linewidth": 1.5} | style
+        axes.plot(scale.places(rows["tokens"]), rows["value"], **style)
 
 
-def _draw_losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
-    """Draw training and evaluation loss, and the loss on the watched sequences."""
-    if log is not None and "loss" in log.columns:
-        tokens, loss = log["tokens"].to_numpy(float), log["loss"].to_numpy(float)
-        there = np.isfinite(loss)
-        axes.plot(scale.places(tokens[there]), loss[there], color=QUIET, linewidth=0.8, label="training")
-    if log is not None and "eval_loss" in log.columns and np.isfinite(log["eval_loss"].to_numpy(float)).any():
-        tokens, loss = log["tokens"].to_numpy(float), log["eval_loss"].to_numpy(float)
-        there = np.isfinite(loss)
-        axes.plot(scale.places(tokens[there]), loss[there], color=BLUE, marker="o", markersize=3, label="evaluation")
-    if watched is not None:
-        _draw_line(
-            axes, _model_rows(watched, "loss"), scale, color=INK, marker="x", linestyle=":", label="watched sequences"
-        )
-    legend(axes, columns=3)
-
-
-def _draw_by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> ScalarMappable | None:
-    """Draw a measure with a line per layer; returns the colours of the layers, None without rows."""
-    rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
-    return lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"].to_numpy(float)))
-
-
-_RANKS = (("effective_rank", "with token 0", BLUE, "o"), ("effective_rank_without", "without", ORANGE, "s"))
-_COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "super neurons", PURPLE, "D"))
-
-
-def _draw_measures(
-    axes: Axes, watched: pd.DataFrame, scale: _Tokens, measures: Sequence[tuple[str, str, str, str]]
-) -> None:
-    """Draw measures of the whole model, each with its name, label, colour and mark."""
-    for measure, label, colour, mark in measures:
-        if len(rows := _model_rows(watched, measure)):
-            _draw_line(axes, rows, scale, color=colour, marker=mark, label=label)
-    legend(axes, columns=2)
+def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _Tokens) -> None:
+    """Draw the training loss of a log and, where the run was evaluated, the loss on held-out text."""
+    loss, held_out = _finite(log, "loss"), _finite(log, "eval_loss")
+    axes.plot(scale.places(loss.index), loss, color=QUIET, linewidth=0.8, label="training")
+    if len(held_out):
+        axes.plot(scale.places(held_out.index), held_out, color=BLUE, marker="o", markersize=3, label="evaluation")
 
 
 def _draw_band(
-    axes: Axes, rows: pd.DataFrame, scale: _Tokens, *, label: str, colour: str, mark: str, marks: bool = False
+    axes: Axes, rows: pd.DataFrame, scale: _Tokens, *, label: str, color: str, marker: str, marks: bool = False
 ) -> None:
     """Draw a mean with its interval; a curve of few points has a mark at each."""
     rows = rows.sort_values("tokens")
-    x, mean, low, high = (
-        scale.places(rows["tokens"].to_numpy(float)),
-        *(rows[name].to_numpy(float) for name in ("mean", "low", "high")),
-    )
+    x, (mean, low, high) = scale.places(rows["tokens"]), rows[["mean", "low", "high"]].to_numpy(float).T
     if np.isfinite(low).any():
-        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-    marker = mark if marks or len(x) <= 30 else None
-    axes.plot(x, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.6, label=label)
-
-
-def _draw_seeds(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: _Tokens, *, colour: str) -> None:
-    """Draw a variant's difference to the baseline by tokens, a thin line per seed."""
-    rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
-    for seed in sorted(set(rows["seed"].tolist())):
-        own = rows.loc[rows["seed"] == seed]
-        axes.plot(
-            scale.places(own["tokens"].to_numpy(float)),
-            own["difference"].to_numpy(float),
-            color=colour,
-            linewidth=0.6,
-            alpha=0.7,
-        )
-
-
-def _draw_ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str], curve: str) -> None:
-    """Draw the final differences of each variant: a dot per seed, a line for the mean and its interval."""
-    finals, differences = tables["finals"], tables["differences"]
-    for place, variant in enumerate(variants[1:]):
-        colour, mark = COLOURS[(place + 1) % len(COLOURS)], MARKS[(place + 1) % len(MARKS)]
-        dots = finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve), "difference"].to_numpy(float)
-        axes.scatter(np.full(len(dots), place - 0.12), dots, color=colour, marker=mark, s=22, label="one seed")
-        summary = differences.loc[(differences["variant"] == variant) & (differences["curve"] == curve)]
-        mean, low, high = (float(summary[name].iloc[0]) for name in ("mean", "low", "high"))
-        if np.isfinite([low, high]).all():
-            axes.vlines(place + 0.12, low, high, color=colour, linewidth=2)
-        axes.plot([place + 0.12], [mean], color=colour, marker="_", markersize=14, markeredgewidth=2)
-    axes.axhline(0, color=COLOURS[0], linewidth=1.4)
-    axes.set_xlim(-0.6, len(variants) - 1.4)
-    axes.set_xticks(range(len(variants) - 1), list(variants[1:]))
-    axes.grid(visible=False, axis="x")
-
-
-def _draw_reason(axes: Axes, why: str) -> None:
-    """Write into an empty panel why it is empty."""
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=QUIET, fontsize=FONT)
-    axes.set_xticks([])
-    axes.set_yticks([])
+        axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+    style: dict[str, Any] = {"marker": marker, "markersize": 3.5} if marks or len(x) <= 30 else {}
+    axes.plot(x, mean, color=color, linewidth=1.6, label=label, **style)
 
 
 _LOG = ["step", "tokens", "loss"]
@@ -388,18 +310,19 @@ def _training_title(run: Run) -> str:
 
 
 def _watch_title(run: Run) -> str:
-    """Title of watched checkpoints: their source, last loss and sink rate."""
-    return f"{visible(_source_name(run))}: {_last_values(run) or 'checkpoints watched'}"
+    """Title of watched checkpoints: their folder or number, the last loss and the sink rate."""
+    watched = run.config.get("checkpoints")
+    name = plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
+    return f"{visible(name)}: {_last_values(run) or 'checkpoints watched'}"
 
 
 def _last_values(run: Run) -> str:
-    """Text with the last losses and the last sink rate, as far as the run has them."""
+    """Text with the last loss, if possible the held-out one, and the last sink rate, as far as the run has them."""
     log, watch = run.optional("log", columns=_LOG), run.optional("watch", columns=_WATCH)
     parts = []
     for column, name in (("eval_loss", "held-out loss"), ("loss", "loss")):
-        values = log[column].to_numpy(float) if log is not None and column in log.columns else np.array([])
-        if np.isfinite(values).any() and not parts:
-            parts.append(f"{name} {values[np.isfinite(values)][-1]:.3f} nats")
+        if log is not None and not parts and len(values := _finite(log, column)):
+            parts.append(f"{name} {values.iloc[-1]:.3f} nats")
     if watch is not None and (born := _find_birth(watch)) is not None:
         sink = "no sink at position 0" if born.tokens is None else "a sink at position 0"
         parts.append(f"{sink} at the end ({percent(born.rate)} of heads)")
@@ -413,9 +336,8 @@ def _sentences(run: Run) -> list[str]:
     if log is not None and len(log):
         parts = []
         for column, name in (("loss", "training"), ("eval_loss", "held-out")):
-            values = log[column].to_numpy(float) if column in log.columns else np.array([])
-            if np.isfinite(values).any():
-                parts.append(f"{name} loss {values[np.isfinite(values)][-1]:.4f} nats")
+            if len(values := _finite(log, column)):
+                parts.append(f"{name} loss {values.iloc[-1]:.4f} nats")
         at = f"{log['step'].max():,.0f} steps, {short_count(log['tokens'].to_numpy(float).max())} tokens"
         sentences.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
     watch = run.optional("watch", columns=_WATCH)
@@ -444,13 +366,16 @@ def _sink_sentence(watch: pd.DataFrame) -> str:
     return f"Position 0 became a sink between {between}: {end}."
 
 
-def _course_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the measures of the run's checkpoints by tokens."""
+def _check_watched(run: Run) -> None:
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
+
+
+def _course_figure(run: Run) -> tuple[str, Figure]:
+    """(caption, figure) of the measures of the run's checkpoints by tokens."""
+    _check_watched(run)
     watch = run.need("watch", columns=_WATCH)
-    if "error" in watch.columns:
-        watch = watch.loc[watch["error"].isna()]
+    watch = watch.loc[watch["measure"] != "error"]
     see = (
         "Each panel is a measure of the chain at the checkpoints, by tokens (logarithmic); a line is a layer where the "
         "scale says so. Check whether the sink comes with the norm and the outlier dimension, or before them."
@@ -462,14 +387,16 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
 def _loss_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the loss by tokens."""
     log = run.need("log", columns=_LOG)
-    held_out = "eval_loss" in log.columns and bool(np.isfinite(log["eval_loss"].to_numpy(float)).any())
-    see = "Loss by tokens (logarithmic): each logged step" + ", and on held-out text." * held_out
-    return see, losses(log)
-
-
-def _watched_rows(run: Run) -> pd.DataFrame:
-    """The whole model's rows of the run's table ``watch``, as ``_whole_model_measures`` gives them."""
-    return _whole_model_measures(run.tables["watch"])
+    figure = canvas(width=7.4, height=3.2)
+    axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
+    scale = _Tokens(log["tokens"].to_numpy(float))
+    _draw_losses(axes, log, scale)
+    legend(axes, columns=3)
+    scale.on(axes)
+    see = "Loss by tokens (logarithmic): each logged step" + ", and on held-out text." * bool(
+        len(_finite(log, "eval_loss"))
+    )
+    return see, without_formulas(figure)
 
 
 def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
@@ -502,8 +429,7 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) with a row per checkpoint and a column per measure."""
-    if "watch" not in run.tables:
-        raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
+    _check_watched(run)
     see = f"The whole model at each checkpoint; a head has a sink if its sink score is above {SINK_THRESHOLD:g}."
     return see, checkpoint_table(run.tables["watch"], threshold=SINK_THRESHOLD)
 
@@ -514,33 +440,21 @@ def _log_table(run: Run) -> tuple[str, PageTable]:
     return "What was logged, newest first." + more(len(log), "log"), shown_table(log.iloc[::-1], log.columns)
 
 
+_COURSE = Drawn(
+    key="course",
+    title="How the sink grows",
+    make=_course_figure,
+    data=lambda run: _whole_model_measures(run.tables["watch"]),
+)
+_CHECKPOINTS = Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table)
 TRAIN = Page(
     title=_training_title,
     headline=_sentences,
-    figures=(
-        Drawn(key="loss", title="Loss", make=_loss_figure, data=whole("log")),
-        Drawn(key="course", title="How the sink grows", make=_course_figure, data=_watched_rows),
-    ),
-    tables=(
-        Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),
-        Listed(key="log-table", title="Log", make=_log_table),
-    ),
+    figures=(Drawn(key="loss", title="Loss", make=_loss_figure, data=whole("log")), _COURSE),
+    tables=(_CHECKPOINTS, Listed(key="log-table", title="Log", make=_log_table)),
     together=losses_together,
 )
-
-
-WATCH = Page(
-    title=_watch_title,
-    headline=_sentences,
-    figures=(Drawn(key="course", title="How the sink grows", make=_course_figure, data=_watched_rows),),
-    tables=(Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),),
-)
-
-
-def _source_name(run: Run) -> str:
-    """Name of the watched folder, or the number of models."""
-    watched = run.config.get("checkpoints")
-    return plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
+WATCH = Page(title=_watch_title, headline=_sentences, figures=(_COURSE,), tables=(_CHECKPOINTS,))
 
 
 def _variant_names(run: Run) -> list[str]:
@@ -556,7 +470,7 @@ def _compare_title(run: Run) -> str:
         "learning rate" if name == "lr" else name_in_words(str(name)) for name in run.config.get("by") or ["variants"]
     ]
     title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variant_names(run))))}"
-    table = run.optional("differences", columns=["variant", "curve", "mean", "low", "high"])
+    table = run.optional("differences", columns=_DRAWN["differences"])
     if table is None or not len(table):
         return title
     rows = table.to_dict("records")
@@ -580,14 +494,18 @@ def _findings(run: Run) -> list[str]:
     return [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
 
 
+_DRAWN = {
+    "curves": ["variant", "seed", "curve", "tokens", "difference"],
+    "bands": ["variant", "curve", "quantity", "tokens", "mean", "low", "high"],
+    "finals": ["variant", "seed", "curve", "loss", "difference"],
+    "differences": ["variant", "curve", "mean", "low", "high"],
+}
+"""Table of a comparison -> the columns that its page reads."""
+
+
 def _comparison_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the variants side by side."""
-    tables = {
-        "curves": run.need("curves", columns=["variant", "seed", "curve", "tokens", "difference"]),
-        "bands": run.need("bands", columns=["variant", "curve", "quantity", "tokens", "mean", "low", "high"]),
-        "finals": run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"]),
-        "differences": run.need("differences", columns=["variant", "curve", "mean", "low", "high"]),
-    }
+    tables = {name: run.need(name, columns=columns) for name, columns in _DRAWN.items()}
     if empty := [name for name, table in tables.items() if not len(table)]:
         raise RunError(f"the table {empty[0]!r} has no rows. Compare again to see it.")
     course = run.optional("course", columns=["variant", "measure", "tokens", "mean", "low", "high"])
@@ -602,7 +520,7 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the final losses."""
-    table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
+    table = run.need("finals", columns=_DRAWN["finals"])
     return "The final loss of every run. Undefined: it did not reach the baseline's final loss.", final_losses(table)
 
 
@@ -611,11 +529,6 @@ def final_losses(table: pd.DataFrame) -> PageTable:
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
     return shown_table(table, heads, most=60)
-
-
-def _was_watched(run: Run) -> bool:
-    """Check whether the comparison has measurements of the runs' checkpoints."""
-    return "measures" in run.tables
 
 
 _MEASURES = {
@@ -658,6 +571,6 @@ COMPARE = Page(
     figures=(Drawn(key="comparison", title="The variants", make=_comparison_figure, data=whole("bands")),),
     tables=(
         Listed(key="final-table", title="Final losses", make=_final_table),
-        Listed(key="measure-table", title="The chain at the end", make=_measure_table, when=_was_watched),
+        Listed(key="measure-table", title="The chain at the end", make=_measure_table, when=has_table("measures")),
     ),
 )
