@@ -25,7 +25,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..activations.attention import Scores, choose_kernel, log_sum_exp
+from ..activations.attention import choose_kernel, log_sum_exp
 from ..arguments import check_arguments, checked
 from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
@@ -121,7 +121,8 @@ class SinkMonitor:
         self._rules = Alarms(threshold=threshold)
         self._outer, self._model = model, _unwrap(model)
         self._family = _watched_family(self._model)
-        self._layers = [_unwrapped_module(one) for one in _list_entries(self._model.get_submodule(self._family.layers))]
+        layers = self._model.get_submodule(self._family.layers)._modules.values()  # one that is shared comes twice
+        self._layers = [_unwrapped_module(one) for one in layers if one is not None]
         top = self._family.attention.partition(".")[0]
         self._attending = [at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None]
         self._every, self._tokens, self._sequences = every, tokens, sequences
@@ -153,16 +154,13 @@ class SinkMonitor:
         if self._folder is None or _process_number() > 0:
             return
         parameter = next(self._model.parameters())
+        config = {"every": self._every, "sequences": self._sequences, "threshold": self._threshold}
+        config |= {"fixed_tokens": self._tokens is not None}
         try:
             log = ReadingLog.opened(
                 self._folder,
                 first_step=self._step,
-                config={
-                    "every": self._every,
-                    "sequences": self._sequences,
-                    "threshold": self._threshold,
-                    "fixed_tokens": self._tokens is not None,
-                },
+                config=config,
                 provenance={
                     "model": self._family.architecture,
                     "dtype": str(parameter.dtype).removeprefix("torch."),
@@ -193,15 +191,10 @@ class SinkMonitor:
         """Number of steps so far."""
         return self._step
 
-    @property
-    def due(self) -> bool:
-        """Check whether the next step is one that is read."""
-        return self._step % self._every == 0 and not self.stopped
-
     def arm(self) -> None:
         """Put the hooks on for the next forward, if its step is read; ``step`` does it for a plain loop."""
         self.disarm()
-        if self.due:
+        if self._step % self._every == 0 and not self.stopped:
             with self._stop_on_error():
                 self._set_hooks()
 
@@ -229,13 +222,16 @@ class SinkMonitor:
         """Put hooks on for the step that is read, and begin its sums; or run the monitor's own tokens."""
         self._sums = KeySums(threshold=self._threshold)
         if self._tokens is not None:
-            device = next(self._model.parameters()).device
-            self._replay({"input_ids": self._tokens.to(device)}, call=_without_wrappers(self._outer))
+            inner = self._outer  # not DDP, which would synchronise its buffers
+            while name := next((one for one in (UNCOMPILED, "module") if one in inner._modules), None):
+                inner = inner.get_submodule(name)
+            self._replay({"input_ids": self._tokens.to(next(self._model.parameters()).device)}, call=inner)
             return
         before = self._guard_hook(self._keep_inputs)
-        self._remember_hook(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
+        self._handles.append(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
         self._end = self._model.register_forward_hook(_UNCOMPILED(self._end_forward), always_call=True)
-        if not (self.compiled or _has_compiled(self._outer)):
+        parts = self._outer.modules()
+        if not (self.compiled or any(UNCOMPILED in one._modules or getattr(one, COMPILED) for one in parts)):
             self._hook_layers()
 
     def _collect(self) -> Reading | None:
@@ -245,13 +241,19 @@ class SinkMonitor:
         if not self.stopped:
             with self._stop_on_error():
                 state = self._settle_sums(sums)
-        lowest = self._lowest_state(state)
-        if lowest == _STOPPED:
+        device = torch.device("cpu")
+        if _n_processes() > 1:  # all act on the lowest of their states, so that none waits for another's numbers
+            if torch.distributed.get_backend() == "nccl":
+                device = next(self._model.parameters()).device
+            shared = torch.tensor([state], device=device)
+            torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MIN)
+            state = int(shared)
+        if state == _STOPPED:
             self.stopped = self._all_stopped = True
-        if lowest != _READY or sums is None:
+        if state != _READY or sums is None:
             return None
         if _n_processes() > 1:
-            sums = sums.reduced(device=self._shared_device())
+            sums = sums.reduced(device=device)
         reading = sums.numbers(n_layers=len(self._layers))
         raised = self._rules.see(reading, step=self._step)
         self.alarms.extend(raised)
@@ -264,7 +266,7 @@ class SinkMonitor:
     def _settle_sums(self, sums: KeySums | None) -> int:
         """Settle the sums and return ``_READY`` if every layer was read; else warn and return ``_NOTHING``."""
         if sums is not None and self._has_all_layers(sums):
-            sums.settled()
+            sums.settle()
             return _READY
         found = "the monitor was not listening" if sums is None else "the model was not called in it"
         self._warn(
@@ -273,19 +275,6 @@ class SinkMonitor:
             "calls of step(), within `with SinkMonitor(model) as monitor:`",
         )
         return _NOTHING
-
-    def _lowest_state(self, state: int) -> int:
-        """The lowest of all processes' states, on which all act, so that none waits for another's numbers."""
-        if _n_processes() == 1:
-            return state
-        shared = torch.tensor([state], device=self._shared_device())
-        torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MIN)
-        return int(shared)
-
-    def _shared_device(self) -> torch.device:
-        """Device of tensors that processes exchange: the model's under NCCL, else the CPU."""
-        nccl = torch.distributed.get_backend() == "nccl"
-        return next(self._model.parameters()).device if nccl else torch.device("cpu")
 
     # --- the training goes on
 
@@ -311,7 +300,6 @@ class SinkMonitor:
         """Wrap a hook so that its error stops the monitor with a warning and not the training."""
 
         def guarded(*given: Any) -> None:
-            """Call the hook unless the monitor has stopped."""
             if not self.stopped:
                 with self._stop_on_error():
                     hook(*given)
@@ -325,10 +313,6 @@ class SinkMonitor:
             _LOGGER.warning("the sink monitor: %s (%s)", what, " ".join(why.split()))
 
     # --- hooks ---
-
-    def _remember_hook(self, handle: Any) -> None:
-        """Remember a hook's handle, so that ``disarm`` can remove it."""
-        self._handles.append(handle)
 
     def disarm(self) -> None:
         """Take the hooks off; ``step`` and the end of a forward do it."""
@@ -346,14 +330,20 @@ class SinkMonitor:
 
     def _hook_layers(self) -> None:
         """Put hooks on the layers and their attention modules."""
-        first_hook = self._guard_hook(self._make_hook_before_layers(iter([-1])))
-        self._remember_hook(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
+        once = iter([-1])
+
+        def before_layers(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
+                self._add_stream(args[0] if args else kwargs["hidden_states"], layer=layer)
+
+        first_hook = self._guard_hook(before_layers)
+        self._handles.append(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
         for layer, numbers in _number_calls(self._layers, layers=range(len(self._layers))):
-            self._remember_hook(layer.register_forward_hook(self._guard_hook(self._make_hook_after_layer(numbers))))
+            self._handles.append(layer.register_forward_hook(self._guard_hook(self._make_hook_after_layer(numbers))))
         modules = [_unwrapped_module(self._layers[at].get_submodule(self._family.attention)) for at in self._attending]
         for module, numbers in _number_calls(modules, layers=self._attending):
             after = self._guard_hook(self._make_attention_hook(numbers))
-            self._remember_hook(module.register_forward_hook(after, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Hook before the model's forward: keep its inputs of the sequences that are read, and which are padding."""
@@ -399,15 +389,6 @@ class SinkMonitor:
                 if self._sums is not None and not self._has_all_layers(self._sums):
                     self._replay(inputs, call=self._model.forward)
 
-    def _make_hook_before_layers(self, once: Iterator[int]) -> Callable[..., None]:
-        """Make a hook that reads the stream before layer 0, once."""
-
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
-                self._add_stream(args[0] if args else kwargs["hidden_states"], layer=layer)
-
-        return hook
-
     def _make_hook_after_layer(self, numbers: Iterator[int]) -> Callable[..., None]:
         """Make a hook that reads the stream after a layer; ``numbers`` gives the layer of each call."""
 
@@ -421,7 +402,6 @@ class SinkMonitor:
         """Make a hook that reads queries and keys of an attention module; ``numbers`` gives the layer of each call."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            """Take queries and keys from what the attention was given."""
             if not torch.compiler.is_compiling() and self._valid is not None:
                 batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
                 config = self._model.config
@@ -457,15 +437,18 @@ class SinkMonitor:
         with _without_gradients(device):
             valid = valid.to(device, non_blocking=True)
             length = score.query.shape[2]
-            lse = None if sigmoid else self._row_log_sum_exp(score, sink)
             rows = sampled_queries(length).to(device)
             scores = score.block(rows)
             column = score.columns((0,))[..., 0]
-            if lse is None:  # the share of what the row sums to
+            if sigmoid:  # the share of what the row sums to
                 blocks = torch.arange(length, device=device).split(_ROWS_A_BLOCK)
                 total = torch.cat([score.block(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
                 column, logs = column.sigmoid() / total, row_shares(scores.sigmoid()).log()
             else:
+                try:
+                    lse = log_sum_exp(score, kernel=choose_kernel(self._family, device=device), sink=sink)
+                except KernelError:  # the fused kernel does not take this type: the other one is exact too
+                    lse = log_sum_exp(score, kernel="eager", sink=sink)
                 column, logs = (column - lse).exp_(), scores - lse[:, :, rows, None]
             sums.take_attention(
                 layer=layer,
@@ -476,14 +459,6 @@ class SinkMonitor:
                 valid=valid,
                 reach=reach_of(self._model.config, layer=layer),
             )
-
-    def _row_log_sum_exp(self, score: Scores, sink: Tensor | None) -> Tensor:
-        """Log-sum-exp of each query's scores (and sink logit), by the fused kernel if it takes them."""
-        kernel = choose_kernel(self._family, device=score.query.device)
-        if kernel == "fused":
-            with contextlib.suppress(KernelError):  # a kernel that does not take this type: the other one is exact too
-                return log_sum_exp(score, kernel="fused", sink=sink)
-        return log_sum_exp(score, kernel="eager", sink=sink)
 
     def _replay(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
         """Take the reading from one more forward of these inputs, in evaluation mode and without gradients."""
@@ -535,11 +510,6 @@ def check_options(**options: Any) -> None:
         raise InputError(f"threshold is {options['threshold']}; need a number between 0 and 1")
 
 
-def _list_entries(module: nn.Module) -> Iterator[nn.Module]:
-    """Entries of a list of modules, in order; a module that stands there twice comes twice."""
-    return (one for one in module._modules.values() if one is not None)
-
-
 def _number_calls(modules: Sequence[nn.Module], *, layers: Sequence[int]) -> Iterator[tuple[nn.Module, Iterator[int]]]:
     """(module, layers of its successive calls in a forward) for each distinct module; a shared one has several."""
     for index, module in enumerate(modules):
@@ -584,18 +554,6 @@ def _watched_family(model: PreTrainedModel) -> Family:
             "more would hand them on again; need a model whose layers have keys of their own"
         )
     return family
-
-
-def _has_compiled(model: nn.Module) -> bool:
-    """Check whether some part of the model is compiled, so that hooks within it are not called."""
-    return any(UNCOMPILED in one._modules or getattr(one, COMPILED) is not None for one in model.modules())
-
-
-def _without_wrappers(model: nn.Module) -> Callable[..., Any]:
-    """Return the module to call for a forward of its own: not DDP, which would synchronise its buffers."""
-    while name := next((one for one in (UNCOMPILED, "module") if one in model._modules), None):
-        model = model.get_submodule(name)
-    return model
 
 
 def _n_processes() -> int:

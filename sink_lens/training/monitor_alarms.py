@@ -7,8 +7,6 @@ sum has been 0. Allowances and limits were chosen on toy trainings with and with
 """
 
 import math
-from bisect import insort
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -39,6 +37,10 @@ class Rule:
     sentence: str
     """With ``{step}``, ``{layers}``, ``{value}`` and ``{before}``; ``{threshold}`` is that of the sink score."""
 
+    def median(self, earlier: Sequence[float]) -> float:
+        """Median of the earlier readings that the rule takes."""
+        return median(earlier if self.window is None else earlier[-self.window :])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
@@ -49,11 +51,6 @@ class Alarm:
     layers: tuple[int, ...]
     """The layers whose own number is over its earlier median by more than the allowance."""
     sentence: str
-
-
-def alarms_for_trackers(alarms: Sequence[Alarm]) -> dict[str, float]:
-    """Alarms as a tracker takes them: ``sinks/alarm_RULE`` is 1 at the reading at which the rule went off."""
-    return {f"sinks/alarm_{one.rule}": 1.0 for one in alarms}
 
 
 RULES = (
@@ -98,7 +95,8 @@ class Alarms:
     threshold: float
     """Sink score from which a head has a sink."""
     rules: tuple[Rule, ...] = RULES
-    _seen: dict[tuple[str, int | None], "_Earlier"] = field(default_factory=dict)
+    _earlier: dict[tuple[str, int | None], list[float]] = field(default_factory=dict)
+    """(Rule, layer) -> its number in all earlier readings."""
     _sums: dict[str, float] = field(default_factory=dict)
     _on: set[str] = field(default_factory=set)
 
@@ -107,62 +105,32 @@ class Alarms:
         found = []
         for rule in self.rules:
             values = {layer: value for (key, layer), value in reading.items() if key == rule.key and layer != -1}
-            before = {layer: self._seen.setdefault((rule.key, layer), _Earlier(rule.window)) for layer in values}
+            before = {layer: self._earlier.setdefault((rule.name, layer), []) for layer in values}
             excess = {layer: _excess(value, before[layer], rule=rule) for layer, value in values.items()}
             if (whole := excess.get(None)) is not None:
-                total = max(0.0, self._sums.get(rule.name, 0.0) + whole)
-                self._sums[rule.name] = total
+                total = self._sums[rule.name] = max(0.0, self._sums.get(rule.name, 0.0) + whole)
                 if total == 0:
                     self._on.discard(rule.name)
                 elif total > rule.limit and rule.name not in self._on:
                     self._on.add(rule.name)
                     layers = tuple(layer for layer, over in excess.items() if layer is not None and (over or 0) > 0)
-                    found.append(
-                        self._alarm(rule, values[None], before=before[None].median(), step=step, layers=layers)
-                    )
+                    where = f"layer{'s' * (len(layers) > 1)} {listed(map(str, layers))}" if layers else "no layer alone"
+                    told = {"value": values[None], "before": rule.median(before[None]), "threshold": self.threshold}
+                    sentence = rule.sentence.format(step=step, layers=where, **told)
+                    found.append(Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence))
             for layer, value in values.items():
-                before[layer].add(value)
+                before[layer].append(value)
         return found
 
-    def _alarm(self, rule: Rule, value: float, *, before: float, step: int, layers: tuple[int, ...]) -> Alarm:
-        """Make the alarm of a rule, with its sentence."""
-        where = f"layer{'s' * (len(layers) > 1)} {listed(map(str, layers))}" if layers else "no layer alone"
-        sentence = rule.sentence.format(step=step, layers=where, value=value, before=before, threshold=self.threshold)
-        return Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence)
 
-
-class _Earlier:
-    """The earlier readings of one number: all of them in order of size, or the last few."""
-
-    def __init__(self, window: int | None) -> None:
-        self._sorted: list[float] = []
-        self._last: deque[float] | None = None if window is None else deque(maxlen=window)
-        self.n = 0
-
-    def add(self, value: float) -> None:
-        """Add the newest value."""
-        self.n += 1
-        if self._last is None:
-            insort(self._sorted, value)
-        else:
-            self._last.append(value)
-
-    def median(self) -> float:
-        """Median of the earlier readings: of all, or of the last ``window``."""
-        if self._last is not None:
-            return median(self._last)
-        middle = len(self._sorted) // 2
-        return self._sorted[middle] if len(self._sorted) % 2 else sum(self._sorted[middle - 1 : middle + 1]) / 2
-
-
-def _excess(value: float, before: _Earlier, *, rule: Rule) -> float | None:
+def _excess(value: float, before: Sequence[float], *, rule: Rule) -> float | None:
     """Amount by which a value (or its logarithm) exceeds the earlier median plus the rule's allowance.
 
     None if too few readings came before, or the logarithm is undefined.
     """
-    if before.n < rule.fewest:
+    if len(before) < rule.fewest:
         return None
-    usual = before.median()
+    usual = rule.median(before)
     if rule.logarithm:
         return math.log(value / usual) - rule.allowance if value > 0 and usual > 0 else None
     return value - usual - rule.allowance

@@ -175,11 +175,6 @@ def _end_with_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
     """Attention function that stops the module's call by an exception with its queries and keys."""
-    raise _SeenError(_given_arguments(query, key, attention_mask, given))
-
-
-def _given_arguments(query: Tensor, key: Tensor, attention_mask: Any, given: Mapping[str, Any]) -> _Given:
-    """Those arguments of an attention function that its scores depend on."""
     if isinstance(attention_mask, BlockMask):
         attention_mask = visible_keys(attention_mask)
     mask = None
@@ -187,14 +182,16 @@ def _given_arguments(query: Tensor, key: Tensor, attention_mask: Any, given: Map
         mask = attention_mask[..., : query.shape[2]]
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-    return _Given(
-        query=query,
-        key=key,
-        mask=mask,
-        scale=query.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"],
-        softcap=given.get("softcap"),
-        sink=given.get("s_aux"),
-        sigmoid=given.get("weighting") == "sigmoid",
-        window=given.get("sliding_window"),
-        alibi=given.get("alibi"),
+    raise _SeenError(
+        _Given(
+            query=query,
+            key=key,
+            mask=mask,
+            scale=query.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"],
+            softcap=given.get("softcap"),
+            sink=given.get("s_aux"),
+            sigmoid=given.get("weighting") == "sigmoid",
+            window=given.get("sliding_window"),
+            alibi=given.get("alibi"),
+        )
     )

@@ -8,7 +8,6 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from ..arguments import checked
 from .monitor import SinkMonitor, check_options
-from .monitor_alarms import alarms_for_trackers
 
 __all__ = ["SinkMonitorCallback"]
 
@@ -50,7 +49,8 @@ class SinkMonitorCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Attach to the Trainer's model."""
-        self._close(finished=False)  # of a training that ended with an error
+        if self.monitor is not None:  # of a training that ended with an error
+            self.monitor.close(finished=False)
         self.monitor = None
         try:
             self.monitor = SinkMonitor(given["model"], every=self._every, first_step=state.global_step, **self._options)
@@ -75,38 +75,28 @@ class SinkMonitorCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Log the reading of this step."""
-        before = 0 if self.monitor is None else len(self.monitor.alarms)
-        reading = None if self.monitor is None else self.monitor.finish()
-        if self.monitor is None or reading is None:
+        if self.monitor is None:
             return
-        logs = dict(reading) | alarms_for_trackers(self.monitor.alarms[before:])
+        before = len(self.monitor.alarms)
+        if (reading := self.monitor.finish()) is None:
+            return
+        logs = dict(reading) | {f"sinks/alarm_{one.rule}": 1.0 for one in self.monitor.alarms[before:]}
         if state.epoch is not None:
             logs["epoch"] = state.epoch
         logs[STEP] = float(self.monitor.steps - 1)
         state.log_history.append({**logs, "step": state.global_step})
-        for tracker in self._trackers():
-            self._report_to_tracker(tracker, args, state, control, logs=dict(logs), **given)
-
-    def _trackers(self) -> list[TrainerCallback]:
-        """The Trainer's callbacks that report to experiment trackers; empty without a Trainer."""
-        kinds = tuple(INTEGRATION_TO_CALLBACK.values())
-        callbacks = [] if self._trainer is None else self._trainer.callback_handler.callbacks
-        return [one for one in callbacks if isinstance(one, kinds)]
-
-    def _report_to_tracker(self, tracker: TrainerCallback, *given: Any, **named: Any) -> None:
-        """Give a tracker a reading; where it raises, the training goes on, and the other trackers have the reading."""
-        try:
-            tracker.on_log(*given, **named)
-        except Exception as error:  # noqa: BLE001
-            if not self._refused:
-                _LOGGER.warning("the sink monitor: a tracker takes no readings (%s: %s)", type(error).__name__, error)
-            self._refused = True
+        for tracker in [] if self._trainer is None else self._trainer.callback_handler.callbacks:
+            if not isinstance(tracker, tuple(INTEGRATION_TO_CALLBACK.values())):
+                continue
+            try:
+                tracker.on_log(args, state, control, logs=dict(logs), **given)
+            except Exception as error:  # noqa: BLE001  # the training goes on, and other trackers have the reading
+                if not self._refused:
+                    name = type(error).__name__
+                    _LOGGER.warning("the sink monitor: a tracker takes no readings (%s: %s)", name, error)
+                self._refused = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Take the hooks off and write what was asked for."""
-        self._close(finished=True)
-
-    def _close(self, *, finished: bool) -> None:
-        """Close the monitor, if it was attached."""
         if self.monitor is not None:
-            self.monitor.close(finished=finished)
+            self.monitor.close()

@@ -104,8 +104,8 @@ class KeySums:
     largest: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _values: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     """Few values each, whose sums are taken for all layers at once."""
-    _seen: dict[int | None, "_Seen"] = field(default_factory=dict)
-    """Reach -> what the sampled queries see, which is the same in all such layers of a reading."""
+    _seen: dict[int | None, tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    """Reach -> what ``_count_queries`` gives, which is the same in all such layers of a reading."""
 
     def take_state(
         self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
@@ -115,26 +115,21 @@ class KeySums:
         positions = torch.arange(h.shape[1], device=h.device)
         ordinary = valid & (positions >= OTHERS_FROM)
         norms = h.norm(dim=-1)
-        self._keep_values("norm_ratio", (norms[:, 0] / median_where(norms, where=ordinary))[valid[:, 0]], layer)
+        self._values["norm_ratio", layer] = (norms[:, 0] / median_where(norms, where=ordinary))[valid[:, 0]].float()
         first = h[:, 0][valid[:, 0]]
-        self._keep_values("dominance", dominance_ratio(first), layer)
-        self._keep_summed("energy", first.square().sum(0), layer)
+        self._values["dominance", layer] = dominance_ratio(first).float()
+        self.added["energy", layer] = first.square().sum(0)
         if layer < 0:
             return
         real = h[valid]
-        self._keep_largest("max_activation", real.abs().amax() if len(real) else real.new_full((), -math.inf), layer)
-        self._keep_values("kurtosis", column_kurtosis(real.T, chunk=max(1, len(real))), layer)
-        some = (
-            torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device, dtype=torch.float32)
-            .round()
-            .long()
-            .unique()
-        )
+        self.largest["max_activation", layer] = real.abs().amax() if len(real) else real.new_full((), -math.inf)
+        self._values["kurtosis", layer] = column_kurtosis(real.T, chunk=max(1, len(real))).float()
+        some = torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device, dtype=torch.float32)
+        some = some.round().long().unique()
         some = some[(some >= OTHERS_FROM) & (some < h.shape[1])]
         magnitude = h[:, some][ordinary[:, some]].abs()
-        self._keep_summed(
-            "coverage", torch.cat([_count_outliers(magnitude), torch.tensor([len(magnitude)], device=h.device)]), layer
-        )
+        n = torch.tensor([len(magnitude)], device=h.device)
+        self.added["coverage", layer] = torch.cat([_count_outliers(magnitude), n]).float()
 
     def take_attention(
         self,
@@ -149,42 +144,39 @@ class KeySums:
     ) -> None:
         """Add a layer's attention: all queries' weights on position 0, and sampled queries' whole rows.
 
+        The sink score, mass and rate of every other key are estimated from the sampled rows.
         Queries whose sliding window (``reach`` positions) does not include a key do not count for it.
         """
         score = attention.sink_score(column, valid=valid, key=0, reach=reach)
         if not attention.can_tell_sinks(reach, threshold=self.threshold):
             score = torch.full_like(score, math.nan)
-        self._keep_values("rate_first", (score > self.threshold).float().masked_fill(score.isnan(), math.nan), layer)
-        self._keep_values("mass_first", attention.sink_mass(column, valid=valid, key=0, reach=reach), layer)
+        self._values["rate_first", layer] = (score > self.threshold).float().masked_fill(score.isnan(), math.nan)
+        self._values["mass_first", layer] = attention.sink_mass(column, valid=valid, key=0, reach=reach).float()
         real = valid[:, row_positions]
         rows = logs.exp()
         entropy = -logs.clamp(min=_LEAST_LOG).mul_(rows).sum(-1)  # 0 log 0 is 0
-        self._keep_values("entropy", attention.mean_rows(entropy, row_valid=real), layer)
-        self._keep_largest("max_logit", highest.masked_fill(~real[:, None], -math.inf).amax(), layer)
-        self._add_keys(rows, row_positions=row_positions, real=real, layer=layer, reach=reach)
-
-    def _add_keys(self, rows: Tensor, *, row_positions: Tensor, real: Tensor, layer: int, reach: int | None) -> None:
-        """Add sink score, mass and rate of every key, estimated from the sampled queries' rows of attention."""
-        if reach not in self._seen or self._seen[reach].score.device != rows.device:
+        self._values["entropy", layer] = attention.mean_rows(entropy, row_valid=real).float()
+        self.largest["max_logit", layer] = highest.masked_fill(~real[:, None], -math.inf).amax().float()
+        if reach not in self._seen or self._seen[reach][0].device != rows.device:
             self._seen[reach] = _count_queries(
                 row_positions, real=real, n_keys=rows.shape[-1], reach=reach, threshold=self.threshold
             )
-        seen = self._seen[reach]
+        seen, told, seen_later, told_later = (one[:, None] for one in self._seen[reach])
         total = (real[:, None, None].to(rows.dtype) @ rows)[:, :, 0]
         own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
         later = total.index_add(-1, row_positions, own, alpha=-1)
-        score = total / seen.score[:, None]
-        self._add_by_key("score_by_key", score, where=seen.score_told[:, None], layer=layer)
-        self._add_by_key("rate_by_key", (score > self.threshold).float(), where=seen.score_told[:, None], layer=layer)
-        self._add_by_key("mass_by_key", later / seen.mass[:, None], where=seen.mass_told[:, None], layer=layer)
+        by_key = total / seen
+        self._add_by_key("score_by_key", by_key, where=told, layer=layer)
+        self._add_by_key("rate_by_key", (by_key > self.threshold).float(), where=told, layer=layer)
+        self._add_by_key("mass_by_key", later / seen_later, where=told_later, layer=layer)
 
     def complete(self, layers: range, *, attention: Sequence[int]) -> bool:
         """Check whether every layer was read, and the attention of those that have it."""
         read = {"kurtosis": layers, "entropy": attention}
         return all((name, one) in self._values for name, some in read.items() for one in some)
 
-    def settled(self) -> "KeySums":
-        """Turn the values collected so far into sums and counts, in place; returns itself."""
+    def settle(self) -> None:
+        """Turn the values collected so far into sums and counts."""
         for name in sorted({name for name, _ in self._values}):
             layers = [layer for one, layer in self._values if one == name]
             device = self._values[name, layers[0]].device
@@ -193,10 +185,9 @@ class KeySums:
             sums = torch.stack([table.nansum(-1), (~table.isnan()).sum(-1)], dim=-1)
             self.added |= {(name, layer): pair for layer, pair in zip(layers, sums, strict=True)}
         self._values.clear()
-        return self
 
     def reduced(self, *, device: torch.device) -> "KeySums":
-        """Sums over all processes; every process must call this, after ``settled``."""
+        """Sums over all processes; every process must call this, after ``settle``."""
         distributed = torch.distributed
         length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
         length = length.to(device)
@@ -247,46 +238,28 @@ class KeySums:
             whole["dimension"] = int(added["energy", peak].argmax())
         return _finite_reading(by_layer, whole, n_layers=n_layers)
 
-    def _keep_values(self, name: str, values: Tensor, layer: int) -> None:
-        """Keep a layer's values, which ``settled`` turns into sum and count."""
-        self._values[name, layer] = values.detach().float()
-
     def _add_by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
         """Add sum and count by key, over the sequences and heads that ``where`` marks."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
-        self._keep_summed(name, torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]), layer)
-
-    def _keep_summed(self, name: str, tensor: Tensor, layer: int) -> None:
-        """Keep a layer's tensor, to be summed over processes."""
-        self.added[name, layer] = tensor.detach().float()
-
-    def _keep_largest(self, name: str, tensor: Tensor, layer: int) -> None:
-        """Keep a layer's tensor of which the largest over processes counts."""
-        self.largest[name, layer] = tensor.detach().float()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """Number of sampled queries that see each key, "batch key", and where they are enough to tell."""
-
-    score: Tensor
-    score_told: Tensor
-    mass: Tensor
-    mass_told: Tensor
+        self.added[name, layer] = torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]).float()
 
 
 def _count_queries(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
-) -> _Seen:
-    """Count the sampled queries that see each key, and mark the keys for which there are enough of them."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Count the sampled queries that see each key, for the sink score and the mass, and mark keys with enough of them.
+
+    Returns:
+        Counts for the score, where they are enough to tell, counts for the mass, where they are enough: "batch key".
+    """
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
     score = real.float() @ (reached & (row_positions[:, None] >= keys)).float()
     mass = real.float() @ (reached & (row_positions[:, None] > keys)).float()
     fewest = attention.fewest_queries(threshold=threshold, reach=reach)
     told = attention.can_tell_sinks(reach, threshold=threshold)
-    return _Seen(score=score, score_told=(score >= fewest) & told, mass=mass, mass_told=mass >= fewest)
+    return score, (score >= fewest) & told, mass, mass >= fewest
 
 
 def _count_outliers(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:

@@ -218,7 +218,7 @@ def test_readings_are_kept_in_memory_where_nothing_can_be_written(tmp_path, capl
 
 def test_an_error_of_the_monitors_own_is_one_warning_and_no_more(monkeypatch, caplog):
     plain = Training().steps(0, 4)
-    for name in ("take_state", "take_attention", "complete", "settled", "numbers"):
+    for name in ("take_state", "take_attention", "complete", "settle", "numbers"):
         caplog.clear()
         training = Training()
         before = len(training.model._forward_hooks)
