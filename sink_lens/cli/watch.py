@@ -30,7 +30,7 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     from ..training.watch import watch_folder
 
     run, threshold = watch_folder(config), config.threshold
-    frame = measure(config, progress=not quiet)
+    frame = measure(config.run, config=config, progress=not quiet)
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
     born = find_birth(frame, threshold=threshold)

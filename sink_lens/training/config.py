@@ -158,8 +158,7 @@ class TrainConfig:
         check_types(self)
         if self.n_kv_heads == 0:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
-        self._check_texts()
-        self._check_numbers()
+        self._check()
 
     @property
     def d_head(self) -> int:
@@ -177,8 +176,12 @@ class TrainConfig:
         powers = {2**power for power in range(self.steps.bit_length())}
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
 
-    def _check_texts(self) -> None:
-        """Refuse sharding that does not go with the optimizer or device, and empty texts."""
+    def _check(self) -> None:
+        """Refuse numbers out of their range, sizes that do not fit together, and options that exclude each other."""
+        for least, names in _LEAST.items():
+            check_at_least(self, least, *names)
+        for most, names in _MOST.items():
+            check_at_most(self, most, *names)
         if self.fsdp and self.optimizer == "muon":
             raise InputError("fsdp is asked for with the optimizer muon, which needs whole matrices; need adamw")
         if self.fsdp and self.device in ("cpu", "mps"):
@@ -186,13 +189,6 @@ class TrainConfig:
         for name in ("data", "tokenizer"):
             if not getattr(self, name).strip():
                 raise InputError(f"{name} is empty; need a name or a path")
-
-    def _check_numbers(self) -> None:
-        """Refuse numbers out of their range, and sizes that do not fit together."""
-        for least, names in _LEAST.items():
-            check_at_least(self, least, *names)
-        for most, names in _MOST.items():
-            check_at_most(self, most, *names)
         for name in ("lr", "init_std", "rope_theta", "rms_eps"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number above 0")
@@ -200,14 +196,10 @@ class TrainConfig:
             raise InputError(
                 f"d_model is {self.d_model} and n_heads {self.n_heads}; need heads of an equal, even width"
             )
-        if self.n_heads % self.n_kv_heads:
-            raise InputError(
-                f"n_heads is {self.n_heads} and n_kv_heads {self.n_kv_heads}; need a multiple of n_kv_heads"
-            )
-        if self.batch % self.accumulation:
-            raise InputError(
-                f"batch is {self.batch} and accumulation {self.accumulation}; need a multiple of accumulation"
-            )
+        for name, divisor in (("n_heads", "n_kv_heads"), ("batch", "accumulation")):
+            whole, part = getattr(self, name), getattr(self, divisor)
+            if whole % part:
+                raise InputError(f"{name} is {whole} and {divisor} {part}; need a multiple of {divisor}")
         if self.decay_unshared_gain and self.value_norm != "per_head":
             raise InputError(f"decay_unshared_gain is true and value_norm {self.value_norm!r}; need per_head, or false")
         if self.min_lr > self.lr:
@@ -326,11 +318,7 @@ watch = false             # measure the chain on every checkpoint that is kept
 
 
 def config_of_call(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a call of ``train``, from a configuration, a file or None, and fields that win over it.
-
-    Raises:
-        InputError: an unknown field, a value that cannot be used, or another size for a configuration that has one.
-    """
+    """The configuration of a call of ``train``, from a configuration, a file or None, and fields that win over it."""
     if isinstance(config, TrainConfig):
         if "size" in fields:
             raise InputError("a configuration and a size were given; the configuration has its own: leave one out")

@@ -18,13 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -91,7 +85,7 @@ class Loop(Trainer):
             train_dataset=cast("Any", data.train),
             eval_dataset=cast("Any", data.evaluation),
             data_collator=stack_batch,
-            callbacks=[_Beginning(self._begin, self._end)],
+            callbacks=[_Beginning(self._begin)],
         )
         self.remove_callback(PrinterCallback)
 
@@ -107,7 +101,7 @@ class Loop(Trainer):
         try:
             if checkpoint is not None:
                 log = pd.read_parquet(checkpoint.folder / checkpoint_files.LOG)
-                self.rows = log_rows(pd.DataFrame(log[list(COLUMNS)]).astype(COLUMNS))
+                self.rows = cast("Any", pd.DataFrame(log[list(COLUMNS)]).astype(COLUMNS).to_dict("records"))
                 self._seconds, self._done = float(checkpoint.facts["seconds"]), checkpoint.step
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
         except SinkLensError:
@@ -122,7 +116,8 @@ class Loop(Trainer):
                 "begin again."
             ) from error
         finally:
-            self._end()
+            if self._bar is not None:
+                self._bar.close()
 
     def log_frame(self) -> pd.DataFrame:
         """The log so far as a table, one row per logged step."""
@@ -138,7 +133,14 @@ class Loop(Trainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of all parameters with weight decay: all but those that the model excludes."""
-        return [name for name, _ in model.named_parameters() if _plain_name(name) not in self._undecayed]
+        decayed = []
+        for name, _ in model.named_parameters():
+            plain = name  # without the prefixes of compilation and parallel training
+            for wrapped in ("module.", f"{UNCOMPILED}.", f"{SHARDED}."):
+                plain = plain.replace(wrapped, "")
+            if plain not in self._undecayed:
+                decayed.append(name)
+        return decayed
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """Create AdamW, or Muon combined with AdamW."""
@@ -169,7 +171,8 @@ class Loop(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Norm of the gradient; notes the first step at which the norm or the loss is not finite."""
-        norm = _gathered_norm(super()._get_grad_norm(model, grad_norm=grad_norm))
+        found: Any = super()._get_grad_norm(model, grad_norm=grad_norm)
+        norm = found.full_tensor() if hasattr(found, "full_tensor") else torch.as_tensor(found)  # of all processes
         number = norm.detach()
         if self.args.world_size == 1 and self._last_loss is not None:
             number = number + 0 * self._last_loss  # not finite if either is not; the gradient is every process's
@@ -246,26 +249,14 @@ class Loop(Trainer):
         """Start clock and progress bar; a new run also logs and saves step 0."""
         self._begun = time.perf_counter()
         if self._progress:
-            self._bar = tqdm(
-                total=self.config.steps,
-                initial=max(0, self._done),
-                desc="train",
-                unit="step",
-                leave=False,
-                mininterval=0.5,
-            )
+            how: dict[str, Any] = {"desc": "train", "unit": "step", "leave": False, "mininterval": 0.5}
+            self._bar = tqdm(total=self.config.steps, initial=max(0, self._done), **how)
         if self._resumed is not None:
             self._tr_loss += float(self._resumed.facts["since_row"])
             return
         self._done = 0
         self._log_row(self._tr_loss, lr=None, grad_norm=None, evaluated=self.config.eval_every > 0)
         self._write_checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
-
-    def _end(self) -> None:
-        """Close the progress bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
     def _log_row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
         """Add a row to the log: mean loss since the last row, learning rate, gradient norm, time, evaluation loss."""
@@ -278,8 +269,13 @@ class Loop(Trainer):
             "lr": math.nan if lr is None else lr,
             "grad_norm": math.nan if grad_norm is None else float(grad_norm),
             "seconds": self._seconds_so_far(),
-            "eval_loss": self._evaluation_loss() if evaluated else math.nan,
+            "eval_loss": math.nan,
         }
+        if evaluated:
+            with keep_random_state():
+                found = self.evaluation_loop(self.get_eval_dataloader(), description="eval", prediction_loss_only=True)
+            assert found.metrics is not None
+            row["eval_loss"] = float(found.metrics["eval_loss"])
         tr_loss.zero_()
         self.rows.append(row)
         if self._bar is not None and since:
@@ -293,15 +289,7 @@ class Loop(Trainer):
             self._writer.write_table("log", self.log_frame())
         self._written = time.perf_counter()
 
-    def _evaluation_loss(self) -> float:
-        """Evaluate on the held-out rows and return the mean loss in nats; the random state is restored."""
-        with keep_random_state():
-            found = self.evaluation_loop(self.get_eval_dataloader(), description="eval", prediction_loss_only=True)
-        assert found.metrics is not None
-        return float(found.metrics["eval_loss"])
-
     def _mean_over_processes(self, value: Tensor) -> float:
-        """Mean of a number over all processes."""
         return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
 
     def _seconds_so_far(self) -> float:
@@ -388,35 +376,14 @@ class Loop(Trainer):
 
 
 class _Beginning(TrainerCallback):
-    """Callback that the Trainer calls when training begins and ends."""
+    """Callback by which the Trainer says that training begins."""
 
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self._begin, self._end = begin, end
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
 
     def on_train_begin(self, *given: Any, **named: Any) -> None:
         """Call ``begin``."""
         self._begin()
-
-    def on_train_end(self, *given: Any, **named: Any) -> None:
-        """Call ``end``."""
-        self._end()
-
-
-def log_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a log as dicts from column name to value."""
-    return cast("list[dict[str, Any]]", frame.to_dict("records"))
-
-
-def _plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of compilation and parallel training."""
-    for wrapped in ("module.", f"{UNCOMPILED}.", f"{SHARDED}."):
-        name = name.replace(wrapped, "")
-    return name
-
-
-def _gathered_norm(norm: Any) -> Tensor:
-    """The gradient norm as a plain tensor, gathered from all processes if it is sharded."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
 
 
 def learning_rate(step: int, *, config: TrainConfig) -> float:

@@ -82,9 +82,8 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
         )
     here = rates.loc[np.isclose(rates["threshold"], threshold)].sort_values("step")
     step, tokens, rate = (here[name].to_numpy(dtype=float, na_value=np.nan) for name in ("step", "tokens", "value"))
-    first = len(rate)
-    while first > 0 and rate[first - 1] >= MIN_SINK_RATE:
-        first -= 1
+    without = np.flatnonzero(~(rate >= MIN_SINK_RATE))
+    first = int(without[-1]) + 1 if len(without) else 0
     born = first < len(rate)
     is_counted = not np.isnan(tokens).any()
     tokens = tokens if is_counted else step

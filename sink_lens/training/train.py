@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,6 @@ from .config import TrainConfig, config_of_call
 from .loop import Loop
 from .model import model_of
 
-FILES = ("config", "log")
-"""Tables and files that every finished run has."""
 LAUNCH = "torchrun --nproc_per_node N --no-python sink-lens train FILE"
 """Distribution of a training over processes."""
 
@@ -52,14 +50,9 @@ class TrainResult(Result):
     first_gains: tuple[float, ...] = ()
     """What the gain of the heads' norm began at in each layer, its mean over the layer; empty without such a norm."""
 
-    @property
-    def log(self) -> pd.DataFrame:
-        """step, tokens, loss, lr, grad_norm, seconds, eval_loss."""
-        return self.frame
-
     def shown(self) -> tuple[object, ...]:
         """Return the end of the log, which a notebook shows below the headline."""
-        return (self.log.tail(5),)
+        return (self.frame.tail(5),)
 
 
 def train(
@@ -114,6 +107,12 @@ def train(
         model = model_of(config, tokenizer=corpus.tokenizer)
         gains = tuple(model.mean_gains())  # before a checkpoint is read
         with _open_run(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
+
+            def watch_run() -> object:
+                from .watch import watch  # with the chain, which nothing else here needs
+
+                return watch(folder, writer=writer, device=config.device, progress=False)
+
             while True:
                 loop = Loop(
                     config,
@@ -122,7 +121,7 @@ def train(
                     args=args,
                     folder=folder / "checkpoints",
                     writer=writer,
-                    watch=_make_watcher(config, folder, writer) if config.watch and writer is not None else None,
+                    watch=watch_run if config.watch and writer is not None else None,
                     progress=progress and args.should_save,
                 )
                 try:
@@ -138,7 +137,11 @@ def train(
             config=config,
             tables={"log": log},
             headline=_headline(config, log, gains) if len(log) else "",  # another process may have none
-            checkpoints=_kept_checkpoints(folder / "checkpoints"),
+            checkpoints={
+                step: path
+                for step, path in reversed(checkpoint_files.list_checkpoints(folder / "checkpoints").items())
+                if path.name.startswith(checkpoint_files.KEPT)
+            },
             first=args.should_save,
             first_gains=gains,
         )
@@ -184,7 +187,8 @@ def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> Trai
     """Arguments of the Hugging Face Trainer; under a launcher, making them joins the process group."""
     sharding: dict[str, Any] = {}
     if config.fsdp:
-        sharding = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [_BLOCK]}}
+        wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["HeadNormDecoderLayer"]}
+        sharding = {"fsdp": True, "fsdp_config": wrapped}
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     micro = max(1, config.batch // (config.accumulation * launched))
     args = TrainingArguments(
@@ -222,9 +226,6 @@ def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> Trai
     if args.n_gpu > 1:  # without a launcher: one GPU, and not the Trainer's old data parallel
         use_one_gpu(args)
     return args
-
-
-_BLOCK = "HeadNormDecoderLayer"
 
 
 def choose_device(config: TrainConfig) -> str:
@@ -298,15 +299,13 @@ def _open_writer(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> RunWriter:
     """Open the run folder of a training, with its configuration and provenance."""
-    asked = asdict(config)
-    variant = "with" if config.bos else "without"
     provenance = {
         "data_source": corpus.source,
         "data_sha256": corpus.sha256,
         "tokenizer_sha256": tokenizer_hash(corpus.tokenizer),
         "tokens_sha256": corpus.sha256,
         "token_source": corpus.source,
-        "bos_condition": variant,
+        "bos_condition": "with" if config.bos else "without",
         "dtype": config.dtype,
         "device": args.device.type,
         "processes": args.world_size,
@@ -314,9 +313,14 @@ def _open_writer(
         "versions": versions(),
         "seeds": {"weights": config.seed, "order": config.data_seed},
     }
-    expects = (*FILES, "watch") if config.watch else FILES
     return create_run(
-        folder, kind="train", config=asked, provenance=provenance, expects=expects, overwrite=overwrite, reopen=True
+        folder,
+        kind="train",
+        config=asdict(config),
+        provenance=provenance,
+        expects=("config", "log", "watch") if config.watch else ("config", "log"),
+        overwrite=overwrite,
+        reopen=True,
     )
 
 
@@ -351,23 +355,6 @@ def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *
     warnings.warn(f"{reason}; the one before it, of step {found.step}, is taken", stacklevel=3)
     checkpoint_files.remove_checkpoints_after(folder, found.step)
     return found
-
-
-def _kept_checkpoints(folder: Path) -> dict[int, Path]:
-    """Step -> folder of the checkpoints that are kept for good, the oldest first."""
-    found = checkpoint_files.list_checkpoints(folder)
-    return {step: path for step, path in reversed(found.items()) if path.name.startswith(checkpoint_files.KEPT)}
-
-
-def _make_watcher(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[], object]:
-    """Return a function that measures the run's new checkpoints."""
-
-    def measure() -> object:
-        from .watch import watch  # with the chain, which nothing else here needs
-
-        return watch(folder, writer=writer, device=config.device, progress=False)
-
-    return measure
 
 
 @contextlib.contextmanager

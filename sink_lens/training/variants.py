@@ -13,9 +13,7 @@ from ..text import listed
 
 SWITCHES = {"attention": "softmax", "value_norm": "none", "norm": "rms", "optimizer": "adamw"}
 """Fields that change the architecture or the optimizer -> their value in the baseline."""
-SEED = "seed"
-"""The field by which runs of two variants are paired."""
-IGNORED = frozenset({SEED, "watch", "trackers", "save_every", "checkpoints"})
+IGNORED = frozenset({"seed", "watch", "trackers", "save_every", "checkpoints"})
 """Fields that do not touch what is trained."""
 ONLY_WITH = {
     "decay_unshared_gain": ("value_norm", ("per_head",)),
@@ -73,12 +71,12 @@ def group(
     if len(folders) < 2:
         raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")
     runs = [_check_finished(read_run(folder)) for folder in folders]
-    configs = [flatten_config(run.config) for run in runs]
+    configs = [run.config for run in runs]
     names = _compared_fields(runs, configs, by=by)
     variants: dict[str, dict[int, Run]] = {}
     for run, config in zip(runs, configs, strict=True):
         variant = "/".join(_value_text(config.get(name)) for name in names)
-        seed = config.get(SEED)
+        seed = config.get("seed")
         if not isinstance(seed, int):
             raise RunError(f"{run.folder} has no seed in its configuration; need one to pair runs. Train it again.")
         if seed in variants.setdefault(variant, {}):
@@ -87,11 +85,14 @@ def group(
                 "once. Leave one out."
             )
         variants[variant][seed] = run
-    first = _choose_baseline(variants, names, asked=baseline)
+    usual = "/".join(SWITCHES.get(name, "") for name in names)
+    usual = usual if usual in variants else next(iter(variants))
+    first = usual if baseline is None else baseline
+    if first not in variants:
+        raise InputError(f"no variant is {first!r}; need one of {', '.join(variants)}")
     if len(variants) < 2:
         raise RunError(f"all runs are {first}; need two variants at least. Give runs that differ in {listed(names)}.")
-    _check_seeds(variants)
-    _check_data(runs)
+    _check_pairs(variants, runs)
     notes = _circumstances(runs, configs)
     n = len(variants[first])
     if n < FEWEST_SEEDS:
@@ -101,17 +102,6 @@ def group(
     return Variants(
         by=names, runs={variant: dict(sorted(variants[variant].items())) for variant in ordered}, notes=notes
     )
-
-
-def flatten_config(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
-    """A nested configuration as one level; a field within a field is named ``outer.inner``."""
-    levelled: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            levelled |= flatten_config(value, within=f"{within}{name}.")
-        else:
-            levelled[f"{within}{name}"] = value
-    return levelled
 
 
 def _check_finished(run: Run) -> Run:
@@ -182,18 +172,8 @@ def _what_differs(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names:
     )
 
 
-def _choose_baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...], *, asked: str | None) -> str:
-    """The variant that was asked for, else the usual one, else the first."""
-    if asked is not None:
-        if asked not in variants:
-            raise InputError(f"no variant is {asked!r}; need one of {', '.join(variants)}")
-        return asked
-    usual = "/".join(SWITCHES.get(name, "") for name in names)
-    return usual if usual in variants else next(iter(variants))
-
-
-def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
-    """Refuse variants whose runs have different sets of seeds."""
+def _check_pairs(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> None:
+    """Refuse variants whose runs have different sets of seeds, and runs that were trained on different data."""
     seeds = {variant: sorted(runs) for variant, runs in variants.items()}
     if len({tuple(one) for one in seeds.values()}) > 1:
         listed_seeds = "; ".join(f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items())
@@ -201,10 +181,6 @@ def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
             f"the variants have other seeds ({listed_seeds}); need the same in each, since runs are paired by seed. "
             "Train the missing ones, or leave the others out."
         )
-
-
-def _check_data(runs: Sequence[Run]) -> None:
-    """Refuse runs that were trained on different data."""
     for name in DATA:
         seen = {json.dumps(run.provenance.get(name), sort_keys=True): run for run in runs}
         if len(seen) > 1:
@@ -214,18 +190,16 @@ def _check_data(runs: Sequence[Run]) -> None:
 
 def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Sentences on differences that are allowed, such as device or versions; each is also a warning."""
-    sentences = []
-    for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
-        (name, list(configs)) for name in WARNED
-    ]:
-        if _field_differs(given, name):
-            values = dict.fromkeys(_value_text(one.get(name)) for one in given)
-            sentences.append(f"the runs differ in {name}: {' and '.join(values)}")
-    for note in dict.fromkeys(sentences):
+    sentences: dict[str, None] = {}
+    for given, names in (([run.provenance for run in runs], (*CIRCUMSTANCE, "processes")), (configs, WARNED)):
+        for name in names:
+            if _field_differs(given, name):
+                values = dict.fromkeys(_value_text(one.get(name)) for one in given)
+                sentences[f"the runs differ in {name}: {' and '.join(values)}"] = None
+    for note in sentences:
         warnings.warn(note, stacklevel=4)
-    return tuple(dict.fromkeys(sentences))
+    return tuple(sentences)
 
 
 def _value_text(value: Any) -> str:
-    """A value of a configuration as text."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -4,7 +4,6 @@ Position 0 is studied, whether or not it is a sink: the question is when it beco
 """
 
 import contextlib
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -88,8 +87,9 @@ def measure_checkpoint(
 
 
 def watch(
-    run_folder: Checkpoints | WatchConfig,
+    run_folder: Checkpoints,
     *,
+    config: WatchConfig | None = None,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
     progress: bool = True,
@@ -104,8 +104,8 @@ def watch(
     be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
 
     Args:
-        run_folder: the run, finished or not, other checkpoints (see ``checkpoint_folders.checkpoints_in``), or a
-            configuration, which has the folder.
+        run_folder: the run, finished or not, or other checkpoints (see ``checkpoint_folders.checkpoints_in``).
+        config: what is measured; the default one if None. The folder wins over its own.
         tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
         writer: the run's own, where it is open here already.
         progress: show a bar.
@@ -115,19 +115,16 @@ def watch(
         RunError: no checkpoints, a run that is in use, or what was measured before on other tokens.
         InputError: the sequences or thresholds cannot be used.
     """
-    configured = isinstance(run_folder, WatchConfig)
-    folder = isinstance(run_folder, str | Path)
-    named = {} if configured else {"run": run_folder if folder else "checkpoints"}
-    config = make_config(WatchConfig, run_folder if configured else None, named | fields, where="watch")
-    source = config.run if configured or folder else run_folder
-    if not _is_run(source):
-        return _watch_others(source, config=config, tokens=tokens, progress=progress)
+    named = {"run": run_folder if isinstance(run_folder, str | Path) else "checkpoints"}
+    config = make_config(WatchConfig, config, named | fields, where="watch")
+    if not _is_run(run_folder):
+        return _watch_others(run_folder, config=config, tokens=tokens, progress=progress)
     if config.out is not None or config.step_tokens is not None:
         raise InputError(
-            f"{source} is a run, which keeps its own watch.parquet and counts its tokens; out and step_tokens are for "
-            "other checkpoints. Leave them out."
+            f"{run_folder} is a run, which keeps its own watch.parquet and counts its tokens; out and step_tokens are "
+            "for other checkpoints. Leave them out."
         )
-    run = read_run(source)
+    run = read_run(run_folder)
     checkpoints = checkpoint_folders(run)
     tokenizer = run_tokenizer(run)
     if tokens is None:
@@ -153,13 +150,11 @@ def watch_folder(config: WatchConfig) -> Path:
 
 def _load_first(checkpoints: Sequence[Any], *, device: str | None) -> LensModel:
     """The first checkpoint that can be loaded, whose tokenizer is used for all; damaged ones are skipped."""
-    for at, one in enumerate(checkpoints):
-        try:
+    *others, last = checkpoints
+    for one in others:
+        with contextlib.suppress(ModelError):
             return load(one, device=device)
-        except ModelError:
-            if at == len(checkpoints) - 1:
-                raise
-    raise InputError("there are no checkpoints; need one at least")
+    return load(last, device=device)
 
 
 def _watch_others(
@@ -173,15 +168,16 @@ def _watch_others(
             raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
         length = min(config.length, lens.n_context or config.length)
         tokens = from_text(bundled_text(), lens.tokenizer, sequences=config.sequences, length=length, name="moby_dick")
-    record: dict[str, Any] = {
-        "kind": "watch",
-        "config": {
-            "checkpoints": str(source) if isinstance(source, str | Path) else [str(step) for step in checkpoints]
-        },
-        "provenance": {"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()},
-        "expects": ("watch",),
-    }
-    with create_run(watch_folder(config), reopen=True, overwrite=not config.resume, **record) as kept:
+    named = str(source) if isinstance(source, str | Path) else [str(step) for step in checkpoints]
+    with create_run(
+        watch_folder(config),
+        kind="watch",
+        config={"checkpoints": named},
+        provenance={"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()},
+        expects=("watch",),
+        reopen=True,
+        overwrite=not config.resume,
+    ) as kept:
         return _measure_all(
             checkpoints,
             tokens,
@@ -204,7 +200,9 @@ def _measure_all(
     progress: bool,
 ) -> pd.DataFrame:
     """Measure the checkpoints that the table lacks, and write the table after each; returns the whole table."""
-    frame = _earlier_rows(kept, tokens, threshold=config.threshold) if config.resume else _empty_table()
+    frame = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
+    if config.resume and "watch" in (tables := read_run(kept.folder).tables):
+        frame = _earlier_rows(tables["watch"], kept.folder, tokens, threshold=config.threshold)
     have = set(frame["step"].tolist())
     missing = {step: path for step, path in found.items() if step not in have}
     for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
@@ -230,24 +228,10 @@ def _measure_all(
 
 
 def tokens_by_step(run: Run) -> Callable[[int], int]:
-    """Return a function from step to tokens that the run had seen: by its log, else by batch size and length.
-
-    Raises:
-        RunError: neither says.
-    """
-    known: dict[int, int] = {}
-    if "log" in run.tables:
-        log = run.tables["log"]
-        pairs = zip(log["step"].tolist(), log["tokens"].tolist(), strict=True)
-        known = {int(step): int(tokens) for step, tokens in pairs}
-    sizes = [run.config.get(name) for name in ("length", "batch")]
-    each = math.prod(size for size in sizes if isinstance(size, int))
-    if not all(isinstance(size, int) for size in sizes):
-        last = max(known, default=0)
-        if last == 0:
-            raise RunError(f"{run.folder} has no log, and no length and batch in its configuration; need the tokens")
-        each = known[last] / last
-    return lambda step: known.get(step, round(step * each))
+    """Return a function from step to tokens that the run had seen: by its log, else by batch size and length."""
+    known: Any = run.tables["log"].set_index("step")["tokens"].to_dict() if "log" in run.tables else {}
+    each = run.config["length"] * run.config["batch"]
+    return lambda step: known.get(step, step * each)
 
 
 def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
@@ -261,23 +245,14 @@ def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 
-def _empty_table() -> pd.DataFrame:
-    """The table ``watch`` without rows."""
-    return pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
-
-
-def _earlier_rows(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
+def _earlier_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
     """Rows that an earlier run of ``watch`` measured, without failed checkpoints, which are tried again.
 
     Raises:
         RunError: it was measured on other tokens, or not at this threshold.
     """
-    tables = read_run(writer.folder).tables
-    if "watch" not in tables:
-        return _empty_table()
-    frame = tables["watch"]
     whole = frame.loc[frame["error"].isna()]
-    what = f"{writer.folder}/watch.parquet was measured"
+    what = f"{folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (--again)."
     if others := sorted(set(whole["tokens_sha256"].tolist()) - {batch.hash}):
         raise RunError(f"{what} on other tokens ({others[0][:12]}; these are {batch.hash[:12]}); need the same. {todo}")
@@ -315,8 +290,7 @@ def evaluation_tokens(
         RunError: there is neither evaluation data nor a tokenizer.
         InputError: the prose is too short for so many sequences.
     """
-    context = run.config.get("length")
-    length = min(length, context) if isinstance(context, int) else length
+    length = min(length, run.config["length"])
     why = "it was given as rows" if run.provenance.get("data_source") == "given" else ""
     if not why:
         try:

@@ -90,7 +90,7 @@ def variant(tmp_path_factory):
 )
 def test_a_variant_trains_and_is_another_training(changes, variant):
     plain, varied = variant(), variant(**changes)
-    losses = [frame["eval_loss"].dropna() for frame in (plain.log, varied.log)]
+    losses = [frame["eval_loss"].dropna() for frame in (plain.frame, varied.frame)]
     assert losses[1].iloc[-1] < losses[1].iloc[0]
     assert not losses[0].equals(losses[1])
 
@@ -130,7 +130,7 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(variant, tmp_path, monk
         train(config, out=tmp_path / "parted", progress=False, data=data())
     parted = train(config, out=tmp_path / "parted", progress=False, data=data())
     columns = ["step", "loss", "eval_loss", "lr"]
-    pd.testing.assert_frame_equal(parted.log[columns], whole.log[columns])
+    pd.testing.assert_frame_equal(parted.log[columns], whole.frame[columns])
     weights = (load_file(str(run.checkpoints[12] / "model.safetensors")) for run in (whole, parted))
     first, second = weights
     assert all(torch.equal(one, second[name]) for name, one in first.items())

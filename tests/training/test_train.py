@@ -227,7 +227,7 @@ def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refuse
 
 
 def test_it_learns_and_the_folder_is_a_whole_run(whole):
-    log = whole.log
+    log = whole.frame
     assert log["step"].tolist() == [0, 1, 2, 3, 4, 6, 8, 9, 12]
     assert log["tokens"].tolist() == [step * 4 * LENGTH for step in log["step"]]
     assert np.isnan(log["loss"][0])
@@ -250,9 +250,11 @@ def test_the_first_loss_is_that_of_the_first_sequences_of_the_order(whole):
     model = model_of(config_of())
     numbers = list(Order(n_sequences=50, drawn=48, seed=0))[:4]
     ids = torch.stack([data()[0][number]["input_ids"] for number in numbers])
-    assert whole.log["loss"][1] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
+    assert whole.frame["loss"][1] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
     held_out = torch.stack([row["input_ids"] for row in data()[1]])
-    assert whole.log["eval_loss"][0] == pytest.approx(model(input_ids=held_out, labels=held_out).loss.item(), abs=1e-6)
+    assert whole.frame["eval_loss"][0] == pytest.approx(
+        model(input_ids=held_out, labels=held_out).loss.item(), abs=1e-6
+    )
 
 
 def test_checkpoints_are_those_of_the_powers_of_two_and_the_end_and_hold_no_arguments(whole):
@@ -288,12 +290,12 @@ def test_gains_and_sink_logits_are_not_decayed_but_a_gain_that_is_said_to_be(fie
 
 def test_accumulation_is_the_same_training(whole, tmp_path):
     cut = trained(tmp_path / "run", config=config_of(accumulation=2))
-    assert np.allclose(cut.log["loss"][1:], whole.log["loss"][1:], atol=2e-5)
+    assert np.allclose(cut.frame["loss"][1:], whole.frame["loss"][1:], atol=2e-5)
 
 
 def test_bf16_trains_weights_that_stay_in_float32(tmp_path):
     half = trained(tmp_path / "run", config=config_of(dtype="bf16"))
-    assert half.log["loss"].iloc[-1] < half.log["loss"][1]
+    assert half.frame["loss"].iloc[-1] < half.frame["loss"][1]
     assert {tensor.dtype for tensor in weights(half.checkpoints[12]).values()} == {torch.float32}
 
 
@@ -329,7 +331,7 @@ def test_a_killed_training_goes_on_bit_for_bit(whole, killed, place):
     assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 5
     assert bool(list((out / "checkpoints").glob(".part-*"))) == (place == "saving")
     again = trained(out)
-    assert again.log["step"].tolist() == whole.log["step"].tolist()
+    assert again.frame["step"].tolist() == whole.frame["step"].tolist()
     same_run(whole.folder, out)
 
 
@@ -357,7 +359,7 @@ def test_a_finished_run_is_read_and_not_trained_again(whole, tmp_path, monkeypat
     out = copy_of(whole.folder, tmp_path / "run")
     monkeypatch.setattr(Loop, "training_step", lambda *given, **named: pytest.fail("it trains"))
     again = trained(out)
-    pd.testing.assert_frame_equal(again.log, whole.log)
+    pd.testing.assert_frame_equal(again.frame, whole.frame)
     same_run(whole.folder, out)
 
 
@@ -611,9 +613,9 @@ def test_two_processes_are_one_process_with_the_doubled_batch(whole, tmp_path):
     code, said = forks.run(HERE / "tiny_run.py", out, "-", said=tmp_path / "said", ranks=2)
     assert code == 0, said
     log = pd.read_parquet(out / "log.parquet")
-    assert log["step"].tolist() == whole.log["step"].tolist()
+    assert log["step"].tolist() == whole.frame["step"].tolist()
     for name in ("loss", "eval_loss", "grad_norm"):
-        assert np.allclose(log[name], whole.log[name], atol=1e-5, equal_nan=True), name
+        assert np.allclose(log[name], whole.frame[name], atol=1e-5, equal_nan=True), name
     for step in KEPT:
         one, two = weights(whole.checkpoints[step]), weights(out / f"checkpoints/checkpoint-{step}")
         assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one), step
