@@ -39,18 +39,17 @@ _LONGEST = 4000
 _UsageError: Any = typer.BadParameter.__base__
 """Click's error about the words of a command line, from click or from the copy of it inside typer."""
 _PACKAGE = Path(__file__).parent.parent
-_OF_TOOLS = {
-    "report": "Where the sink comes from",
-    "status": "The tool itself",
-    "cache": "The tool itself",
-}
+_OF_TOOLS = {"report": "Where the sink comes from", "status": "The tool itself", "cache": "The tool itself"}
 """Command that is no kind of run -> its heading in the help; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
 """Name of the logger whose messages commands print."""
 
 
 class _RefusesVisibly:
-    """A command, or a group of them, that spells out invisible characters of the words that it refuses."""
+    """A command, or a group of them, that spells out invisible characters of the words that it refuses.
+
+    Its help keeps the examples as they are written.
+    """
 
     def make_context(self, *given: Any, **named: Any) -> Any:
         """Parse the words of the command line; name invisible characters in an error."""
@@ -62,9 +61,22 @@ class _RefusesVisibly:
             error.message = visible(error.message, limit=_LONGEST)
             raise
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write examples one per line and not wrapped, so that they can be copied; what each does stands below it."""
+        lines: list[str] = []
+        for line in filter(None, (line.strip() for line in (getattr(self, "epilog", "") or "").splitlines())):
+            if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
+                command, _, does = line.partition("[dim]")
+                does = textwrap.wrap(does.replace("[/dim]", ""), 66)
+                lines += [f"  {command.strip()}", *(f"      {one}" for one in does)]
+            else:
+                lines.append(line.replace("[bold]", "").replace("[/bold]", ":").replace(r"\[", "["))
+        if lines:
+            formatter.write("\n" + "\n".join(lines) + "\n")
+
 
 class Command(_RefusesVisibly, TyperCommand):
-    """A command whose help names no types, and keeps the examples as they are written, one per line."""
+    """A command whose help names no types."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """List the arguments and the options, without ``<str>`` and the like."""
@@ -74,17 +86,9 @@ class Command(_RefusesVisibly, TyperCommand):
                 with formatter.section(heading):
                     formatter.write_dl(shown)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, one per line, each with what it does in the line below."""
-        _write_examples(self.epilog or "", formatter)
 
-
-class Group(_RefusesVisibly, TyperGroup):
-    """A group of commands whose help lists them by what they are for."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples as a command's are written."""
-        _write_examples(self.epilog or "", formatter)
+class Commands(_RefusesVisibly, TyperGroup):
+    """The group of all commands, listed by what they are for; it turns errors into messages and exit codes."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands under headings, in whole sentences."""
@@ -98,10 +102,6 @@ class Group(_RefusesVisibly, TyperGroup):
         for heading, rows in panels.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
-
-
-class Commands(Group):
-    """The group of all commands, which turns errors into messages and exit codes."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that is asked for; one that was removed says what to use instead."""
@@ -146,20 +146,6 @@ app = Typer(
 )
 
 
-def _write_examples(epilog: str, formatter: Any) -> None:
-    """Write examples one per line and not wrapped, so that they can be copied; what each does stands indented below."""
-    lines: list[str] = []
-    for line in filter(None, (line.strip() for line in epilog.splitlines())):
-        if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
-            command, _, does = line.partition("[dim]")
-            does = textwrap.wrap(does.replace("[/dim]", ""), 66)
-            lines += [f"  {command.strip()}", *(f"      {one}" for one in does)]
-        else:
-            lines.append(line.replace("[bold]", "").replace("[/bold]", ":").replace(r"\[", "["))
-    if lines:
-        formatter.write("\n" + "\n".join(lines) + "\n")
-
-
 @contextlib.contextmanager
 def _log_to_stderr(*, debug: bool) -> Iterator[None]:
     """While a command runs, write our messages and warnings to stderr; those of others only in debugging."""
@@ -179,7 +165,6 @@ def _log_to_stderr(*, debug: bool) -> Iterator[None]:
 
     logger = logging.getLogger(PACKAGE)
     handler, level = _Handler(), logger.level
-    handler.setFormatter(_Plain())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -230,15 +215,11 @@ def _pause_bars() -> contextlib.AbstractContextManager[Any]:
 
 
 class _Handler(logging.StreamHandler):
-    """Writes messages on stderr."""
+    """Writes messages on stderr, with invisible characters spelled out."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with _pause_bars():
             super().emit(record)
-
-
-class _Plain(logging.Formatter):
-    """Messages in one line each."""
 
     def format(self, record: logging.LogRecord) -> str:
         return for_terminal(super().format(record))

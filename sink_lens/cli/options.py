@@ -29,12 +29,10 @@ from ..configuration import (
     without_none,
 )
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import advice, console, echo, printed_lines, render_report
+from .console import advice, echo, render_report
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from ..estimate import Cost, CountPasses
 
 C = TypeVar("C")
 _LONGEST = 60
@@ -80,11 +78,9 @@ def configured(
 
     def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
         known = {field.name: field for field in fields(kind) if "file_only" not in field.metadata}  # type: ignore[arg-type]  # C is a dataclass
-        docs = field_docs(kind)
-        shown = [_typer_parameter(field, docs.get(name, "")) for name, field in known.items()]
         seen = {} if view is None else {field.name: field for field in fields(view)}
-        if view is not None:
-            shown += [_typer_parameter(field, field_docs(view)[name]) for name, field in seen.items()]
+        docs = field_docs(kind) | ({} if view is None else field_docs(view))
+        shown = [_typer_parameter(field, docs.get(name, "")) for name, field in (known | seen).items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         def answer(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
@@ -126,13 +122,13 @@ def configured(
             as_json = bool(given.pop("as_json"))
             run_and_answer(ctx, functools.partial(answer, ctx, given), as_json=as_json)
 
-        first = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        file = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, annotation=_CONFIG, default=None)
-        pairs = inspect.Parameter("pairs", inspect.Parameter.KEYWORD_ONLY, annotation=_SET, default=None)
-        by_file = [file, pairs] if "file" in [one.name for one in own] else [file]
-        last = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, annotation=Json, default=False)
+        by_name = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+        file = [by_name("config_file", annotation=_CONFIG, default=None)]
+        if "file" in [one.name for one in own]:
+            file.append(by_name("pairs", annotation=_SET, default=None))
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        signature = inspect.Signature([first, *shown, *by_file, *own, last])
+        last = by_name("as_json", annotation=Json, default=False)
+        signature = inspect.Signature([by_name("ctx", annotation=typer.Context), *shown, *file, *own, last])
         run.configuration = kind  # type: ignore[attr-defined]  # what its options are made from
         del run.__wrapped__  # typer reads the signature below, not that of the command
         run.__signature__ = signature  # type: ignore[attr-defined]
@@ -214,10 +210,7 @@ def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     default = None if field.default is MISSING else field.default
     written, choices = field.metadata.get("written", ""), choices_of(field.type)
     item = str if choices else item
-    shown: dict[str, Any] = {
-        "help": doc.replace("``", ""),
-        "show_default": default not in (None, ()),
-    }
+    shown: dict[str, Any] = {"help": doc.replace("``", ""), "show_default": default not in (None, ())}
     listed = "|".join(choices)
     metavar = (
         field.metadata.get("metavar")
@@ -268,22 +261,6 @@ InShard = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result and its folder: no progress, no tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and write nothing.")]
-
-
-def print_estimate(config: Any, passes: "CountPasses") -> Answer:
-    """Estimate and print what a run with these passes would cost; return it as a dry run's answer."""
-    from ..estimate import estimate
-
-    return print_cost_table(estimate(config, passes))
-
-
-def print_cost_table(cost: "Cost") -> Answer:
-    """Print the cost of a run as a table; return its lines as a dry run's answer."""
-    from ..estimate import cost_table
-
-    said = cost_table(cost)
-    console().print(said)
-    return Answer(found=lambda: {"dry_run": printed_lines(said)})
 
 
 def example_option(text: str) -> Any:

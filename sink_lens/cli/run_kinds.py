@@ -28,7 +28,6 @@ from .options import (
     configured,
     example_option,
     json_rows,
-    print_estimate,
     unfinished_answer,
 )
 
@@ -49,11 +48,11 @@ def add_command(kind: RunKind) -> None:
         if kind.check:
             import_object(kind.check)(config)
         if asked.get("dry_run"):
-            return (
-                _print_parts(import_object(kind.cost)(config))
-                if kind.cost
-                else print_estimate(config, import_object(kind.passes))
-            )
+            from ..estimate import estimate
+
+            if kind.cost:
+                return print_parts(import_object(kind.cost)(config))
+            return print_parts([estimate(config, import_object(kind.passes))])
         how = {"shard": shard} if kind.shards else {}
         result = import_object(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
         if not result.finished:
@@ -95,7 +94,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
         echo(result.folder)
     else:
         ends = [*(f"report: {page}" for page in pages), *([f"run: {result.folder}"] if pages else [])]
-        _print_parts((*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
+        print_parts((*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
     for note in getattr(result, "notes", ()):
         say("warning", note)
     found = import_object(kind.answer)(result, *view) if kind.answer else result.decision
@@ -104,31 +103,23 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
     return Answer(found=lambda: where | dict(found), exit_code=code)
 
 
-def _print_parts(parts: Iterable[Any]) -> Answer:
+def print_parts(parts: Iterable[Any]) -> Answer:
     """Print texts, page tables, data frames and costs; return a dry run's answer: costs' lines, tables' rows."""
     from ..estimate import Cost, cost_table
 
     found: list[Any] = []
     for part in parts:
+        shown = part
         if isinstance(part, Cost):
-            part = cost_table(part)
-            found += printed_lines(part)
-        elif not isinstance(part, str):
-            part, numbers = _printed_and_rows(part)
-            found += numbers
-        console().print(part, soft_wrap=isinstance(part, str))
+            shown = cost_table(part)
+            found += printed_lines(shown)
+        elif hasattr(part, "heads"):  # a page's table
+            shown = terminal_table(part.heads, part.rows, wrapped=part.heads)
+            found += json_rows(part.numbers)
+        elif hasattr(part, "iloc"):  # a data frame; its class is not imported, since a dry run does without pandas
+            shown = frame_table(part, list(part.columns))
+        console().print(shown, soft_wrap=isinstance(shown, str))
     return Answer(found=lambda: {"dry_run": found})
-
-
-def _printed_and_rows(part: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """(part as the console prints it, rows for ``--json``); only a page table has rows, other parts an empty list."""
-    import pandas as pd  # a dry run does without
-
-    from ..report.page import PageTable
-
-    if isinstance(part, PageTable):
-        return terminal_table(part.heads, part.rows, wrapped=part.heads), json_rows(part.numbers)
-    return frame_table(part, list(part.columns)) if isinstance(part, pd.DataFrame) else part, []
 
 
 for _kind in kinds().values():

@@ -9,7 +9,8 @@ import typer
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
 from .console import INTERRUPTED, app, console, echo, render_report
-from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_option, print_cost_table
+from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_option
+from .run_kinds import print_parts
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -52,7 +53,7 @@ def train(
     if dry_run:
         from ..training.passes import estimate_cost
 
-        return print_cost_table(estimate_cost(config))
+        return print_parts([estimate_cost(config)])
     from ..records import RUN_FILE
     from ..training.train import leave_processes
     from ..training.train import train as run

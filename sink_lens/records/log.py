@@ -15,7 +15,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class RunLog:
             RunError: another process appends to it, it is damaged, or it has other tables.
         """
         self.path = folder / LOG_FILE
-        if (taken := _log_of_this_process(self.path)) is None:
+        if (taken := _OPEN.get(self.path.resolve())) is None:
             self._claim = _lock_file(folder / _CLAIM)
         else:  # the lock goes over
             self._claim, taken.taken = taken._claim, True
@@ -143,15 +143,10 @@ _OPEN: "weakref.WeakValueDictionary[Path, RunLog]" = weakref.WeakValueDictionary
 """The logs that this process appends to."""
 
 
-def _log_of_this_process(path: Path) -> RunLog | None:
-    """The log that this process has open at a path; None if there is none."""
-    return _OPEN.get(path.resolve())
-
-
 def refuse_used_log(folder: Path) -> None:
     """Refuse to begin a run in a folder whose log is open in this process or already has rows."""
     path = folder / LOG_FILE
-    if _log_of_this_process(path) is not None:
+    if path.resolve() in _OPEN:
         raise RunError(f"{folder} is in use by another monitor of this process. Choose another folder.")
     if path.is_file():
         with path.open("rb") as file:
@@ -217,12 +212,8 @@ def log_lines(path: Path) -> Iterator[Line]:
     yield from (line for line in all_lines(path) if line.at < until[line.part])
 
 
-def read_log(path: Path, *, only: Collection[int] | None = None) -> dict[str, pd.DataFrame]:
+def read_log(path: Path) -> dict[str, pd.DataFrame]:
     """Name -> rows of each table of a log, without steps that a later part of the run has gone through again.
-
-    Args:
-        path: the log.
-        only: the steps whose rows are wanted; all if None.
 
     Raises:
         ValueError: it is damaged.
@@ -230,8 +221,6 @@ def read_log(path: Path, *, only: Collection[int] | None = None) -> dict[str, pd
     dtypes = columns_of_log(path)
     found: dict[str, dict[str, list[Any]]] = {name: {one: [] for one in of} for name, of in dtypes.items()}
     for line in log_lines(path):
-        if only is not None and line.at not in only:
-            continue
         for name, blocks in line.tables.items():
             for block in blocks:
                 if name not in found or set(block) != set(found[name]):

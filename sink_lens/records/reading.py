@@ -19,7 +19,7 @@ from pandas.api import types
 from sink_lens.errors import InputError, RunError, check_file_name, is_plain_file_name, refuse_tilde
 from sink_lens.gone import refuse_removed
 from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
-from sink_lens.records.long_tables import Shortened, shorten, shorten_log
+from sink_lens.records.long_tables import Shortened, shorten
 from sink_lens.schema import table_of
 
 RUN_FILE = "run.json"
@@ -36,7 +36,6 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "expects": (list,),
     "files": (dict,),
 }
-_FIELDS = set(_KINDS)
 _RENAMED: Mapping[str, Mapping[str, str]] = {
     "trace": {"arms": "conditions", "twin_heads": "random_init_heads", "twin_links": "random_init_links"},
     "contraction": {"arms": "variants"},
@@ -90,11 +89,10 @@ class Tables(Mapping[str, pd.DataFrame]):
     def __getitem__(self, name: str) -> pd.DataFrame:
         """The table, read when it is asked for."""
         name = self._names.get(name, name)
-        if self._kept is None:
-            return self._read_table(name)
-        if name not in self._kept:
-            self._kept[name] = self._read_table(name)
-        return self._kept[name]
+        kept = {} if self._kept is None else self._kept
+        if name not in kept:
+            kept[name] = self._read_table(name)
+        return kept[name]
 
     def _read_table(self, name: str) -> pd.DataFrame:
         """Read a table, shortened if it has too many rows; raise a RunError if its file is damaged."""
@@ -102,17 +100,12 @@ class Tables(Mapping[str, pd.DataFrame]):
         try:
             if not is_intact(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
-            left = None
-            if path.name != LOG_FILE:
-                table = read_table(path, kind=self._kind)
-                table, left = (table, None) if self._most is None else shorten(table, most=self._most)
-            elif self._most is None:
+            if path.name == LOG_FILE:
                 table = checked_table(read_log(path)[name], kind=self._kind, name=name)
             else:
-                table, left = shorten_log(path, name=name, most=self._most)
-                table = checked_table(table, kind=self._kind, name=name)
-            if left is not None:
-                self.shortened[name] = left
+                table = read_table(path, kind=self._kind)
+            if self._most is not None and len(table) > self._most:
+                table, self.shortened[name] = shorten(table, most=self._most)
             return table
         except (OSError, ValueError) as error:
             raise damaged_file_error(path, error) from error
@@ -278,7 +271,7 @@ def _check_record(record: Any) -> None:
     """Raise a ValueError if a value does not have the fields and types of run.json."""
     if not isinstance(record, dict):
         raise ValueError("it holds no table")
-    if absent := _FIELDS - set(record):
+    if absent := set(_KINDS) - set(record):
         raise ValueError(f"it lacks {', '.join(sorted(absent))}")
     for name, kinds in _KINDS.items():
         if not isinstance(record[name], kinds):

@@ -1,6 +1,6 @@
 """``Finding``: tables and what they say. ``Result``: those of a run, in whose folder everything in it also lies."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -73,20 +73,15 @@ class Result(Finding):
         return display.draw_page(self.folder)
 
 
-class Unfinished(Mapping[str, pd.DataFrame]):
-    """The tables of a run of which some shards are still to be computed."""
+class Unfinished(dict[str, pd.DataFrame]):
+    """The tables of a run of which some shards are still to be computed: none."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
 
-    def __getitem__(self, name: str) -> pd.DataFrame:
+    def __missing__(self, name: str) -> pd.DataFrame:
         raise RunError(
             f"{self._folder} has no table {name!r} yet; need all shards of the run: the one that ends last makes the "
             f"tables. sink-lens status {self._folder} lists them"
         )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0

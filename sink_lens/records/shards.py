@@ -77,15 +77,6 @@ class Shard:
         """Sentence that says that this shard of a run is done and other shards are not."""
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
-    def check_division(self, run: Path) -> None:
-        """Refuse a run folder whose run was divided into another number of shards."""
-        others = sorted({of.count for of in shards_in(run)} - {self.count})
-        if others:
-            raise RunError(
-                f"{run} holds shards of {others[0]}, and this is {self}; need one division. Take I/{others[0]}, or "
-                "leave out the shard, which takes what is done and computes the rest"
-            )
-
 
 def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
     """Refuse a shard without the folder ``out``, or with ``overwrite``, which would remove what other shards wrote."""
@@ -127,35 +118,27 @@ def compute_run(
         RunError: the shard is being computed by another process; another division or another run is in the folder.
     """
     check_shard(shard, out=run, overwrite=overwrite)
-    if shard is not None:
-        return _compute_shard(Shard.parse(shard), run, opened=opened, begin=begin, compute=compute, finish=finish)
-    with opened(run, overwrite=overwrite) as writer:
-        copy_shard_parts(writer)
-        result = finish(writer)
-    remove_shards(run)
-    return result
-
-
-def _compute_shard(
-    shard: Shard,
-    run: Path,
-    *,
-    opened: Callable[..., RunWriter],
-    begin: Callable[[RunWriter], Mapping[str, int]],
-    compute: Callable[[RunWriter, Collection[str]], None],
-    finish: Callable[[RunWriter], R],
-) -> R | None:
-    """Compute one shard of a run; the arguments are those of ``compute_run``."""
-    shard.check_division(run)
+    if shard is None:
+        with opened(run, overwrite=overwrite) as writer:
+            copy_shard_parts(writer)
+            result = finish(writer)
+        remove_shards(run)
+        return result
+    one = Shard.parse(shard)
+    if others := sorted({of.count for of in shards_in(run)} - {one.count}):
+        raise RunError(
+            f"{run} holds shards of {others[0]}, and this is {one}; need one division. Take I/{others[0]}, or "
+            "leave out the shard, which takes what is done and computes the rest"
+        )
     with contextlib.ExitStack() as stack:
         with opened(run, patience=_PATIENCE) as writer:
             parts = begin(writer)
             is_done = all(map(writer.has, parts))
             writer.leave()
-            own = dict(list(parts.items())[shard.number - 1 :: shard.count])
-            part = {"shard": str(shard), "parts": own}
+            own = dict(list(parts.items())[one.number - 1 :: one.count])
+            part = {"shard": str(one), "parts": own}
             if not is_done:  # while the run's folder is held, so that no shard takes these parts and removes this one
-                writer = stack.enter_context(opened(shard.folder(run), patience=1.0, part=part))
+                writer = stack.enter_context(opened(one.folder(run), patience=1.0, part=part))
         if not is_done:
             compute(writer, own)
     with opened(run, patience=_PATIENCE) as writer:

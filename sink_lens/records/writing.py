@@ -208,12 +208,10 @@ class RunWriter:
     def _restore_replaced(self) -> None:
         """Bring back a run that was set aside by ``overwrite``, if no file has replaced it."""
         aside = self.folder / _REPLACED
-        if not aside.is_dir():
-            return
-        held = sorted(aside.iterdir(), key=lambda path: path.name == RUN_FILE)  # the record last
-        for path in held:
-            path.replace(self.folder / path.name)
-        aside.rmdir()
+        if aside.is_dir():
+            for path in sorted(aside.iterdir(), key=lambda path: path.name == RUN_FILE):  # the record last
+                path.replace(self.folder / path.name)
+            aside.rmdir()
 
     def _write_record(self) -> None:
         """Write ``run.json`` as the record now stands."""
@@ -226,19 +224,16 @@ class RunWriter:
         try:
             write_whole(path, payload)
         except OSError as error:
-            raise self._write_error(path, size=len(payload), error=error) from error
+            complete = f"Complete in this run: {', '.join(self._record['files']) or 'none'}."
+            text = f"{path} cannot be written ({error.strerror}). {complete}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                free = shutil.disk_usage(self.folder).free
+                text = (
+                    f"the disk is full: {path} needs {len(payload):,} bytes and {self.folder} has {free:,} free. "
+                    f"{complete} Free some space and run the same again: it goes on from there."
+                )
+            raise RunError(text) from error
         return path
-
-    def _write_error(self, path: Path, *, size: int, error: OSError) -> RunError:
-        """The error for a file that cannot be written."""
-        complete = ", ".join(self._record["files"]) or "none"
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return RunError(f"{path} cannot be written ({error.strerror}). Complete in this run: {complete}.")
-        free = shutil.disk_usage(self.folder).free
-        return RunError(
-            f"the disk is full: {path} needs {size:,} bytes and {self.folder} has {free:,} free. Complete in "
-            f"this run: {complete}. Free some space and run the same again: it goes on from there."
-        )
 
 
 def write_whole(path: Path, payload: bytes) -> None:
@@ -400,19 +395,14 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
 def run_state(folder: Path) -> str:
     """State of the run in a folder: finished, failed, interrupted, running, or stopped if no process writes it."""
     status = str(read_record(folder)["status"])
-    return "stopped" if status == "running" and not _is_locked(folder) else status
-
-
-def _is_locked(folder: Path) -> bool:
-    """True if a process holds the lock of the folder."""
     lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
-    if not Path(lock.lock_file).exists():
-        return False
+    if status != "running" or not Path(lock.lock_file).exists():
+        return "stopped" if status == "running" else status
     try:
         with lock:
-            return False
+            return "stopped"
     except Timeout:
-        return True
+        return status
 
 
 def _remove_empty(made: Sequence[Path]) -> None:
