@@ -7,8 +7,8 @@ reused. Nothing in this package loads torch.
 """
 
 from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
-from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, versions
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, read_table, refuse_file_of_run
+from sink_lens.records.provenance import CIRCUMSTANCE, versions
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, refuse_file_of_run
 from sink_lens.records.result import Finding, Result
 from sink_lens.records.writing import (
     UNKNOWN,
@@ -24,7 +24,6 @@ from sink_lens.records.writing import (
 
 __all__ = [
     "CIRCUMSTANCE",
-    "IDENTITY",
     "LOG_FILE",
     "PAGE_FILE",
     "RUN_FILE",
@@ -42,7 +41,6 @@ __all__ = [
     "log_lines",
     "read_log",
     "read_run",
-    "read_table",
     "refuse_file_of_run",
     "refuse_unhashed_code",
     "run_state",

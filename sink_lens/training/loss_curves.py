@@ -94,7 +94,8 @@ def curve_table(variants: Variants) -> pd.DataFrame:
 def band_table(curves: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds: variant, curve, quantity (loss, difference), tokens, mean, low, high, n."""
     frames = []
-    for (variant, curve), rows in curves.groupby(["variant", "curve"], sort=False):
+    by_curve: Any = curves.groupby(["variant", "curve"], sort=False)
+    for (variant, curve), rows in by_curve:
         for quantity in ("loss", "difference"):
             table = rows.pivot(index="tokens", columns="seed", values=quantity)
             frames.append(seed_means(table, {"variant": variant, "curve": curve, "quantity": quantity}))

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ def query_and_key(
         with torch.no_grad(), uncached_autocast(device), evaluating(module):
             module.forward(*few, **given)
     except _SeenError as found:
-        return found.seen.scores(documents)
+        return _scores(*found.args, documents=documents)
     finally:
         module.__class__ = kind
         if own is None:
@@ -128,70 +127,44 @@ def keeps_documents_apart(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
-    """Arguments of an attention function, as far as the scores need them."""
-
-    query: Tensor
-    key: Tensor
-    mask: Tensor | None
-    """Additive; None means causal."""
-    scale: float
-    softcap: float | None
-    sink: Tensor | None
-    sigmoid: bool
-    window: int | None
-    alibi: Tensor | None
-
-    def scores(self, documents: Documents | None) -> Seen:
-        """What scores are made of (queries, keys, mask, sink logits), one row per sequence or per document."""
-        query, key, mask, sink = self.query, self.key, self.mask, self.sink
-        if documents is not None:
-            documents = documents.to(query.device)
-            query, key = documents.heads(query), documents.heads(key)
-            mask = None if mask is None else documents.mask(mask)
-            sink = documents.heads(sink) if sink is not None and sink.dim() == 3 else sink
-        length = query.shape[2]
-        if mask is None and self.window is not None and self.window < length:
-            position = torch.arange(length, device=query.device)
-            distance = position[:, None] - position
-            hidden = (distance < 0) | (distance >= self.window)
-            mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
-        if self.alibi is not None:
-            query, key = append_alibi_dimension(query, key, slopes=self.alibi / self.scale)
-        score = Scores(query=query, key=key, mask=mask, scale=self.scale, softcap=self.softcap)
-        return score, sink, self.sigmoid
-
-
 class _SeenError(Exception):
-    """Ends the second call of an attention module where its query and key are known."""
+    """Ends the second call of an attention module where its query and key are known.
 
-    def __init__(self, seen: _Given) -> None:
-        super().__init__()
-        self.seen = seen
+    Its arguments are query, key, mask, and the attention function's other arguments by name.
+    """
 
 
 def _end_with_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
     """Attention function that stops the module's call by an exception with its queries and keys."""
-    if isinstance(attention_mask, BlockMask):
-        attention_mask = visible_keys(attention_mask)
-    mask = None
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
-        mask = attention_mask[..., : query.shape[2]]
+    raise _SeenError(query, key, attention_mask, given)
+
+
+def _scores(query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, documents: Documents | None) -> Seen:
+    """What scores are made of (queries, keys, mask, sink logits), one row per sequence or per document."""
+    if isinstance(mask, BlockMask):
+        mask = visible_keys(mask)
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        mask = mask[..., : query.shape[2]]
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-    raise _SeenError(
-        _Given(
-            query=query,
-            key=key,
-            mask=mask,
-            scale=query.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"],
-            softcap=given.get("softcap"),
-            sink=given.get("s_aux"),
-            sigmoid=given.get("weighting") == "sigmoid",
-            window=given.get("sliding_window"),
-            alibi=given.get("alibi"),
-        )
-    )
+    else:
+        mask = None
+    scale = query.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"]
+    sink, window, alibi = (given.get(name) for name in ("s_aux", "sliding_window", "alibi"))
+    if documents is not None:
+        documents = documents.to(query.device)
+        query, key = documents.heads(query), documents.heads(key)
+        mask = None if mask is None else documents.mask(mask)
+        sink = documents.heads(sink) if sink is not None and sink.dim() == 3 else sink
+    length = query.shape[2]
+    if mask is None and window is not None and window < length:
+        position = torch.arange(length, device=query.device)
+        distance = position[:, None] - position
+        hidden = (distance < 0) | (distance >= window)
+        mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
+    if alibi is not None:
+        query, key = append_alibi_dimension(query, key, slopes=alibi / scale)
+    score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
+    return score, sink, given.get("weighting") == "sigmoid"

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import elu, relu
+from torch.nn.functional import elu
 from transformers import PreTrainedModel
 
 from ..configuration import check_at_least, check_types, make_config, refuse_unknown_names
@@ -48,18 +48,11 @@ _NAME = "prefix_memory"
 """Name of the trained module in the attention module that it belongs to."""
 
 
-def _constant_feature(q: Tensor) -> Tensor:
-    """Feature map that drops the query: a single feature of 1 in place of the ``d_head`` entries."""
-    return torch.ones_like(q[..., :1])
-
-
-Phi = Literal["elu", "elu_plus_one", "relu", "identity", "constant"]
+Phi = Literal["elu", "elu_plus_one", "constant"]
 _PHI: dict[Phi, Callable[[Tensor], Tensor]] = {
     "elu": elu,
     "elu_plus_one": lambda q: elu(q) + 1,
-    "relu": relu,
-    "identity": lambda q: q,
-    "constant": _constant_feature,
+    "constant": lambda q: torch.ones_like(q[..., :1]),  # a single feature, which drops the query
 }
 
 
@@ -69,7 +62,7 @@ class PrefixConfig:
 
     phi: Phi = "elu"
     """Feature map of the query. ``elu`` is the paper's; ``elu_plus_one`` is linear attention's, where every feature is
-    positive; ``constant`` drops the query (one bias per head); ``relu`` and ``identity`` are for comparison."""
+    positive; ``constant`` drops the query (one bias per head)."""
     share: Literal["kv_head", "head"] = "kv_head"
     """What has a matrix of its own. With ``kv_head`` the query heads that share keys and values share M, as they would
     share a prefix, and the parameters are those of a prefix of ``d_head / 2`` tokens; with ``head`` they do not."""

@@ -152,23 +152,14 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
     last = log.iloc[-1]
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
-        norm += f" (first gain, {config.value_norm_init}: {_gains_text(gains)})"
+        least, most = f"{min(gains):.3g}", f"{max(gains):.3g}"
+        norm += f" (first gain, {config.value_norm_init}: {least}" + f" to {most} over layers" * (least != most) + ")"
     held_out = log["eval_loss"].dropna()
     tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
     return (
         f"{config.size}, {config.attention}{norm}, seed {config.seed}: {int(last['step']):,} steps, "
         f"{int(last['tokens']):,} tokens, {float(last['seconds']):,.0f} s; "
         f"loss {float(last['loss']):.4f} nats{tail}"
-    )
-
-
-def _gains_text(gains: tuple[float, ...]) -> str:
-    """Text with the gains of the first and last layer, and their range if other layers lie outside it."""
-    ends, span = (f"{gains[0]:.3g}", f"{gains[-1]:.3g}"), (f"{min(gains):.3g}", f"{max(gains):.3g}")
-    if span[0] == span[1]:
-        return span[0]
-    return f"{ends[0]} in layer 0 to {ends[1]} in layer {len(gains) - 1}" + (
-        "" if span in (ends, ends[::-1]) else f", from {span[0]} to {span[1]} in all"
     )
 
 
@@ -280,25 +271,6 @@ def _open_run(
     """The run folder, held by the first process, and the checkpoint that all go on from."""
     writer: RunWriter | None = None
     outcome: list[Any] = [None, None]
-    with contextlib.ExitStack() as stack:
-        if args.should_save:
-            try:
-                writer = stack.enter_context(_open_writer(config, corpus, args, folder=folder, overwrite=overwrite))
-                outcome = [None, _prepare_run(config, corpus, writer, overwrite=overwrite)]
-            except SinkLensError as error:
-                outcome = [error, None]
-        if args.world_size > 1:
-            broadcast_object_list(outcome)
-        error, checkpoint = outcome
-        if error is not None:
-            raise error
-        yield writer, checkpoint
-
-
-def _open_writer(
-    config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
-) -> RunWriter:
-    """Open the run folder of a training, with its configuration and provenance."""
     provenance = {
         "data_source": corpus.source,
         "data_sha256": corpus.sha256,
@@ -313,15 +285,28 @@ def _open_writer(
         "versions": versions(),
         "seeds": {"weights": config.seed, "order": config.data_seed},
     }
-    return create_run(
-        folder,
-        kind="train",
-        config=asdict(config),
-        provenance=provenance,
-        expects=("config", "log", "watch") if config.watch else ("config", "log"),
-        overwrite=overwrite,
-        reopen=True,
-    )
+    with contextlib.ExitStack() as stack:
+        if args.should_save:
+            try:
+                opened = create_run(
+                    folder,
+                    kind="train",
+                    config=asdict(config),
+                    provenance=provenance,
+                    expects=("config", "log", "watch") if config.watch else ("config", "log"),
+                    overwrite=overwrite,
+                    reopen=True,
+                )
+                writer = stack.enter_context(opened)
+                outcome = [None, _prepare_run(config, corpus, writer, overwrite=overwrite)]
+            except SinkLensError as error:
+                outcome = [error, None]
+        if args.world_size > 1:
+            broadcast_object_list(outcome)
+        error, checkpoint = outcome
+        if error is not None:
+            raise error
+        yield writer, checkpoint
 
 
 def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:

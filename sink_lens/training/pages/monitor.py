@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -55,13 +54,13 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
     """
     figure = canvas(width=9.4, height=9.6)
     rate = panel(figure, place=(4, 2, 1), ylabel=f"share of heads above {threshold:g}")
-    styles: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("rate_first", "at position 0", {"color": BLUE, "marker": "o"}),
-        ("rate_strongest", "at the strongest position", {"color": QUIET, "marker": "s", "linestyle": ":"}),
-    )
-    for key, label, style in styles:
+    for key, label, colour, marker, line in (
+        ("rate_first", "at position 0", BLUE, "o", "-"),
+        ("rate_strongest", "at the strongest position", QUIET, "s", ":"),
+    ):
         rows = readings.loc[(readings["key"] == key) & readings["layer"].isna()].sort_values("step")
-        rate.plot(rows["step"], rows["value"], markersize=3.5, linewidth=1.5, label=label, **style)
+        style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": line, "linewidth": 1.5}
+        rate.plot(rows["step"], rows["value"], markersize=3.5, label=label, **style)
     rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
     by_layer, images = [], []
     for place, (key, ylabel, is_logarithmic) in enumerate(_PANELS, start=2):
@@ -74,26 +73,17 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
     for axes in figure.axes:
         whole_numbers(axes, y=False)
         if len(readings):
-            axes.set_xlim(*_step_limits(readings["step"].to_numpy(float)))
+            first, last = readings["step"].to_numpy(float)[[0, -1]]
+            margin = 0.02 * max(last - first, 1)
+            axes.set_xlim(first - margin, last + margin)
         for rule, step in () if alarms is None else zip(alarms["rule"], alarms["step"], strict=True):
             name, colour = _RULES.get(str(rule), (str(rule), QUIET))
             known = {line.get_label() for line in axes.get_lines()}
-            axes.axvline(
-                step,
-                color=colour,
-                linestyle="--",
-                linewidth=1.2,
-                label="_" if name in known or axes is not rate else name,
-            )
+            label = "_" if name in known or axes is not rate else name
+            axes.axvline(step, color=colour, linestyle="--", linewidth=1.2, label=label)
     legend(rate, columns=2)
     layer_scale(figure, images, by_layer)
     return without_formulas(figure)
-
-
-def _step_limits(steps: np.ndarray) -> tuple[float, float]:
-    """(left, right) end of the axis of steps, with a margin."""
-    margin = 0.02 * max(steps.max() - steps.min(), 1)
-    return steps.min() - margin, steps.max() + margin
 
 
 def _alarm_table(run: Run) -> pd.DataFrame | None:
@@ -158,11 +148,6 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
     return see, course(readings, alarms=_alarm_table(run), threshold=_threshold(run))
 
 
-def _has_alarms(run: Run) -> bool:
-    """Check whether the table of alarms has rows, or cannot be read, so that the page shows why."""
-    return "alarms" not in run.tables or len(run.tables["alarms"]) > 0
-
-
 def _reading_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the whole model's readings, the newest first."""
     readings = run.need("monitor", columns=_COLUMNS)
@@ -185,7 +170,9 @@ MONITOR = Page(
                 "What the change-point rules found, in the order of the steps.",
                 {"step": "step", "rule": "rule", "sentence": "what it says"},
             ),
-            when=_has_alarms,
+            when=lambda run: (
+                "alarms" not in run.tables or len(run.tables["alarms"]) > 0
+            ),  # or it says why none is there
         ),
         Listed(key="reading-table", title="Readings", make=_reading_table),
     ),
