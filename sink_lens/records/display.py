@@ -42,5 +42,4 @@ def draw_page(folder: Path) -> Path:
 
 
 def _import_from_report(module: str, name: str) -> Any:
-    """Import ``sink_lens.report.MODULE`` and return what has this name in it."""
     return getattr(import_module(f"sink_lens.report.{module}"), name)

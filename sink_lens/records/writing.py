@@ -214,7 +214,6 @@ class RunWriter:
             aside.rmdir()
 
     def _write_record(self) -> None:
-        """Write ``run.json`` as the record now stands."""
         text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
         self._write_whole(RUN_FILE, f"{text}\n".encode())
 
@@ -360,7 +359,6 @@ def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> Non
 
 
 def _finished_run_text(folder: Path, earlier: Mapping[str, Any]) -> str:
-    """Text of the error for a folder that already holds a finished run."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True (--overwrite) to replace it."
@@ -406,14 +404,12 @@ def run_state(folder: Path) -> str:
 
 
 def _remove_empty(made: Sequence[Path]) -> None:
-    """Remove those of the folders that are empty."""
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
 
 def _unlock(lock: FileLock) -> None:
-    """Remove the lock's file and give up the lock."""
     Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
     lock.release()
 

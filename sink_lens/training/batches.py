@@ -137,10 +137,8 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
 
 
 def _first_rows(rows: Rows, n: int) -> Rows:
-    """At most the first ``n`` rows."""
     return Subset(cast("Any", rows), range(min(n, len(rows))))
 
 
 def _sha256(payload: bytes) -> str:
-    """SHA-256 (hex) of some bytes."""
     return hashlib.sha256(payload).hexdigest()

@@ -49,11 +49,6 @@ class Comparison(Finding):
     folder: Path | None = None
     """The run folder, if one was written."""
 
-    @property
-    def baseline(self) -> str:
-        """The variant that the others are compared with."""
-        return self.variants.baseline
-
     def shown(self) -> tuple[object, ...]:
         """Return the figure and the differences, which a notebook shows below the headline."""
         return self.figure(), self.frame.filter(items=("variant", "curve", "mean", "low", "high", "n"))

@@ -368,7 +368,6 @@ class Loop(Trainer):
         )
 
     def _last_good_sentence(self) -> str:
-        """Sentence that names the newest checkpoint on the disk."""
         there = checkpoint_files.list_checkpoints(self._folder)
         if not there:
             return "There is no checkpoint yet."

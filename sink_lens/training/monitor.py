@@ -290,7 +290,6 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _warn_on_error(self, what: str) -> Iterator[None]:
-        """Turn any error within the block into a warning ``what``, so that the training goes on."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
@@ -325,7 +324,6 @@ class SinkMonitor:
         self._inputs = self._valid = self._documents = self._apart = None
 
     def _has_all_layers(self, sums: KeySums) -> bool:
-        """Check whether the sums have every layer's stream and attention."""
         return sums.complete(range(len(self._layers)), attention=self._attending)
 
     def _hook_layers(self) -> None:
@@ -482,7 +480,6 @@ class SinkMonitor:
 
 @contextlib.contextmanager
 def _without_gradients(device: torch.device) -> Iterator[None]:
-    """Turn gradients and autocast off within the block."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 

@@ -284,7 +284,6 @@ def _all_reduced(
 
 
 def _ratio(pair: Tensor) -> float:
-    """Sum over count of a pair (sum, count)."""
     return float(pair[0] / pair[1])
 
 

@@ -235,7 +235,6 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
 
 
 def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
-    """A checkpoint's measurements with the columns of ``watch``: step, tokens and hash of the sequences added."""
     whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
     return _with_column_types(whole.reindex(columns=list(COLUMNS)))
 

@@ -73,7 +73,8 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
     for axes in figure.axes:
         whole_numbers(axes, y=False)
         if len(readings):
-            first, last = readings["step"].to_numpy(float)[[0, -1]]
+            steps = readings["step"].to_numpy(float)
+            first, last = steps.min(), steps.max()
             margin = 0.02 * max(last - first, 1)
             axes.set_xlim(first - margin, last + margin)
         for rule, step in () if alarms is None else zip(alarms["rule"], alarms["step"], strict=True):
@@ -87,7 +88,6 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
 
 
 def _alarm_table(run: Run) -> pd.DataFrame | None:
-    """The table ``alarms``; None if the run has none."""
     return run.optional("alarms", columns=["step", "rule", "sentence"])
 
 

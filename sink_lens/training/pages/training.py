@@ -428,14 +428,12 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
 
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) with a row per checkpoint and a column per measure."""
     _check_watched(run)
     see = f"The whole model at each checkpoint; a head has a sink if its sink score is above {SINK_THRESHOLD:g}."
     return see, checkpoint_table(run.tables["watch"], threshold=SINK_THRESHOLD)
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the log, the newest row first."""
     log = run.need("log", columns=_LOG)
     return "What was logged, newest first." + more(len(log), "log"), shown_table(log.iloc[::-1], log.columns)
 
@@ -458,7 +456,6 @@ WATCH = Page(title=_watch_title, headline=_sentences, figures=(_COURSE,), tables
 
 
 def _variant_names(run: Run) -> list[str]:
-    """Names of the compared variants, the baseline first."""
     variants = list(run.config.get("runs") or {})
     base = run.config.get("baseline")
     return sorted(variants, key=lambda variant: variant != base)
@@ -519,7 +516,6 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the final losses."""
     table = run.need("finals", columns=_DRAWN["finals"])
     return "The final loss of every run. Undefined: it did not reach the baseline's final loss.", final_losses(table)
 
@@ -559,7 +555,6 @@ def measures_side_by_side(table: pd.DataFrame) -> PageTable:
 
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the measures of the last checkpoints."""
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
     return see, measures_side_by_side(table)
