@@ -22,6 +22,7 @@ GONE: Mapping[tuple[str, ...], str] = {
     ("neuron_activations",): "circuitsvis.activations.text_neuron_activations",
     ("--verbose of sink-lens trace", "-v of sink-lens trace"): "the page, which has the tables, or the run folder",
     ("agreement",): "scipy.stats.spearmanr on the two rankings",
+    ("--set of sink-lens train", "--set of sink-lens sweep"): "the option of the field, such as --lr 3e-4",
     ("metrics",): "sink_lens.edits.metrics",
     ("HeadNormConfig",): "sink_lens.models.headnorm.HeadNormConfig",
     ("Outcome",): "sink_lens.edits.outcome.Outcome",

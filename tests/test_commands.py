@@ -523,8 +523,7 @@ REFUSED = {
     "sweep sweep.toml 'a\u202egnp.exe\nerror: not ours'": "⟨U+202E⟩",
     "train": "no file was given; need one that says what to train: sink-lens train --example > train.toml",
     "train none.toml": "none.toml cannot be read as a configuration of train",
-    "train train.toml --set lr": "--set lr is no setting; need NAME=VALUE",
-    "train train.toml --set speed=3": "--set has 'speed', which is not known; did you mean seed?",
+    "train train.toml --set lr=3": "--set of sink-lens train was removed; use the option of the field",
     "compare MODEL missing": "MODEL",
     "preference": "nothing to measure",
     "preference MODEL --seeds 0-3": "--seeds was given and no untrained model",
@@ -831,7 +830,7 @@ def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
     run("sweep", "sweep.toml", *shlex.split(options))
     run("sweep", "sweep.toml", "--quiet")
     run("train", "train.toml", "--seed", 3)
-    run("train", "train.toml", "--seed", 3, "--set", "attention=sigmoid", "--out", "a", "--overwrite", "--quiet")
+    run("train", "train.toml", "--seed", 3, "--attention", "sigmoid", "--out", "a", "--overwrite", "--quiet")
     (first, plain), (_, divided), (second, chosen), (third, spread), (_, begun), (fifth, quiet) = calls
     asked = {"shard": None, "overwrite": False, "progress": True}
     assert (first, plain) == (read_sweep("sweep.toml"), {"out": "runs/sweep"} | asked)
@@ -853,7 +852,7 @@ def test_a_finished_run_is_overwritten_if_asked_and_quiet_prints_the_folder_alon
 
 def test_a_training_of_another_model_is_refused_in_its_folder(done):
     folder = done("train text").folder
-    other = run("train", "text.toml", "--out", folder, "--set", "value_norm=shared")
+    other = run("train", "text.toml", "--out", folder, "--value-norm", "shared")
     assert (other.exit_code, "value_norm: none there, shared here" in other.stderr) == (2, True)
 
 

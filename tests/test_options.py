@@ -360,8 +360,7 @@ def test_an_unknown_field_from_python_is_refused_with_the_nearest_name(command):
         FROM_PYTHON[command]({wrong: 3})
 
 
-def test_a_field_can_be_set_by_its_name_too(read, tmp_path):
-    assert read("train", "--set", "size=small", "--set", "lr=0.5", "--lr", "0.25") == TrainConfig(size="small", lr=0.25)
+def test_two_files_are_refused(tmp_path):
     (tmp_path / "two.toml").write_text("size = 'small'")
     done = RUNNER.invoke(cli.app, ["train", "one.toml", "--config", str(tmp_path / "two.toml")])
     assert done.exit_code == 2

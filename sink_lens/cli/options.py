@@ -24,8 +24,6 @@ from ..configuration import (
     field_docs,
     flatten_tables,
     make_config,
-    parse_setting,
-    refuse_unknown_names,
     without_none,
 )
 from ..errors import InputError, SinkLensError, UndrawnError
@@ -46,10 +44,6 @@ _CONFIG = Annotated[
         metavar="FILE",
     ),
 ]
-_SET = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Set a field by name, such as lr=3e-4; the same as its option.", metavar="KEY=VALUE"),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +61,7 @@ def configured(
     """Give a command ``--json`` and the options of a configuration, with which it is called beside its own options.
 
     An option that is given wins over ``--config FILE``, and that over the field's default. A command with a parameter
-    ``file`` takes the file as its argument too, and fields by ``--set KEY=VALUE``. What the command returns is what
-    ``--json`` prints.
+    ``file`` takes the file as its argument too. What the command returns is what ``--json`` prints.
 
     Args:
         kind: the configuration.
@@ -87,7 +80,7 @@ def configured(
             asked = {name: given.pop(name) for name in known}
             if view is not None:
                 given["view"] = view(**{name: given.pop(name) for name in seen})
-            settings, file, pairs = {}, given.pop("config_file"), given.pop("pairs", ())
+            settings, file = {}, given.pop("config_file")
             if given.get("file") is not None and file is not None:
                 raise InputError(f"two files were given, {given['file']} and {file}; need one of them")
             file = given.get("file") if file is None else file
@@ -105,9 +98,6 @@ def configured(
                         f"{file} has {name} = {settings[name]!r}, which is code to import; need it on the command "
                         f"line, as {option_name(field)} {settings[name]}"
                     )
-            replacing = dict(parse_setting(pair) for pair in pairs or ())
-            refuse_unknown_names(replacing, list(known), where="--set")
-            settings |= replacing
             for name, value in asked.items():
                 source = ctx.get_parameter_source(name)
                 if source is not None and source.name == "COMMANDLINE":
@@ -123,12 +113,10 @@ def configured(
             run_and_answer(ctx, functools.partial(answer, ctx, given), as_json=as_json)
 
         by_name = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-        file = [by_name("config_file", annotation=_CONFIG, default=None)]
-        if "file" in [one.name for one in own]:
-            file.append(by_name("pairs", annotation=_SET, default=None))
+        file = by_name("config_file", annotation=_CONFIG, default=None)
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         last = by_name("as_json", annotation=Json, default=False)
-        signature = inspect.Signature([by_name("ctx", annotation=typer.Context), *shown, *file, *own, last])
+        signature = inspect.Signature([by_name("ctx", annotation=typer.Context), *shown, file, *own, last])
         run.configuration = kind  # type: ignore[attr-defined]  # what its options are made from
         del run.__wrapped__  # typer reads the signature below, not that of the command
         run.__signature__ = signature  # type: ignore[attr-defined]

@@ -5,7 +5,6 @@ from dataclasses import FrozenInstanceError, asdict
 
 import pytest
 
-from sink_lens.configuration import parse_setting
 from sink_lens.errors import InputError
 from sink_lens.training.config import EXAMPLE, SIZES, TrainConfig, read_train, train_config
 
@@ -103,19 +102,3 @@ def test_what_cannot_be_run_is_refused_with_what_is_needed(tmp_path, text, says)
     with pytest.raises(InputError) as refused:
         read_train(tmp_path / "train.toml")
     assert says in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("lr=3e-4", ("lr", 3e-4)),
-        ("steps = 20", ("steps", 20)),
-        ("watch=true", ("watch", True)),
-        ("attention=sigmoid", ("attention", "sigmoid")),
-        ('data="my folder"', ("data", "my folder")),
-        ("checkpoints=[3, 5]", ("checkpoints", [3, 5])),
-        ("data=a=b.txt", ("data", "a=b.txt")),
-    ],
-)
-def test_a_setting_is_a_name_and_a_toml_value_or_a_text(text, found):
-    assert parse_setting(text) == found

@@ -52,8 +52,8 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     (block,) = re.findall(r"^```\n(sink-lens.*?)^```", section(), flags=re.M | re.S)
     *trainings, comparison = block.strip().splitlines()
     assert len(trainings) == 4
-    offline = SMALL | {"data": "text.txt", "tokenizer": "bpe", "compile": "false", "device": "cpu"}
-    options = " ".join(f"--set {name}={value}" for name, value in offline.items())
+    offline = SMALL | {"data": "text.txt", "tokenizer": "bpe", "device": "cpu"}
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in offline.items()) + " --no-compile"
     for command in trainings:
         done = run(f"{command} {options}")
         assert done.exit_code == 0, done.output
@@ -67,7 +67,7 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
 
 
 def test_the_sizes_in_the_table_are_arithmetic():
-    options = " ".join(f"--set {name}={value}" for name, value in WIDER.items())
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in WIDER.items())
     assert options in section()
     wider = TrainConfig(size="medium", **WIDER)
     more = sum(one.numel() for one in model_of(wider).parameters())

@@ -81,8 +81,6 @@ def _command_line(rng: random.Random, folder: Path) -> Attempt:
     name = rng.choice(list(options.COMMANDS))
     words = options.small(name)
     given = options.bad_options(name, words, rng)
-    if rng.random() < 0.05:
-        given += ["--set", rng.choice(["a=b", "=", "lr=x", "seed=nan", "x"])]
     out = None
     if options.takes_out(name) and "--out" not in given and name != "report":
         out = rng.choice(["new", "deep/new", f"runs/{name}", "runs/sweep", "MODEL"])

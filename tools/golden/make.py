@@ -471,14 +471,14 @@ def steps() -> list[Step]:
         given = [f"models/{name}", *text, "--bos", "with", "--sequences", "6", "--length", "32", "--out", "OUT"]
         found[f"tokens-{name}"] = command("tokens", *given)
     runs = {
-        f"train-{arm}-{seed}": ["--set", f"value_norm={arm}", "--seed", str(seed)]
+        f"train-{arm}-{seed}": ["--value-norm", arm, "--seed", str(seed)]
         for arm in ("none", "shared")
         for seed in (0, 1, 2)
     }
     for name, options in runs.items():
         found[name] = command("train", "train.toml", *options, "--out", "OUT")
     for attention in ("sigmoid", "gate_headwise", "sink_logit"):
-        options = ["--set", f"attention={attention}", "--set", "watch=true", "--set", "steps=4", "--out", "OUT"]
+        options = ["--attention", attention, "--watch", "--steps", "4", "--out", "OUT"]
         found[f"train-{attention}"] = command("train", "train.toml", *options)
     for name in runs:
         found[f"watch-{name}"] = command(
