@@ -40,7 +40,7 @@ class Comparison(Finding):
 
     Its tables are ``curves`` (every run's losses), ``bands`` (their means over seeds with intervals), ``finals`` (where
     every run ended and when it reached the baseline's end), ``differences`` (final losses paired by seed); where the
-    runs were watched also ``measures`` (the last checkpoints side by side), ``course`` (along training) and ``births``.
+    runs were watched also ``measures`` (the last checkpoints side by side) and ``course`` (along training).
     """
 
     main = "differences"
@@ -110,7 +110,9 @@ def compare(
             )
         tables["measures"] = measure_table(variants, side)
         tables["course"] = course_table(variants, side)
-        tables["births"], born = birth_table(watched, threshold=config.threshold)
+        born: dict[str, list[Birth]] = {}
+        for frame in watched:
+            born.setdefault(frame["variant"].iloc[0], []).append(find_birth(frame, threshold=config.threshold))
         sentences += [_sink_sentences(variant, one) for variant, one in born.items()]
         sentences += _disparity_sentences(variants, tables["measures"])
     told_all = "\n".join([*sentences, *of_training])  # the training loss says the same as the evaluation, less well
@@ -331,19 +333,6 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
                 known = {"variant": variant, "measure": measure, "threshold": threshold}
                 frames.append(seed_means(pivot, known))
     return pd.concat(frames, ignore_index=True)
-
-
-def birth_table(watched: Sequence[pd.DataFrame], *, threshold: float) -> tuple[pd.DataFrame, dict[str, list[Birth]]]:
-    """The birth of each run's sink: variant, seed, threshold, step, tokens, rate, mass, sentence; and by variant."""
-    found: dict[str, list[Birth]] = {}
-    rows = []
-    for frame in watched:
-        born = find_birth(frame, threshold=threshold)
-        variant, seed = frame["variant"].iloc[0], frame["seed"].iloc[0]
-        found.setdefault(variant, []).append(born)
-        told = {name: getattr(born, name) for name in ("step", "tokens", "rate", "mass", "layer", "sentence")}
-        rows.append({"variant": variant, "seed": seed, "threshold": threshold} | told)
-    return pd.DataFrame(rows).astype({"step": "Int64", "tokens": "Int64"}), found
 
 
 def _check_threshold(table: pd.DataFrame, threshold: float) -> None:

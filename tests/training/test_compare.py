@@ -176,9 +176,6 @@ def test_sinks_are_set_beside_each_other(tmp_path):
     assert rows.loc["per_head", "mean"] == pytest.approx(0.04)
     assert rows.loc["per_head", "difference"] == pytest.approx(-0.56)
     assert rows.loc["none", "step"] == 20
-    birth = found.tables["births"].set_index(["variant", "seed"])
-    assert birth.loc[("none", 0), "tokens"] == 640
-    assert pd.isna(birth.loc[("per_head", 0), "tokens"])
     assert found.notes == ()
 
 
@@ -332,7 +329,7 @@ def test_a_comparison_is_kept_as_a_run(tmp_path):
     assert found.folder == folder
     kept = read_run(folder)
     assert (kept.kind, kept.status, kept.missing) == ("compare", "finished", [])
-    assert set(kept.tables) == {"curves", "bands", "finals", "differences", "measures", "course", "births"}
+    assert set(kept.tables) == {"curves", "bands", "finals", "differences", "measures", "course"}
     pd.testing.assert_frame_equal(kept.tables["finals"], found.tables["finals"])
     assert kept.config["runs"]["per_head"]["2"].endswith("norm-2")
     assert COMPARE.headline(kept) == list(found.sentences)

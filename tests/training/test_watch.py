@@ -343,16 +343,14 @@ def test_models_are_watched_in_the_order_of_the_steps_that_are_given(tmp_path):
     models = {20: planted(sink=True).model, 3: planted(sink=False).model}
     frame = watch(models, out=tmp_path / "a", tokens=batch(), progress=False)
     assert frame["step"].drop_duplicates().tolist() == [3, 20]
-    folder = saved(tmp_path / "trainer")
-    paths = [folder / "checkpoint-200", str(folder / "checkpoint-100")]
-    assert list(checkpoints_in(paths)) == [100, 200]
 
 
-def test_checkpoints_without_a_step_or_with_the_same_are_refused(tmp_path):
-    with pytest.raises(InputError, match="final does not say its step"):
-        checkpoints_in([tmp_path / "checkpoint-1", tmp_path / "final"])
+def test_checkpoints_of_one_step_and_none_at_all_are_refused(tmp_path):
+    (tmp_path / "two").mkdir()
+    for name in ("checkpoint-1.gguf", "step_1.gguf", "final.gguf"):
+        (tmp_path / "two" / name).write_text("")
     with pytest.raises(InputError, match="are both of step 1"):
-        checkpoints_in([tmp_path / "checkpoint-1", tmp_path / "step_1"])
+        checkpoints_in(tmp_path / "two")
     with pytest.raises(RunError, match="is no run and has no checkpoint; need a run of sink-lens train, or folders"):
         watch(tmp_path, tokens=batch())
     run = write_run(tmp_path / "run", [5.0])
