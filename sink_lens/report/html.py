@@ -98,15 +98,7 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
     """
     check_comparable(runs, by=by)
     parts = [page_content(run, prefix=f"run-{index}-", beside=runs) for index, run in enumerate(runs, start=1)]
-    beside, make = compare_parts(parts), page_of(runs[0]).together
-    if make is None:
-        return parts, beside
-    made, missing = attempt(runs[0], lambda: make([part.run for part in parts], beside.names))
-    if made is None:
-        return parts, dataclasses.replace(beside, together=Shown(key="together", title="All runs", missing=missing))
-    said, see, figure = made
-    shown = Shown(key="together", title="All runs", see=see + thin_lines(figure), svg=svg(figure, name="together"))
-    return parts, dataclasses.replace(beside, said=said, together=shown)
+    return parts, compare_parts(parts)
 
 
 def _run_name(run: Run) -> str:

@@ -245,8 +245,6 @@ class Page:
     """Makes the circuit to draw; RunError if the run lacks what it needs."""
     explore: Callable[[Run], dict[str, Any]] | None = None
     """Makes the graph for the explorer, Neuronpedia's JSON; RunError if the run lacks what it needs."""
-    together: Callable[[Sequence[Run], Sequence[str]], tuple[str, str, "Figure"]] | None = None
-    """Makes of several runs and their names one sentence, a caption and one figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,16 +73,10 @@ class Beside:
     """What the verdicts are of, one and many."""
     provenance: tuple[Row, ...]
     """Where they were made differently first."""
-    said: str = ""
-    """Sentence on all runs, for kinds that draw them into one figure."""
-    together: Shown | None = None
-    """That figure."""
 
     @property
     def title(self) -> str:
         """In how much the runs differ: their verdicts, or the numbers of the summary in runs without verdicts."""
-        if self.said:
-            return self.said
         runs = listed(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
         rows = self.verdicts or self.summary
         apart = [row for row in rows if row.differs]

@@ -54,19 +54,6 @@ def test_a_part_of_one_run_stands_beside_why_the_other_lacks_it(tmp_path):
         assert table.split("</div>")[0].count('class="missing"') == 2
 
 
-def test_the_losses_of_two_trainings_are_one_figure(tmp_path):
-    for seed, end in ((0, 3.5), (1, 3.25)):
-        log = pd.DataFrame({"step": [0, 1, 2], "tokens": [0, 64, 128], "loss": [5.0, 4.0, end]})
-        with create_run(tmp_path / f"seed-{seed}", kind="train", config={"seed": seed}, provenance={}) as writer:
-            writer.write_table("log", log)
-    runs = [read_run(tmp_path / f"seed-{seed}") for seed in (0, 1)]
-    _, beside = side_by_side(runs)
-    assert beside.title == "The training loss ends at 3.500 nats in seed-0 and 3.250 nats in seed-1"
-    assert beside.together is not None
-    assert (beside.together.svg.count("<svg"), beside.together.missing) == (1, "")
-    assert "sink-lens compare takes three seeds of each" in page_text(*(run.folder for run in runs))
-
-
 def test_other_models_may_be_compared_on_the_same_text(tmp_path):
     one = a_run(tmp_path / "one", token_source="text:a")
     other = a_run(tmp_path / "other", model="b", weights_sha256="ef", tokens_sha256="12", token_source="text:a")

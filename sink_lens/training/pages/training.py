@@ -198,37 +198,6 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
     return without_formulas(figure)
 
 
-def losses_together(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, str, Figure]:
-    """The losses of several runs in one figure, with the sentence and the caption.
-
-    Args:
-        runs: trainings.
-        names: their names.
-    """
-    logs = [run.need("log", columns=_LOG) for run in runs]
-    figure = canvas(width=7.4, height=3.4)
-    axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
-    scale = _Tokens(np.concatenate([log["tokens"].to_numpy(float) for log in logs]))
-    held_out = all(len(_finite(log, "eval_loss")) for log in logs)
-    ends = []
-    for log, name, colour, mark in zip(logs, names, COLOURS, MARKS, strict=False):
-        name, loss = visible(name), _finite(log, "loss")
-        axes.plot(scale.places(loss.index), loss, color=colour, linewidth=0.8, label=None if held_out else name)
-        if held_out:
-            loss = _finite(log, "eval_loss")
-            axes.plot(scale.places(loss.index), loss, color=colour, marker=mark, markersize=4, label=name)
-        ends.append(f"{f'{loss.iloc[-1]:.3f} nats' if len(loss) else 'an unknown value'} in {name}")
-    legend(axes, columns=3)
-    scale.on(axes)
-    which = "held-out loss" if held_out else "training loss"
-    thin = ", and thin the training loss" * held_out
-    see = (
-        f"The {which} by tokens (logarithmic), a colour for each run{thin}. Single runs may differ by chance: "
-        "sink-lens compare takes three seeds of each."
-    )
-    return f"The {which} ends at {listed(ends)}", see, without_formulas(figure)
-
-
 def _finite(log: pd.DataFrame, column: str) -> pd.Series:
     """The finite numbers of a log's column by tokens; empty without the column."""
     values = log[column].to_numpy(float) if column in log.columns else np.full(len(log), np.nan)
@@ -450,7 +419,6 @@ TRAIN = Page(
     headline=_sentences,
     figures=(Drawn(key="loss", title="Loss", make=_loss_figure, data=whole("log")), _COURSE),
     tables=(_CHECKPOINTS, Listed(key="log-table", title="Log", make=_log_table)),
-    together=losses_together,
 )
 WATCH = Page(title=_watch_title, headline=_sentences, figures=(_COURSE,), tables=(_CHECKPOINTS,))
 
