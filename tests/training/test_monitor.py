@@ -460,9 +460,10 @@ def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
     assert found.found == found.births
 
 
-def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog, monkeypatch):
+def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog):
     found = Alarm(rule="sink_born", step=3, layers=(1,), sentence="sink born")
-    alarms, sent = [], []
+    alarms, good, fails = [], Tracker(), Tracker()
+    fails.on_log = lambda *given, **named: 1 / 0  # one fails: the other has it
 
     def finish():
         alarms.append(found)
@@ -470,12 +471,10 @@ def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog, monkeypatch):
 
     callback = SinkMonitorCallback(every=1)
     callback.monitor = SimpleNamespace(alarms=alarms, finish=finish, steps=4)
-    good = SimpleNamespace(on_log=lambda args, state, control, logs: sent.append(logs))
-    fails = SimpleNamespace(on_log=lambda *given, **named: 1 / 0)
-    monkeypatch.setattr(callback, "_trackers", lambda: [fails, good])  # one fails: the other has it
+    callback._trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[fails, good]))
     state = SimpleNamespace(global_step=4, epoch=None, log_history=[])
     callback.on_step_end(None, state, None)
     assert state.global_step == 4
     assert ["ZeroDivisionError" in one.getMessage() for one in caplog.records] == [True]
-    assert sent == [{"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0, "sinks/step": 3}]
-    assert state.log_history == [{**sent[0], "step": 4}]
+    assert good.seen == [(4, {"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0, "sinks/step": 3})]
+    assert state.log_history == [{**good.seen[0][1], "step": 4}]
