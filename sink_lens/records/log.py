@@ -190,7 +190,9 @@ def all_lines(path: Path) -> Iterator[Line]:
                 line is None
                 or type(line.part) is not int
                 or type(line.at) is not int
-                or not _is_blocks_by_table(line.tables)
+                or not isinstance(line.tables, dict)
+                or not all(isinstance(blocks, list) for blocks in line.tables.values())
+                or not all(isinstance(one, dict) for blocks in line.tables.values() for one in blocks)
             ):
                 raise ValueError(f"line {number} holds no rows")
             yield line
@@ -234,13 +236,6 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
         return {name: pd.DataFrame(table).astype(dtypes[name]) for name, table in found.items()}
     except (TypeError, OverflowError) as error:
         raise ValueError(str(error)) from error
-
-
-def _is_blocks_by_table(value: Any) -> bool:
-    """Check whether a value maps names of tables to lists of blocks, each a mapping of columns."""
-    return isinstance(value, dict) and all(
-        isinstance(blocks, list) and all(isinstance(one, dict) for one in blocks) for blocks in value.values()
-    )
 
 
 def _lock_file(path: Path) -> int:

@@ -1,5 +1,6 @@
 """Read a run folder: its provenance at once, its tables and tensors on demand."""
 
+import contextlib
 import copy
 import hashlib
 import html
@@ -64,17 +65,12 @@ class Tables(Mapping[str, pd.DataFrame]):
             for file in files
             if Path(file).suffix in (".parquet", ".csv") and (folder / file).exists()
         }
-        self._paths |= self._paths_in_log(folder / LOG_FILE)
-
-    def _paths_in_log(self, log: Path) -> dict[str, Path]:
-        """Name of a table -> the log, for tables without a file of their own; for all if the log has grown since."""
-        if log.name not in self._files or not log.is_file():
-            return {}
-        grown = log.stat().st_size > self._files[log.name]["bytes"]
-        try:
-            return {name: log for name in columns_of_log(log) if grown or name not in self._paths}
-        except (OSError, ValueError):
-            return {}
+        log = folder / LOG_FILE
+        if log.name not in files or not log.is_file():
+            return
+        grown = log.stat().st_size > files[log.name]["bytes"]  # since the tables were written: all are read from it
+        with contextlib.suppress(OSError, ValueError):
+            self._paths |= {name: log for name in columns_of_log(log) if grown or name not in self._paths}
 
     def kept(self, *, most: int | None = None) -> "Tables":
         """The same tables, each read only once, for code that reads them often and never changes them.

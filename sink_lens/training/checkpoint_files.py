@@ -115,16 +115,14 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 def remove_superseded(folder: Path, *, finished: bool) -> None:
     """Remove superseded checkpoints; only the two newest whole ones (finished run: one) keep the optimizer's state."""
     whole = [path for path in list_checkpoints(folder).values() if _sizes_fit(path)]
-    keep = whole[: 1 if finished else _RESUMABLE]
-    for prefix in (LATEST, KEPT):
-        for path in folder.glob(f"{prefix}*"):
-            number = path.name.removeprefix(prefix)
-            if not number.isdecimal() or path in keep:
-                continue
-            if prefix == LATEST:
-                shutil.rmtree(path)
-            else:
-                _drop_optimizer_state(path)
+    for path in folder.iterdir():
+        name, _, number = path.name.rpartition("-")
+        if not number.isdecimal() or path in whole[: 1 if finished else _RESUMABLE]:
+            continue
+        if f"{name}-" == LATEST:
+            shutil.rmtree(path)
+        elif f"{name}-" == KEPT:
+            _drop_optimizer_state(path)
 
 
 def _sizes_fit(folder: Path) -> bool:

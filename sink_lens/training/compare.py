@@ -103,7 +103,11 @@ def compare(
         notes.append(why_not)
     else:
         side = pd.concat([_whole_model_rows(frame) for frame in watched], ignore_index=True)
-        _check_threshold(side, config.threshold)
+        rates = side.loc[side["measure"] == "sink_rate"].groupby(["variant", "seed"])
+        known = sorted(set.intersection(*(set(rows["threshold"].tolist()) for _, rows in rates)))
+        if not np.isclose(known, config.threshold).any():
+            asked = f"{config.threshold:g}; need one of {', '.join(map(str, known))}"
+            raise InputError(f"the runs were not watched at threshold {asked}")
         if any("sigmoid" in variant.split("/") for variant in variants.runs):
             notes.append(
                 "weights of sigmoid attention do not sum to 1: its mass is a mean weight, not a share of a row"
@@ -333,16 +337,6 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
                 known = {"variant": variant, "measure": measure, "threshold": threshold}
                 frames.append(seed_means(pivot, known))
     return pd.concat(frames, ignore_index=True)
-
-
-def _check_threshold(table: pd.DataFrame, threshold: float) -> None:
-    """Refuse a threshold of the sink score at which the sink rate of some run was not measured."""
-    rates = table.loc[table["measure"] == "sink_rate"]
-    known = set.intersection(*(set(rows["threshold"].tolist()) for _, rows in rates.groupby(["variant", "seed"])))
-    if not any(np.isclose(one, threshold) for one in known):
-        raise InputError(
-            f"the runs were not watched at threshold {threshold:g}; need one of {', '.join(map(str, sorted(known)))}"
-        )
 
 
 # --- the command

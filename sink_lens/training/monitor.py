@@ -240,7 +240,17 @@ class SinkMonitor:
         self._sums = None
         if not self.stopped:
             with self._stop_on_error():
-                state = self._settle_sums(sums)
+                if sums is not None and self._has_all_layers(sums):
+                    sums.settle()
+                    state = _READY
+                else:
+                    found = "the monitor was not listening" if sums is None else "the model was not called in it"
+                    self._warn(
+                        "a reading is left out",
+                        f"step {self._step} should have been read, but {found}; need a forward of the given model "
+                        "between two calls of step(), within `with SinkMonitor(model) as monitor:`",
+                    )
+                    state = _NOTHING
         device = torch.device("cpu")
         if _n_processes() > 1:  # all act on the lowest of their states, so that none waits for another's numbers
             if torch.distributed.get_backend() == "nccl":
@@ -262,19 +272,6 @@ class SinkMonitor:
         with self._warn_on_error("readings wait in memory until they can be written"):
             self._readings.add(self._step, reading, raised)
         return reading
-
-    def _settle_sums(self, sums: KeySums | None) -> int:
-        """Settle the sums and return ``_READY`` if every layer was read; else warn and return ``_NOTHING``."""
-        if sums is not None and self._has_all_layers(sums):
-            sums.settle()
-            return _READY
-        found = "the monitor was not listening" if sums is None else "the model was not called in it"
-        self._warn(
-            "a reading is left out",
-            f"step {self._step} should have been read, but {found}; need a forward of the given model between two "
-            "calls of step(), within `with SinkMonitor(model) as monitor:`",
-        )
-        return _NOTHING
 
     # --- the training goes on
 

@@ -48,7 +48,12 @@ def estimate_cost(config: TrainConfig) -> Cost:
     """
     asked, n_parameters = count_passes(config), count_parameters(config)[0]
     shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
-    if config.device == "cpu" or (config.device is None and not _has_gpu()):
+    on_cpu = config.device == "cpu"
+    if config.device is None:
+        import torch
+
+        on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    if on_cpu:
         multiplied = n_parameters + config.n_layers * config.d_model * config.length  # and the causal half of attention
         return Cost(
             device="cpu",
@@ -109,10 +114,3 @@ def count_parameters(config: TrainConfig) -> tuple[int, int]:
     found = embeddings + config.n_layers * (matrices + own + gains + 2 * norm) + norm
     decayed_gains = gains if config.decay_unshared_gain and config.value_norm == "per_head" else 0
     return found, config.n_layers * (own + gains - decayed_gains + 2 * norm) + norm
-
-
-def _has_gpu() -> bool:
-    """Tell whether a training takes a GPU if no device is named."""
-    import torch
-
-    return torch.cuda.is_available() or torch.backends.mps.is_available()

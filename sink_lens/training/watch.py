@@ -5,7 +5,7 @@ Position 0 is studied, whether or not it is a sink: the question is when it beco
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -19,7 +19,6 @@ from ..configuration import make_config
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, ModelError, RunError, SinkLensError
-from ..models.lens import LensModel
 from ..models.load import load
 from ..models.running import evaluating
 from ..models.wrapping import keep_random_state
@@ -148,22 +147,22 @@ def watch_folder(config: WatchConfig) -> Path:
     return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
 
 
-def _load_first(checkpoints: Sequence[Any], *, device: str | None) -> LensModel:
-    """The first checkpoint that can be loaded, whose tokenizer is used for all; damaged ones are skipped."""
-    *others, last = checkpoints
-    for one in others:
-        with contextlib.suppress(ModelError):
-            return load(one, device=device)
-    return load(last, device=device)
-
-
 def _watch_others(
     source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
-    """Measure checkpoints that are no run of ``sink-lens train``, in a run folder of their own."""
+    """Measure checkpoints that are no run of ``sink-lens train``, in a run folder of their own.
+
+    The tokenizer of the first one that can be loaded is used for all.
+    """
     checkpoints = checkpoints_in(source)
     if tokens is None:
-        lens = _load_first(list(checkpoints.values()), device=config.device)
+        *others, last = checkpoints.values()
+        for one in others:  # damaged ones are skipped
+            with contextlib.suppress(ModelError):
+                lens = load(one, device=config.device)
+                break
+        else:
+            lens = load(last, device=config.device)
         if lens.tokenizer is None:
             raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
         length = min(config.length, lens.n_context or config.length)
