@@ -27,7 +27,7 @@ from ..configuration import (
     without_none,
 )
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import advice, echo, render_report
+from .console import advice, render_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,16 +149,6 @@ def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, 
             _print_json({"command": name} | dict(answer.found() if answer else {}), file=shown)
     if answer is not None and answer.exit_code:
         raise typer.Exit(answer.exit_code)
-
-
-def unfinished_answer(folder: Path, *, shard: str | None, quiet: bool) -> "Answer":
-    """Say that a shard is done while others are not, and return that as the command's answer."""
-    from ..records.shards import Shard
-
-    own = Shard.parse(str(shard))  # of an array job, which one it was
-    if not quiet:
-        echo(own.done_in(folder))
-    return Answer(found=lambda: {"run": folder, "shard": str(own), "finished": False})
 
 
 def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:

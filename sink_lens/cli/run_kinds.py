@@ -28,7 +28,6 @@ from .options import (
     configured,
     example_option,
     json_rows,
-    unfinished_answer,
 )
 
 
@@ -56,7 +55,12 @@ def add_command(kind: RunKind) -> None:
         how = {"shard": shard} if kind.shards else {}
         result = import_object(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
         if not result.finished:
-            return unfinished_answer(result.folder, shard=shard, quiet=quiet)
+            from ..records.shards import Shard
+
+            own = str(Shard.parse(str(shard)))  # of an array job, which one it was
+            if not quiet:
+                echo(result.headline)
+            return Answer(found=lambda: {"run": result.folder, "shard": own, "finished": False})
         return _print_result(kind, result, *(() if view is None else (view,)), quiet=quiet)
 
     annotated = {"file": File, "out": Out, "shard": InShard, "overwrite": Overwrite, "quiet": Quiet, "dry_run": DryRun}

@@ -55,7 +55,7 @@ def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
         open_texts(config.data),
         tokenizer,
         length=config.length,
-        folder=cache_folder() / "packed" / _sha256(asked.encode())[:24],
+        folder=cache_folder() / "packed" / hashlib.sha256(asked.encode()).hexdigest()[:24],
         bos=config.bos,
         eval_frac=config.eval_frac,
         progress=progress,
@@ -133,12 +133,8 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
         return None
     whole: Any = getattr(tokenizer, "backend_tokenizer", None)
     text = str(sorted(tokenizer.get_vocab().items())) if whole is None else whole.to_str()
-    return _sha256(text.encode())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _first_rows(rows: Rows, n: int) -> Rows:
     return Subset(cast("Any", rows), range(min(n, len(rows))))
-
-
-def _sha256(payload: bytes) -> str:
-    return hashlib.sha256(payload).hexdigest()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
+from ..records import write_whole
 from ..text import json_value
 
 KEPT, LATEST = "checkpoint-", "latest-"
@@ -49,7 +50,8 @@ def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> Non
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
-    _write_manifest(folder, {"step": step, "facts": dict(facts), "files": files})
+    manifest = {"step": step, "facts": dict(facts), "files": files}
+    write_whole(folder / _MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
@@ -142,19 +144,9 @@ def _drop_optimizer_state(folder: Path) -> None:
     listed = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))
     gone = {path.name for path in state}
     listed["files"] = {name: entry for name, entry in listed["files"].items() if name.split("/")[0] not in gone}
-    _write_manifest(folder, listed)
+    write_whole(folder / _MANIFEST, json.dumps(listed, indent=1, allow_nan=False).encode())
     for path in state:
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _write_manifest(folder: Path, listed: Mapping[str, Any]) -> None:
-    """Write the manifest of a checkpoint, whole or not at all."""
-    part = folder / f"{_MANIFEST}.part"
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(listed, file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / _MANIFEST)

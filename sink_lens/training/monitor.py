@@ -37,7 +37,7 @@ from ..models.running import evaluating
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first_sequences, keeps_documents_apart, query_and_key, uncached_autocast
 from .monitor_documents import Documents, documents_in, mask_without_window
-from .monitor_keys import KeySums, Reading, names_for_trackers
+from .monitor_keys import PREFIX, KeySums, Reading
 from .monitor_readings import ReadingLog, Readings
 
 __all__ = ["SinkMonitor"]
@@ -212,7 +212,12 @@ class SinkMonitor:
             with self._stop_on_error():
                 reading = self._collect()
         self._step += 1
-        return reading if reading is None else names_for_trackers(reading)
+        if reading is None:
+            return None
+        return {
+            PREFIX + name + ("" if layer is None else f"/layer_{layer}"): value
+            for (name, layer), value in reading.items()
+        }
 
     def frame(self) -> pd.DataFrame:
         """All readings: step, key, layer (missing for the whole model), value, unit."""

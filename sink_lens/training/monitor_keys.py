@@ -311,10 +311,3 @@ def _finite_reading(
             if math.isfinite(value):
                 reading[name, index - (len(values) - n_layers)] = value
     return reading
-
-
-def names_for_trackers(reading: Reading) -> dict[str, float]:
-    """A reading under the names that trackers show: ``sinks/NAME`` and ``sinks/NAME/layer_N``."""
-    return {
-        PREFIX + name + ("" if layer is None else f"/layer_{layer}"): value for (name, layer), value in reading.items()
-    }

@@ -71,7 +71,9 @@ class ReadingLog:
         training ended with an error. A training that begins leaves what a folder holds alone.
         """
         refused: RunError | None = None
-        for place in _free_folders(folder):
+        beside = [folder, *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))]
+        latest = max((number for number, one in enumerate(beside) if one.exists()), default=0)
+        for place in beside[latest:]:  # the latest that exists, then free ones
             making = functools.partial(
                 create_run,
                 place,
@@ -93,8 +95,8 @@ class ReadingLog:
                 continue
             if refused is not None:
                 _LOGGER.warning("the sink monitor: the readings go into %s, since %s", place, refused)
-            beside = functools.partial(cls.opened, folder, first_step=0, config=config, provenance=provenance)
-            return cls(log, making, beside)
+            other = functools.partial(cls.opened, folder, first_step=0, config=config, provenance=provenance)
+            return cls(log, making, other)
         raise refused or RunError(f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one.")
 
     def earlier(self, step: int) -> Iterator[tuple[int, Reading]]:
@@ -164,10 +166,3 @@ class ReadingLog:
             run.__exit__(type(own), own, None)
             raise
         run.__exit__(None if error is None else type(error), error, None)
-
-
-def _free_folders(folder: Path) -> Iterator[Path]:
-    """Yield the latest existing one of FOLDER, FOLDER-2 and so on, and then the next names, which are free."""
-    beside = [folder, *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))]
-    there = [number for number, one in enumerate(beside) if one.exists()]
-    yield from beside[max(there, default=0) :]
