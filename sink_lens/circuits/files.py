@@ -86,13 +86,36 @@ class SavedCircuit:
 
     def save(self, path: str | Path) -> Path:
         """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
-        path, held = Path(path), (self.graph, self.scores, self.chosen)
+        path, (plain, scores, kept) = Path(path), _as_eap_ig(self)
+        cfg = {"n_layers": plain.n_layers, "n_heads": plain.n_heads, "d_model": plain.d_model}
+        cfg |= {"parallel_attn_mlp": plain.parallel}
         if path.suffix.lower() == ".pt":
-            torch.save(eap_ig_tensors(*held), path)
+            torch.save(
+                {
+                    "cfg": cfg,
+                    "src_nodes": [writer.name for writer in plain.writers],
+                    "dst_nodes": [reader.name for reader in plain.readers],
+                    "edges_scores": torch.from_numpy(scores.astype(np.float32)),
+                    "edges_in_graph": torch.from_numpy(kept),
+                    "nodes_in_graph": torch.from_numpy(kept.any(1)),
+                    "n_kv_heads": self.graph.n_kv_heads,
+                },
+                path,
+            )
             return path
+        _, first, second = plain.ends
+        edges = {
+            str(name): {"score": float(score), "in_graph": bool(inside)}
+            for name, score, inside in zip(plain.names, scores[first, second], kept[first, second], strict=True)
+        }
+        used = [*kept.any(1), kept[:, -1].any()]  # the last reader is the logits
+        names = [*(writer.name for writer in plain.writers), "logits"]
+        nodes = {name: {"in_graph": bool(inside)} for name, inside in zip(names, used, strict=True)}
+        own = {"n_kv_heads": self.graph.n_kv_heads, "written_by": "sink_lens"}
         if not path.suffix:
             path.mkdir(exist_ok=True)
-        (path if path.suffix else path / "importances.json").write_text(eap_ig_json(*held), "utf-8")
+        text = json.dumps({"cfg": cfg, "nodes": nodes, "edges": edges, "sink_lens": own})
+        (path if path.suffix else path / "importances.json").write_text(text, "utf-8")
         return path
 
 
@@ -101,15 +124,14 @@ def _sizes_text(graph: Graph) -> str:
     return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
 
 
-def read(path: str | Path, *, lens: "LensModel | None" = None, n_kv_heads: int | None = None) -> SavedCircuit:
+def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
     """Read a circuit.
 
     Args:
         path: EAP-IG's JSON or ``.pt`` (no code in it is run), a MIB folder, a run folder, a ``.parquet`` of every edge,
             or a ``.csv`` with a list of edges or nodes.
-        lens: the model: the circuit is one of its graph. A list needs it.
-        n_kv_heads: key-value heads of the model; edges of heads that share one are summed. Default: the model's, else
-            what a file of ours says, else one for each head.
+        lens: the model: the circuit is one of its graph, in which edges of heads that share a key-value head are
+            summed. A list needs it; without it, a file of EAP-IG's has a key-value head for each head.
 
     Raises:
         InputError: the file is none of these, or names edges that its graph lacks.
@@ -121,7 +143,7 @@ def read(path: str | Path, *, lens: "LensModel | None" = None, n_kv_heads: int |
             raise InputError(f"{path} is no run and has neither importances.json nor importances.pt; need one of these")
         path = found[0]
     check_regular_file(path, what="the file of the circuit")
-    n_kv_heads = graph.n_kv_heads if n_kv_heads is None and graph is not None else n_kv_heads
+    n_kv_heads = None if graph is None else graph.n_kv_heads
     try:
         if path.suffix == ".csv":
             return _circuit_of_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
@@ -219,120 +241,56 @@ def _node_name(name: str) -> str:
     return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
 
 
-def _own_name(edge: str, graph: Graph) -> str:
-    """Our name of an edge, whose key or value may be named by a head that shares it."""
-    reader = re.fullmatch(r"(.*->a\d+)\.h(\d+)<([kv])>", edge)
+def _own_name(name: str, graph: Graph) -> str:
+    """Our name of an edge or a reader, whose key or value may be named by a head that shares it."""
+    reader = re.fullmatch(r"(.*a\d+)\.h(\d+)<([kv])>", name)
     if reader is None or graph.group == 1:
-        return edge
+        return name
     return f"{reader[1]}.kv{int(reader[2]) // graph.group}<{reader[3]}>"
 
 
-def _eap_ig_graph(graph: Graph) -> Graph:
-    """The graph that EAP-IG knows: one span, whole MLPs, a key and a value for every head."""
+def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Masks [ours theirs] of the writers, and of the readers, of EAP-IG's graph that each of ours stands for."""
+    writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
+    their_writers = [one.name for one in plain.writers]
+    their_readers = [_own_name(one.name, graph) for one in plain.readers]
+    return (
+        np.array(writers)[:, None] == np.array(their_writers)[None],
+        np.array(readers)[:, None] == np.array(their_readers)[None],
+    )
+
+
+def _as_eap_ig(
+    circuit: SavedCircuit,
+) -> tuple[Graph, Float[np.ndarray, "writer reader"], Bool[np.ndarray, "writer reader"]]:
+    """EAP-IG's graph of a circuit (one span, whole MLPs, a key and a value for every head), its scores and its edges.
+
+    The score of an edge into a shared key or value is divided among the heads that share it.
+    """
+    graph = circuit.graph
     if graph.gated:
         raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet or dot")
-    return replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
+    plain = replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
+    writers, readers = _eap_ig_nodes(graph, plain)
+    scores = writers.T @ graph.matrix(circuit.scores.astype(float)).sum(0) @ (readers / readers.sum(1, keepdims=True))
+    kept = writers.T @ graph.matrix(circuit.chosen.astype(float)).sum(0) @ readers > 0
+    return plain, scores, kept
 
 
-def _scores_for_eap_ig(
-    graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]
-) -> tuple[Graph, np.ndarray, np.ndarray]:
-    """The graph, scores and chosen edges of a circuit as EAP-IG lays them out."""
-    plain = _eap_ig_graph(graph)
-    writers = {one.name: index for index, one in enumerate(plain.writers)}
-    readers = {one.name: index for index, one in enumerate(plain.readers)}
-    to_writer = np.array([writers[one.name.removesuffix(".n")] for one in graph.writers])
-    to_readers = []
-    for one in graph.readers:
-        if one.kind in ("k", "v"):
-            own = range(one.head * graph.group, (one.head + 1) * graph.group)
-            to_readers.append([readers[f"a{one.layer}.h{head}<{one.kind}>"] for head in own])
-        else:
-            to_readers.append([readers[one.name.removesuffix(".n")]])
-    shape = (len(plain.writers), len(plain.readers))
-    scores, kept = np.zeros(shape), np.zeros(shape, dtype=bool)
-    _, first, second = graph.ends
-    for part in range(graph.group):
-        several = np.array([len(some) > part for some in to_readers])[second]
-        targets = np.array([some[min(part, len(some) - 1)] for some in to_readers])[second]
-        share = np.array([1 / len(some) for some in to_readers])[second]
-        np.add.at(scores, (to_writer[first[several]], targets[several]), (values * share)[several])
-        np.logical_or.at(kept, (to_writer[first[several]], targets[several]), chosen[several])
-    _, first, second = plain.ends
-    return plain, scores[first, second], kept[first, second]
-
-
-def _eap_ig_sizes(graph: Graph) -> dict[str, Any]:
-    """The graph's sizes as EAP-IG writes them."""
-    sizes = {"n_layers": graph.n_layers, "n_heads": graph.n_heads, "d_model": graph.d_model}
-    return sizes | {"parallel_attn_mlp": graph.parallel}
-
-
-def eap_ig_json(graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]) -> str:
-    """A circuit in EAP-IG's JSON, with the number of key-value heads beside it."""
-    plain, scores, kept = _scores_for_eap_ig(graph, values, chosen)
-    used = _nodes_in_circuit(plain, kept)
-    edges = {
-        str(name): {"score": float(score), "in_graph": bool(inside)}
-        for name, score, inside in zip(plain.names, scores, kept, strict=True)
-    }
-    nodes = {name: {"in_graph": bool(inside)} for name, inside in used.items()}
-    own = {"n_kv_heads": graph.n_kv_heads, "written_by": "sink_lens"}
-    return json.dumps({"cfg": _eap_ig_sizes(graph), "nodes": nodes, "edges": edges, "sink_lens": own})
-
-
-def _nodes_in_circuit(plain: Graph, kept: Bool[np.ndarray, " edge"]) -> dict[str, bool]:
-    """Node of EAP-IG's graph -> whether an edge of the circuit begins there, or ends at the logits."""
-    _, first, second = plain.ends
-    out = np.bincount(first[kept], minlength=len(plain.writers)) > 0
-    found = {writer.name: bool(inside) for writer, inside in zip(plain.writers, out, strict=True)}
-    return found | {"logits": bool((second[kept] == len(plain.readers) - 1).any())}
-
-
-def eap_ig_tensors(
-    graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]
-) -> dict[str, Any]:
-    """A circuit as EAP-IG's tensors; what is no edge has the score 0 and is not in the circuit."""
-    plain, scores, kept = _scores_for_eap_ig(graph, values, chosen)
-    used = _nodes_in_circuit(plain, kept)
-    matrix, mask = plain.matrix(scores)[0], plain.matrix(kept)[0]
-    return {
-        "cfg": _eap_ig_sizes(graph),
-        "src_nodes": [writer.name for writer in plain.writers],
-        "dst_nodes": [reader.name for reader in plain.readers],
-        "edges_scores": torch.from_numpy(matrix.astype(np.float32)),
-        "edges_in_graph": torch.from_numpy(mask.astype(bool)),
-        "nodes_in_graph": torch.tensor([used[writer.name] for writer in plain.writers]),
-        "n_kv_heads": graph.n_kv_heads,
-    }
-
-
-def _share_key_values(
-    cfg: Mapping[str, Any], n_kv_heads: int | None, scores: np.ndarray, kept: np.ndarray
+def _from_eap_ig(
+    plain: Graph,
+    scores: Float[np.ndarray, "writer reader"],
+    kept: Bool[np.ndarray, "writer reader"],
+    *,
+    n_kv_heads: int | None,
 ) -> SavedCircuit:
     """A circuit with shared key-value heads from one with a key and a value for every head."""
-    n_heads = int(cfg["n_heads"])
-    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-    if n_kv_heads < 1 or n_heads % n_kv_heads:
-        raise ValueError(f"{n_kv_heads} key-value heads for {n_heads} heads")
-    sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
-    graph = Graph(**sizes, n_kv_heads=n_kv_heads, parallel=bool(cfg.get("parallel_attn_mlp", False)))
-    plain = _eap_ig_graph(graph)
-    rows = {reader.name: index for index, reader in enumerate(graph.readers)}
-    word = "h" if graph.group == 1 else "kv"
-    to_reader = np.array(
-        [
-            rows[f"a{one.layer}.{word}{one.head // graph.group}<{one.kind}>" if one.kind in ("k", "v") else one.name]
-            for one in plain.readers
-        ]
-    )
-    shape = (len(graph.writers), len(graph.readers))
-    total, inside = np.zeros(shape), np.zeros(shape, dtype=bool)
-    _, first, second = plain.ends
-    np.add.at(total, (first, to_reader[second]), scores)
-    np.logical_or.at(inside, (first, to_reader[second]), kept)
-    lacks = np.zeros(shape, dtype=bool)
-    np.logical_or.at(lacks, (first, to_reader[second]), ~kept)
+    n_kv_heads = plain.n_heads if n_kv_heads is None else n_kv_heads
+    if n_kv_heads < 1 or plain.n_heads % n_kv_heads:
+        raise ValueError(f"{n_kv_heads} key-value heads for {plain.n_heads} heads")
+    graph = replace(plain, n_kv_heads=n_kv_heads)
+    heads = _eap_ig_nodes(graph, plain)[1].T.astype(float)
+    inside, lacks = kept @ heads > 0, ~kept @ heads > 0
     if parted := int((inside & lacks).sum()):
         warnings.warn(
             f"the file has {plural(parted, 'edge')} to a key or value for some of the heads that share it and not for "
@@ -341,36 +299,35 @@ def _share_key_values(
             stacklevel=4,
         )
     _, first, second = graph.ends
-    return SavedCircuit(graph=graph, scores=total[first, second], chosen=inside[first, second])
+    return SavedCircuit(graph=graph, scores=(scores @ heads)[first, second], chosen=inside[first, second])
+
+
+def _eap_ig_graph(cfg: Mapping[str, Any]) -> Graph:
+    """The graph of a file of EAP-IG's, which has a key and a value for every head."""
+    sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
+    return Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
 
 
 def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
     """The circuit of EAP-IG's JSON."""
-    cfg, edges = held["cfg"], held["edges"]
-    sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
-    plain = Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
-    unknown = [name for name in edges if name not in plain.index]
-    if unknown:
+    plain, edges = _eap_ig_graph(held["cfg"]), held["edges"]
+    if unknown := [name for name in edges if name not in plain.index]:
         raise ValueError(f"{len(unknown)} edges are not in its graph, such as {unknown[0]!r}")
     scores, kept = np.zeros(plain.n_edges), np.zeros(plain.n_edges, dtype=bool)
     for name, edge in edges.items():
         at = plain.index[name]
         scores[at], kept[at] = float(edge["score"]), bool(edge["in_graph"])
-    own = held.get("sink_lens", {}).get("n_kv_heads")
-    return _share_key_values(cfg, own if n_kv_heads is None else n_kv_heads, scores, kept)
+    n_kv_heads = held.get("sink_lens", {}).get("n_kv_heads") if n_kv_heads is None else n_kv_heads
+    return _from_eap_ig(plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads)
 
 
 def _circuit_of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
     """The circuit of EAP-IG's .pt file."""
-    cfg = held["cfg"]
-    sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
-    plain = Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
-    scores, kept = held["edges_scores"].double().numpy(), held["edges_in_graph"].bool().numpy()
+    plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
-        raise ValueError(f"scores of the shape {scores.shape}; its graph has {len(plain.writers)} writers")
-    _, first, second = plain.ends
-    own = held.get("n_kv_heads")
-    return _share_key_values(cfg, own if n_kv_heads is None else n_kv_heads, scores[first, second], kept[first, second])
+        raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")
+    n_kv_heads = held.get("n_kv_heads") if n_kv_heads is None else n_kv_heads
+    return _from_eap_ig(plain, scores.double().numpy(), kept.numpy(), n_kv_heads=n_kv_heads)
 
 
 def dot(edges: pd.DataFrame, *, group: int) -> str:
