@@ -42,7 +42,6 @@ class Check:
 
     frame: pd.DataFrame
     """One row per sampled edge: ``edge``, ``score``, ``exact``, ``error`` (score - exact), ``drawn`` (from where)."""
-    n_pairs: int
     weakest: float
     """Smallest magnitude of a score in the circuit."""
     n_outside: int
@@ -91,15 +90,15 @@ def check_edges(
     found = scores.values[rows][:, numbers].mean(0)
     frame = pd.DataFrame({"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real})
     frame["drawn"] = ["circuit"] * len(some) + ["other"] * len(rest)
-    return check_from_table(scores, chosen, frame, n_pairs=len(rows))
+    return check_from_table(scores, chosen, frame)
 
 
-def check_from_table(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame, *, n_pairs: int) -> Check:
+def check_from_table(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> Check:
     """Make the check of a circuit from its table, one row per sampled edge."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
     outside = int(patchable_edges(scores.graph.names[~chosen]).sum())
-    return Check(frame=frame, n_pairs=n_pairs, weakest=weakest, n_outside=outside)
+    return Check(frame=frame, weakest=weakest, n_outside=outside)
 
 
 def check_nodes(

@@ -214,10 +214,6 @@ class Circuit:
         mask = choose_edges(self.graph, self.mean, n, how=self.choice, outputs=self.outputs)
         return replace(self, chosen=connected_edges(self.graph, mask, outputs=self.outputs), size=n)
 
-    def like(self, runs: Runs, scores: Scores) -> "Circuit":
-        """The circuit of the same size that other runs and scores give."""
-        return replace(self, runs=runs, scores=scores).smaller(self.size)
-
     def strongest(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
         """The part of the circuit that is drawn: as many of its largest edges as make paths of at most so many edges.
 
@@ -344,19 +340,18 @@ class Circuit:
         """Its edges, or the largest others too, as a graph that Neuronpedia and the explorer show."""
         from ..report.explorer import edge_graph, edges_to_explore
 
-        lens, graph, runs, every = self.runs.lens, self.graph, self.runs, self.every_edge
-        tokens = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist()
+        graph, every = self.graph, self.every_edge
         return edge_graph(
             edges_to_explore(every) if others else every.loc[self.chosen],
-            model=lens.name,
-            tokens=[str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens],
+            model=self.runs.lens.name,
+            tokens=first_prompt(self.runs),
             title=repr(self),
             n_layers=graph.n_layers,
             group=graph.group,
             n_edges=graph.n_edges,
             size=self.size,
             method=self.scores.method,
-            ablation=runs.ablation,
+            ablation=self.runs.ablation,
             outputs=[graph.readers[one].name for one in self.outputs],
             **more,
         )
@@ -390,6 +385,12 @@ class Circuit:
     def _repr_html_(self) -> str:
         """The circuit in a notebook."""
         return display.result_html(repr(self), self.draw(most=40), self.frame.head(12))
+
+
+def first_prompt(runs: Runs) -> list[str]:
+    """The text of each token of the first clean prompt; its id without a tokenizer."""
+    ids, tokenizer = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist(), runs.lens.tokenizer
+    return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
 
 
 def find(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..configuration import check_at_least, check_at_most, check_types, refuse_unread_fields
 from ..data.described import BosCondition
@@ -73,8 +73,7 @@ class CircuitConfig:
     eap-ig-left, eap, eap-corrupted and gim miss edges that real patches find: all of them where parts cancel before a
     threshold (a run names the nodes), and against zero, gim fewest; eap and eap-corrupted also where attention or
     neurons are saturated. gim takes one gradient, with rules for norms and softmax: far better than eap-ig against
-    zero, as good on wired mechanisms otherwise, a little worse for indirect objects in the default model.
-    clean-corrupted was not judged."""
+    zero, as good on wired mechanisms otherwise, a little worse for indirect objects in the default model."""
     ablation: Ablation | None = None
     """The value that takes the place of what an edge carries. Default: resample; mean_ordinary with the task text."""
     freeze: Literal["sink"] | None = None
@@ -255,11 +254,6 @@ def positions_in(text: str) -> tuple[int, ...]:
         raise InputError(
             f"span has the positions {text!r}; need numbers such as -2,-1, or ranges such as 4-6"
         ) from None
-
-
-def asked_by(settings: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as a run records it: neither the size of a pass nor copies of the circuit are its question."""
-    return {name: value for name, value in settings.items() if name not in ("save", "against", "batch_size")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

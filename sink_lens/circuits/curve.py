@@ -11,9 +11,9 @@ size, with as many edges between every two layers, stands beside each. Where the
 is nothing to divide by, and f is not given.
 
 A curve need not climb: where heads cancel, a circuit of one of them keeps too much and one of both nothing. So the
-share that *carries* the metric (``steady``) is the smallest from which on every larger size that was run keeps at least
-80%, by the lower end of its interval, and at most 120%. Sizes are asked from the largest downwards and the first that
-fails ends it, so that asking several does not make the 95% smaller.
+share that *carries* the metric (``steady_share``) is the smallest from which on every larger size that was run keeps at
+least 80%, by the lower end of its interval, and at most 120%. Sizes are asked from the largest downwards and the first
+that fails ends it, so that asking several does not make the 95% smaller.
 """
 
 from collections.abc import Callable
@@ -57,14 +57,10 @@ class Judge:
         """The metric of the whole model."""
         return self.runs.clean_values.double().numpy()
 
-    def mean(self, values: Float[np.ndarray, " pair"]) -> Interval:
-        """The mean over pairs with its interval."""
-        return interval(values, generator=np.random.default_rng([self.seed, 3]))
-
     @cached_property
     def gap(self) -> Interval:
         """The metric of all edges less that of none: what faithfulness is divided by."""
-        return self.mean(self.whole - self.nothing)
+        return interval(self.whole - self.nothing, generator=np.random.default_rng([self.seed, 3]))
 
     @property
     def defined(self) -> bool:
@@ -117,42 +113,31 @@ class Curve:
     """One row per circuit: ``by`` (edges, nodes or random), ``share`` (of all edges, or nodes), ``n``, ``connected``
     (edges on a path from the input to the metric), ``nodes``, ``draw``, ``value`` (mean metric), ``faithfulness``,
     ``low``, ``high`` (95% interval over pairs)."""
-    values: Float[np.ndarray, "circuit pair"] = field(repr=False)
-    """The metric of each row by judged pair."""
-    whole: Interval
-    """The metric of the whole model on the judged pairs."""
-    empty: Interval
-    """The metric with no edge."""
     gap: Interval
-    """Their difference: what faithfulness is divided by."""
-    defined: bool
-    """True if that difference is told from 0."""
-    n_judged: int
+    """The metric of the whole model less that with no edge, on the judged pairs: what faithfulness is divided by."""
 
     @property
     def areas(self) -> pd.DataFrame:
         """CPR and CMD, by edges and by nodes, on both axes; of random circuits too."""
-        rows = []
-        for by in dict.fromkeys(self.frame["by"].tolist()):
-            own = self.frame.loc[self.frame["by"].eq(by)]
-            share = np.unique(own["share"].to_numpy(float))
-            f = np.array([own.loc[own["share"].eq(one), "faithfulness"].to_numpy(float).mean() for one in share])
-            cpr, cmd = (area(share, one) for one in (f, np.abs(1 - f)))
-            log_cpr, log_cmd = (area(share, one, logarithmic=True) for one in (f, np.abs(1 - f)))
-            rows.append({"by": by, "cpr": cpr, "cmd": cmd, "cpr_log": log_cpr, "cmd_log": log_cmd})
-        return pd.DataFrame(rows, columns=["by", "cpr", "cmd", "cpr_log", "cmd_log"])
-
-    def steady(self, *, at_least: float = CARRIES, at_most: float = AT_MOST, by: str = "edges") -> float:
-        """The share that carries the metric (see the module); nan if no size does."""
-        return steady_share(self.frame, at_least=at_least, at_most=at_most, by=by)
+        return areas_of(self.frame)
 
 
-def steady_share(
-    frame: pd.DataFrame, *, at_least: float = CARRIES, at_most: float = AT_MOST, by: str = "edges"
-) -> float:
-    """The share of a curve's table that carries the metric, see ``Curve.steady``; nan if no size does."""
-    own = frame.loc[frame["by"].eq(by)].sort_values("share", ascending=False)
-    holds = own["low"].ge(at_least).to_numpy() & own["faithfulness"].le(at_most).to_numpy()
+def areas_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """CPR and CMD of every kind of circuit in a curve's table, on both axes."""
+    rows = []
+    for by, own in frame.groupby("by", sort=False):
+        f = own.groupby("share")["faithfulness"].agg(lambda draws: draws.to_numpy().mean())
+        share, f = f.index.to_numpy(float), f.to_numpy(float)
+        cpr, cmd = (area(share, one) for one in (f, np.abs(1 - f)))
+        log_cpr, log_cmd = (area(share, one, logarithmic=True) for one in (f, np.abs(1 - f)))
+        rows.append({"by": by, "cpr": cpr, "cmd": cmd, "cpr_log": log_cpr, "cmd_log": log_cmd})
+    return pd.DataFrame(rows, columns=["by", "cpr", "cmd", "cpr_log", "cmd_log"])
+
+
+def steady_share(frame: pd.DataFrame) -> float:
+    """The share of a curve's table that carries the metric (see the module); nan if no size does."""
+    own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
+    holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
     return float(reached[-1]) if len(reached) else float("nan")
 
@@ -206,17 +191,9 @@ def curve(
         if share < 1:
             for draw in range(asked.random):
                 put("random", share, n, random_circuit_like(graph, one, generator=generator), draw)
-    values = judge.values(np.stack(masks), advance=advance)
     about = pd.DataFrame(rows)[["by", "share", "n", "connected", "nodes", "draw"]]
-    return Curve(
-        frame=pd.concat([about, judge.judged(values)], axis=1),
-        values=values,
-        whole=judge.mean(judge.whole),
-        empty=judge.mean(judge.nothing),
-        gap=judge.gap,
-        defined=judge.defined,
-        n_judged=judge.runs.n_pairs,
-    )
+    judged = judge.judged(judge.values(np.stack(masks), advance=advance))
+    return Curve(frame=pd.concat([about, judged], axis=1), gap=judge.gap)
 
 
 def size_fields(judge: Judge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:

@@ -11,9 +11,7 @@ from typing import Literal
 
 from ..errors import InputError
 
-Method = Literal[
-    "eap-ig", "eap", "gim", "eap-corrupted", "clean-corrupted", "eap-ig-left", "eap-ig-activations", "exact"
-]
+Method = Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "eap-ig-activations", "exact"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,6 @@ METHODS: Mapping[str, Scoring] = {
     "eap": Scoring(points=lambda steps: [1.0]),
     "gim": Scoring(points=lambda steps: [1.0], rules=True),
     "eap-corrupted": Scoring(points=lambda steps: [0.0]),
-    "clean-corrupted": Scoring(points=lambda steps: [0.0, 1.0]),
     "eap-ig-left": Scoring(points=lambda steps: [step / steps for step in range(steps)], integrates=True),
     "eap-ig-activations": Scoring(along="activations", points=_midpoints, integrates=True),
     "exact": Scoring(along="patches"),

@@ -3,10 +3,9 @@
 Scores are written pass by pass, and each table when it is made: a run that was killed goes on from there.
 """
 
-import functools
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -31,16 +30,16 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..stats import interval
 from .attention import attention_of
 from .checks import CONFIRMED, check_from_table
-from .circuit import Circuit, circuit_by_scores
-from .config import Ablation, CircuitConfig, asked_by
+from .circuit import Circuit, circuit_by_scores, first_prompt
+from .config import Ablation, CircuitConfig
 from .core import core_of
-from .curve import size_fields, steady_share
+from .curve import Judge, areas_of, size_fields, steady_share
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
 from .pairs import read_pairs
 from .runs import Runs, runs_of
-from .scores import score
+from .scores import Scores, score
 from .scoring import part_name, parts_of, score_edges
 from .sink import sink_fields
 from .tasks import Task, task_of
@@ -130,7 +129,12 @@ def run(
     )
     if found is None:
         return CircuitRun.unfinished(folder, shard=str(shard))
-    return _finished_run(folder, *found, report=report)
+    circuit, sentences = found
+    if report:
+        display.draw_page(folder)
+    held = read_run(folder)
+    tables = {name: held.tables[name] for name in (*FILES, "check", "check_nodes", "core") if name in held.tables}
+    return CircuitRun(folder=folder, found=circuit, tables=tables, headline="\n".join(sentences))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,31 +148,24 @@ class _Asked:
     given: SavedCircuit | None
     """The circuit that is judged, where one was given."""
 
-    def open(
-        self,
-        folder: Path,
-        *,
-        overwrite: bool = False,
-        reopen: bool = False,
-        patience: float = 0,
-        part: Mapping[str, Any] | None = None,
-    ) -> RunWriter:
-        """Open the run folder of the circuit, or of a part of it."""
+    def open(self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any) -> RunWriter:
+        """Open the run folder of the circuit, or of a part of it; ``how`` is for ``create_run``."""
         provenance = describe_provenance(self.lens, self.task.clean, kernel="eager") | {
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
             "answers_sha256": self.task.sha256,
             "seeds": {"pairs": self.config.seed},
         }
         provenance |= {} if self.given is None else {"circuit_sha256": self.given.sha256}
+        config = asdict(self.config) | self.code() | dict(part or {})
+        for name in ("save", "against", "batch_size"):  # copies of the circuit and the size of a pass are no question
+            del config[name]
         return create_run(
             folder,
             kind="circuit",
-            config=asked_by(asdict(self.config)) | self.code() | dict(part or {}),
+            config=config,
             provenance=provenance | ({"holder": process_name()} if part else {}),
             expects=() if part else FILES,
-            overwrite=overwrite,
-            reopen=reopen,
-            patience=patience,
+            **how,
         )
 
     def code(self) -> dict[str, Any]:
@@ -176,10 +173,33 @@ class _Asked:
         return {"code": metric_config(self.metric)["code"]} if ":" in self.config.reads else {}
 
     @property
+    def others(self) -> tuple[Ablation, ...]:
+        """The ablations beside the run's own that the core is taken over."""
+        able = _CORE[1:] if self.config.task == "text" else _CORE
+        return tuple(one for one in able if one != self.config.replaced_by) if self.config.core else ()
+
+    @property
     def scored(self) -> Mapping[str, Ablation]:
         """Name of scores -> their ablation: the run's own, and those of the core."""
-        others = other_ablations(self.config) if self.config.core else ()
-        return {"scores": self.config.replaced_by, **{f"scores-{one}": one for one in others}}
+        return {"scores": self.config.replaced_by, **{f"scores-{one}": one for one in self.others}}
+
+    def runs(self, ablation: Ablation) -> Runs:
+        """The clean and the replaced runs of the task.
+
+        Raises:
+            InputError: under the run's own ablation, the interval of their difference covers 0.
+        """
+        task, config = self.task, replace(self.config, ablation=ablation)
+        corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
+        found = runs_of(self.lens, task.clean, corrupted, metric=self.metric, config=config, spans=task.spans)
+        gap = interval(found.gap.double().numpy(), generator=np.random.default_rng([config.seed, 6]))
+        if ablation == self.config.replaced_by == "resample" and not (gap.low > 0 or gap.high < 0):
+            raise InputError(
+                f"{found.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
+                "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
+                "corrupted prompt changes the metric"
+            )
+        return found
 
     def parts(self) -> dict[str, int]:
         """Name of every part of the scores -> its pairs."""
@@ -190,9 +210,7 @@ class _Asked:
         """Score the pairs of some parts."""
         for name, ablation in self.scored.items():
             if any(part_name(name, rows) in parts for rows in parts_of(self.task.clean.n_sequences)):
-                runs = runs_for(self, ablation)
-                if name == "scores":
-                    _check_gap(runs, seed=self.config.seed)
+                runs = self.runs(ablation)
                 score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
 
     def finish(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
@@ -209,29 +227,13 @@ def _ask(model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | Non
         config, model = model, None
     asked = make_config(CircuitConfig, config, fields, where="circuit")
     asked.check_together()
-    if asked.pairs_file is not None:
-        read_pairs(
-            asked.pairs_file, spans=asked.columns_of_spans
-        )  # refuses what is no pair, before the weights are read
-    lens = model_for(asked) if model is None else as_lens(cast("ModelLike", model))
+    if asked.pairs_file is not None:  # what is no pair is refused before the weights are read
+        read_pairs(asked.pairs_file, spans=asked.columns_of_spans)
+    lens = load_model(cast("Any", asked)) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
     given, task = None if asked.circuit is None else read(asked.circuit, lens=lens), task_for(lens, asked)
     return _Asked(lens=lens, task=task, config=asked, metric=metric_of(lens, task, asked), given=given)
-
-
-def _finished_run(folder: Path, circuit: Circuit, sentences: tuple[str, ...], *, report: bool) -> CircuitRun:
-    """The result of a finished run folder."""
-    if report:
-        display.draw_page(folder)
-    held = read_run(folder)
-    tables = {name: held.tables[name] for name in (*FILES, "check", "check_nodes", "core") if name in held.tables}
-    return CircuitRun(folder=folder, found=circuit, tables=tables, headline="\n".join(sentences))
-
-
-def model_for(config: CircuitConfig) -> LensModel:
-    """The model that a configuration names."""
-    return load_model(cast("Any", config))  # which reads no sequences
 
 
 def task_for(lens: LensModel, config: CircuitConfig) -> Task:
@@ -265,75 +267,89 @@ def metric_of(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Ca
     return function(task) if next(iter(signature(function).parameters), "") == "task" else function
 
 
-def runs_for(asked: "_Asked", ablation: Ablation) -> Runs:
-    """The clean and the replaced runs of a task."""
-    task, config = asked.task, replace(asked.config, ablation=ablation)
-    corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
-    return runs_of(asked.lens, task.clean, corrupted, metric=asked.metric, config=config, spans=task.spans)
-
-
 def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
     """Score, choose and judge the circuit, and write the tables."""
-    lens, task, config = asked.lens, asked.task, asked.config
-    runs = runs_for(asked, config.replaced_by)
-    _check_gap(runs, seed=config.seed)
+    from .sentences import circuit_sentences
+
+    lens, task, config, given = asked.lens, asked.task, asked.config, asked.given
+    runs = asked.runs(config.replaced_by)
     scores = score_edges(runs, config, writer=writer, name="scores", progress=progress)
     half = circuit_by_scores(runs, scores, config, templates=task.templates, halved=True)
     writer.write_table("pairs", _pair_table(lens, task, runs))
 
-    @functools.cache
-    def evaluation() -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The areas and the table of the curve with the circuit's rows; its gap is written first."""
+    def judged_curve() -> pd.DataFrame:
+        """The table of the curve with the circuit's rows; the gap that it is divided by is written first."""
         found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
-        chosen, _ = one_circuit(half, found.frame, config=config, given=asked.given)
+        chosen, _ = one_circuit(half, found.frame, config=config, given=given)
         own = _judged_rows(chosen, half)
         gap = chosen.judge.gap if chosen.given else found.gap
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
-        return found.areas, pd.concat([found.frame, own], ignore_index=True)
+        return pd.concat([found.frame, own], ignore_index=True)
 
-    areas = writer.once("areas", lambda: evaluation()[0])
-    curve = writer.once("curve", lambda: evaluation()[1])
+    curve = writer.once("curve", judged_curve)
+    areas = areas_of(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
+    writer.write_table("areas", areas)
     gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
-    circuit, rule = one_circuit(half, curve, config=config, given=asked.given)
+    circuit, rule = one_circuit(half, curve, config=config, given=given)
     writer.write_table("nodes", circuit.nodes)
     writer.once("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
-    completeness = scores.completeness
-    writer.write_table("completeness", completeness)
-
-    def attention() -> pd.DataFrame:
-        """The table ``attention``; its patterns are written first."""
-        frame, patterns = attention_of(circuit)
-        if patterns:
-            writer.write_tensors("attention_patterns", patterns)
-        return frame
-
-    check = nodes = None
+    writer.write_table("completeness", scores.completeness)
+    row: dict[str, Any] = {
+        "metric": runs.metric.name,
+        "method": scores.method,
+        "ablation": runs.ablation,
+        "frozen": -1 if runs.frozen is None else runs.frozen,
+        "pairs": runs.n_pairs,
+        "chosen_on": 0 if circuit.given else len(circuit.rows),
+        "judged_on": circuit.judge.runs.n_pairs,
+        "seen": given is not None and given.found_on == task.clean.hash,
+        "rule": rule,
+        "edges": circuit.n_edges,
+        "asked_edges": circuit.size,
+        "all_edges": circuit.graph.n_edges,
+        **_curve_fields(curve),
+        "gap": gap["estimate"],
+        "gap_low": gap["low"],
+        "gap_high": gap["high"],
+        **_score_fields(scores),
+        **areas.set_index("by").loc["edges"].to_dict(),
+        "jaccard_halves": circuit.jaccard,
+        "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
+    }
+    check = nodes = core = None
+    pairs = config.check_pairs
     if config.check:
-        pairs = config.check_pairs
         check = writer.once("check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame)
         few = min(pairs, _NODE_PAIRS)
         if METHODS[config.method].along != "patches":
             nodes = writer.once("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
     if not writer.has("sink.json"):
         writer.write_text("sink.json", json.dumps(sink_fields(circuit, config)))
-    sink = json.loads((writer.folder / "sink.json").read_text("utf-8"))
-    core, alone = None, None
-    if config.core:
-        others = partial(_circuits_of_ablations, circuit, asked, writer=writer, progress=progress)
-        core = writer.once("core", lambda: core_of(circuit, others(), pairs=config.check_pairs, progress=progress))
-        mask = np.isin(circuit.graph.names, core.loc[core["core"].to_numpy(bool), "edge"].to_numpy())
-        alone = half.judge.judged(half.judge.values(mask[None]))
-    writer.once("prompt", lambda: _prompt_table(lens, task.clean))
-    writer.once("attention", attention)
-    seen = asked.given is not None and asked.given.found_on == task.clean.hash
-    found = _Found(circuit=circuit, rule=rule, curve=curve, areas=areas, gap=gap, completeness=completeness, seen=seen)
-    found = replace(found, check=check, nodes=nodes, core=core, alone=alone, sink=sink)
-    summary = _summary_table(found)
-    summary["left_sum"], summary["left_pairs"] = left_sum_completeness(runs, config=config)
-    writer.write_csv("summary", summary)
-    from .sentences import circuit_sentences
 
+    def core_table() -> pd.DataFrame:
+        """The table ``core``, for which the edges are scored under the other ablations too."""
+        others: dict[str, Circuit] = {}
+        for one in asked.others:
+            again = asked.runs(one)
+            again_scores = score_edges(again, config, writer=writer, name=f"scores-{one}", progress=progress)
+            others[one] = replace(circuit, runs=again, scores=again_scores).smaller(circuit.size)
+        return core_of(circuit, others, pairs=pairs, progress=progress)
+
+    if config.core:
+        core = writer.once("core", core_table)
+    row |= json.loads((writer.folder / "sink.json").read_text("utf-8"))
+    row |= _check_fields(circuit, check, nodes) | _core_fields(circuit, core, half.judge)
+    prompt = first_prompt(runs)
+    writer.write_table("prompt", pd.DataFrame({"position": range(len(prompt)), "text": prompt}))
+    if not writer.has("attention"):
+        frame, patterns = attention_of(circuit)
+        if patterns:
+            writer.write_tensors("attention_patterns", patterns)
+        writer.write_table("attention", frame)
+    row["left_sum"], row["left_pairs"] = left_sum_completeness(runs, config=config)
+    summary = pd.DataFrame([row])
+    writer.write_csv("summary", summary)
     sentences = [task.sentence] if config.task != "text" else []
     return circuit, (*sentences, *circuit_sentences(summary, sizes=config.sizes))
 
@@ -347,21 +363,6 @@ def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, 
         return float("nan"), 0
     few = runs.some(range(min(_LEFT_PAIRS, runs.n_pairs)))
     return score(few, method="eap-ig-left", steps=config.steps).complete, few.n_pairs
-
-
-def _check_gap(runs: Runs, *, seed: int) -> None:
-    """Refuse runs whose clean and replaced metrics are not told apart.
-
-    Raises:
-        InputError: the interval of their difference covers 0.
-    """
-    gap = interval(runs.gap.double().numpy(), generator=np.random.default_rng([seed, 6]))
-    if runs.ablation == "resample" and not (gap.low > 0 or gap.high < 0):
-        raise InputError(
-            f"{runs.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
-            "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
-            "corrupted prompt changes the metric"
-        )
 
 
 def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
@@ -390,29 +391,6 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
             "corrupted_value": runs.corrupted_values.double().numpy(),
         }
     )
-
-
-def _prompt_table(lens: LensModel, batch: TokenBatch) -> pd.DataFrame:
-    """The tokens of the first prompt, by position."""
-    ids = batch.tokens[0, : int(batch.lengths[0])].tolist()
-    texts = [str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in ids]
-    return pd.DataFrame({"position": list(range(len(ids))), "text": texts})
-
-
-def other_ablations(config: CircuitConfig) -> tuple[Ablation, ...]:
-    """The ablations beside the run's own that the core is taken over."""
-    able = _CORE[1:] if config.task == "text" else _CORE
-    return tuple(one for one in able if one != config.replaced_by)
-
-
-def _circuits_of_ablations(circuit: Circuit, asked: _Asked, *, writer: RunWriter, progress: bool) -> dict[str, Circuit]:
-    """Name of each other ablation that the core is taken over -> the circuit that it gives."""
-    others: dict[str, Circuit] = {}
-    for ablation in other_ablations(asked.config):
-        runs = runs_for(asked, ablation)
-        scores = score_edges(runs, asked.config, writer=writer, name=f"scores-{ablation}", progress=progress)
-        others[ablation] = circuit.like(runs, scores)
-    return others
 
 
 def one_circuit(
@@ -471,109 +449,69 @@ def _judged_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _count_confirmed(circuit: Circuit, core: pd.DataFrame) -> int:
-    """Count the core edges whose real patch does at least 1% of the difference, without those that cancel."""
-    does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
-    return int((does & ~core["together"].to_numpy(bool)).sum())
+def _curve_fields(curve: pd.DataFrame) -> dict[str, Any]:
+    """Fields of the summary from the curve: what the circuit and parts of it keep, and which sizes carry the metric."""
+    by = curve.drop_duplicates("by").set_index("by").to_dict("index")
+    parts = {"circuit": "", "without": "without_", "as_many": "as_many_", "picture": "picture_"}
+    row = {
+        f"{prefix}faithfulness{end}": float(by[name][end[1:] or "faithfulness"])
+        for name, prefix in parts.items()
+        for end in ("", "_low", "_high")
+    }
+    of_edges = curve.loc[curve["by"].eq("edges")].sort_values("faithfulness", ascending=False)
+    most, share = of_edges.to_dict("records")[0], steady_share(curve)
+    row |= {"picture_edges": by["picture"]["n"], "share_at_80": share if share < 1 else np.nan}
+    return row | {"most_kept": most["faithfulness"], "most_kept_at": most["share"]}
 
 
-def _unseen_nodes(nodes: pd.DataFrame) -> str:
-    """Names of the nodes that gradients do not see, the largest first."""
-    ordered = nodes.sort_values("exact", key=abs, ascending=False)
-    return " ".join(ordered.loc[ordered["unseen"], "node"].tolist())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """Everything that the table ``summary`` is made of."""
-
-    circuit: Circuit
-    rule: str
-    curve: pd.DataFrame
-    areas: pd.DataFrame
-    gap: Mapping[str, float]
-    completeness: pd.DataFrame
-    check: pd.DataFrame | None = None
-    nodes: pd.DataFrame | None = None
-    core: pd.DataFrame | None = None
-    alone: pd.DataFrame | None = None
-    sink: Mapping[str, float] = field(default_factory=dict)
-    seen: bool
-    """It was given, and found on these pairs."""
-
-
-def _summary_table(found: _Found) -> pd.DataFrame:
-    """The table ``summary``."""
-    circuit, gap, check, nodes, core = found.circuit, found.gap, found.check, found.nodes, found.core
-    by = found.areas.loc[found.areas["by"].eq("edges")].to_dict("records")[0]
-    errors = found.completeness["error"].abs().to_numpy(float)
-    share = steady_share(found.curve)
-    of_edges = found.curve.loc[found.curve["by"].eq("edges")]
-    most = of_edges.sort_values("faithfulness", ascending=False).to_dict("records")[0]
-    own, drawn, without, like = (
-        found.curve.loc[found.curve["by"].eq(name)].to_dict("records")[0]
-        for name in ("circuit", "picture", "without", "as_many")
-    )
-    row: dict[str, Any] = {
-        "metric": circuit.runs.metric.name,
-        "method": circuit.scores.method,
-        "ablation": circuit.runs.ablation,
-        "frozen": -1 if circuit.runs.frozen is None else circuit.runs.frozen,
-        "pairs": circuit.runs.n_pairs,
-        "chosen_on": 0 if circuit.given else len(circuit.rows),
-        "judged_on": circuit.judge.runs.n_pairs,
-        "seen": found.seen,
-        "rule": found.rule,
-        "edges": circuit.n_edges,
-        "asked_edges": circuit.size,
-        "all_edges": circuit.graph.n_edges,
-        **_faithfulness_fields(own, ""),
-        **_faithfulness_fields(without, "without_"),
-        **_faithfulness_fields(like, "as_many_"),
-        "picture_edges": drawn["n"],
-        **_faithfulness_fields(drawn, "picture_"),
-        "clean": float(circuit.scores.clean.mean()),
-        "corrupted": float(circuit.scores.corrupted.mean()),
-        "gap": gap["estimate"],
-        "gap_low": gap["low"],
-        "gap_high": gap["high"],
-        "completeness": circuit.scores.complete,
+def _score_fields(scores: Scores) -> dict[str, float]:
+    """Fields of the summary on the metric of both runs, and on what the scores sum to."""
+    errors = scores.completeness["error"].abs().to_numpy(float)
+    return {
+        "clean": float(scores.clean.mean()),
+        "corrupted": float(scores.corrupted.mean()),
+        "completeness": scores.complete,
         "completeness_error_median": float(np.median(errors)),
         "completeness_error_largest": float(errors.max()),
-        "steps_mean": float(found.completeness["steps"].to_numpy(float).mean()),
-        "cpr": float(by["cpr"]),
-        "cmd": float(by["cmd"]),
-        "cpr_log": float(by["cpr_log"]),
-        "cmd_log": float(by["cmd_log"]),
-        "share_at_80": share if share < 1 else np.nan,
-        "most_kept": most["faithfulness"],
-        "most_kept_at": most["share"],
-        **found.sink,
-        "jaccard_halves": circuit.jaccard,
-        "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
-        "rank_correlation": np.nan,
-        "missed": np.nan,
-        "outside_over": -1,
-        "outside_sampled": -1,
-        "outside_at_most": -1,
-        "weakest": np.nan,
-        "patched_nodes": -1 if nodes is None else len(nodes),
-        "unseen_nodes": "" if nodes is None else _unseen_nodes(nodes),
-        "core_edges": -1 if core is None else int(core["core"].to_numpy(bool).sum()),
-        "confirmed_edges": -1 if core is None else _count_confirmed(circuit, core),
-        "together_edges": -1 if core is None else int(core["together"].to_numpy(bool).sum()),
-        "undecided_edges": -1 if core is None else int(core["undecided"].to_numpy(bool).sum()),
-        "contingent_edges": -1 if core is None else int((~core[["core", "undecided"]].to_numpy(bool).any(1)).sum()),
+        "steps_mean": float(scores.steps.mean()),
     }
-    if found.alone is not None:
-        row |= _faithfulness_fields(found.alone.to_dict("records")[0], "core_")
+
+
+def _check_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
+    """Fields of the summary on real patches of edges and of nodes; -1 or nan without a check."""
+    row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
+    row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
+    row["unseen_nodes"] = ""
     if check is not None:
-        made = check_from_table(circuit.scores, circuit.chosen, check, n_pairs=0)
+        made = check_from_table(circuit.scores, circuit.chosen, check)
         row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
         row |= {"outside_over": made.outside[0], "outside_sampled": made.outside[1], "outside_at_most": made.at_most}
-    return pd.DataFrame([row])
+    if nodes is not None:
+        unseen = nodes.loc[nodes["unseen"]].sort_values("exact", key=abs, ascending=False)
+        row |= {"patched_nodes": len(nodes), "unseen_nodes": " ".join(unseen["node"].tolist())}
+    return row
 
 
-def _faithfulness_fields(row: Mapping[Any, Any], name: str) -> dict[str, float]:
-    """Faithfulness and its interval from a row of the curve, under names that begin with ``name``."""
-    return {f"{name}faithfulness{end}": float(row[end[1:] or "faithfulness"]) for end in ("", "_low", "_high")}
+def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: Judge) -> dict[str, Any]:
+    """Fields of the summary on the core, and what it keeps alone; counts are -1 without a core.
+
+    An edge is confirmed if its real patch does at least 1% of the difference, and it does not cancel with others.
+    """
+    if core is None:
+        return dict.fromkeys(
+            [f"{name}_edges" for name in ("core", "confirmed", "together", "undecided", "contingent")], -1
+        )
+    inside, together, undecided = (core[name].to_numpy(bool) for name in ("core", "together", "undecided"))
+    does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
+    mask = np.isin(circuit.graph.names, core.loc[inside, "edge"].to_numpy())
+    (alone,) = judge.judged(judge.values(mask[None])).to_dict("records")
+    return {
+        "core_edges": int(inside.sum()),
+        "confirmed_edges": int((does & ~together).sum()),
+        "together_edges": int(together.sum()),
+        "undecided_edges": int(undecided.sum()),
+        "contingent_edges": int((~inside & ~undecided).sum()),
+        "core_faithfulness": alone["faithfulness"],
+        "core_faithfulness_low": alone["low"],
+        "core_faithfulness_high": alone["high"],
+    }

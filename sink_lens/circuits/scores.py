@@ -8,7 +8,7 @@ where x_r is the stream as r alone reads it (``stream``), c_w what w adds in the
 (``runs``). Positive means that the clean value raises the metric. The points at which the gradient is taken name the
 method:
 
-- ``eap``: the clean run; ``eap-corrupted``: the corrupted one, as TransformerLens has it; ``clean-corrupted``: both;
+- ``eap``: the clean run; ``eap-corrupted``: the corrupted one, as TransformerLens has it;
 - ``gim``: the clean run, with rules for the backward pass (``rules``) instead of the plain gradient;
 - ``eap-ig``: the middles of n equal steps of the embedding from its replacement to its clean value, or with
   ``eap-ig-left`` their beginnings, as EAP-IG has it;

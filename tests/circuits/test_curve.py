@@ -19,11 +19,12 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
     assert not set(first) & set(second)
     whole = curve.frame[(curve.frame["by"] == "edges") & (curve.frame["share"] == 1)]
     assert whole["value"].item() == pytest.approx(found.runs.clean_values[second].mean().item(), abs=1e-5)
-    assert curve.empty.estimate == pytest.approx(found.runs.corrupted_values[second].mean().item(), abs=1e-5)
+    nothing = found.judge.nothing.mean()
+    assert nothing == pytest.approx(found.runs.corrupted_values[second].mean().item(), abs=1e-5)
     small = curve.frame[curve.frame["share"] == 0.1]
     assert len(small[small["by"] == "random"]) == 2
-    if curve.defined:
-        f = (small["value"] - curve.empty.estimate) / curve.gap.estimate
+    if found.judge.defined:
+        f = (small["value"] - nothing) / curve.gap.estimate
         assert small["faithfulness"].to_numpy() == pytest.approx(f.to_numpy())
     else:
         assert small["faithfulness"].isna().all()

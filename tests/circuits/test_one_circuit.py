@@ -12,7 +12,7 @@ from sink_lens import circuits, wrap
 from sink_lens.circuits.checks import cancelling_groups, patch_core
 from sink_lens.circuits.circuit import circuit_of_runs
 from sink_lens.circuits.config import CircuitConfig
-from sink_lens.circuits.curve import Judge
+from sink_lens.circuits.curve import Judge, steady_share
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import CIRCUIT, edge_circuit
 from sink_lens.circuits.runs import Runs
@@ -45,7 +45,7 @@ def test_a_size_at_which_parts_of_a_mechanism_cancel_is_no_answer(name, family):
     f = curve.frame.set_index("n")["faithfulness"]
     reached = int(f.index[f.ge(0.8).to_numpy()][0])
     assert f.loc[reached:].min() < 0.2
-    steady = round(curve.steady() * n)
+    steady = round(steady_share(curve.frame) * n)
     assert steady > reached
     assert f.loc[steady:].between(0.8, 1.2).all()
     assert circuit.smaller(steady).n_edges <= len(mechanism.carrying("resample"))

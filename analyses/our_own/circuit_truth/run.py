@@ -190,7 +190,7 @@ class Edges:
         frame = pd.DataFrame({"edge": numbers, "score": scores[numbers], "exact": real[numbers]})
         frame["error"] = frame["score"] - frame["exact"]
         frame["drawn"] = ["circuit"] * len(some[0]) + ["other"] * len(some[1])
-        check = check_from_table(circuit.scores, circuit.chosen, frame, n_pairs=PATCHED)
+        check = check_from_table(circuit.scores, circuit.chosen, frame)
         order = np.argsort(-np.abs(circuit.scores.mean), kind="stable")[: self.size]
         return {
             "ablation": self.ablation,
