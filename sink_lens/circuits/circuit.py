@@ -370,17 +370,22 @@ class Circuit:
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        from .picture import drawable_circuit
+        from .picture import EdgeCircuit
 
         if most < 1:
             raise InputError(f"most is {most}; need at least 1 edge to draw")
         edges = self.edges
         edges["drawn"] = edges["edge"].isin(self.graph.names[self.strongest(most)].tolist())
-        metric, outputs = name_in_words(self.runs.metric.name), [self.graph.readers[one].name for one in self.outputs]
-        named: dict[str, Any] = {"n_layers": self.graph.n_layers, "group": self.graph.group, "outputs": outputs}
-        title = f"The circuit of {metric}, {self.runs.lens.name}"
-        graph = partial(self._attribution_graph, others=True)
-        return drawable_circuit(edges, metric=metric, title=title, make_graph=graph, **named).draw(style, width=width)
+        metric = name_in_words(self.runs.metric.name)
+        return EdgeCircuit(
+            edges=edges,
+            make_graph=partial(self._attribution_graph, others=True),
+            title=f"The circuit of {metric}, {self.runs.lens.name}",
+            metric=metric,
+            n_layers=self.graph.n_layers,
+            group=self.graph.group,
+            outputs=[self.graph.readers[one].name for one in self.outputs],
+        ).draw(style, width=width)
 
     def _repr_html_(self) -> str:
         """The circuit in a notebook."""

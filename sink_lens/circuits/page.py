@@ -1,13 +1,13 @@
 """The page of a run of ``circuit``: its title, sentences, figures and tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.circuits.config import SIZES
-from sink_lens.circuits.picture import EdgeCircuit, curve_figure, drawable_circuit, place_of_node
+from sink_lens.circuits.picture import EdgeCircuit, curve_figure, place_of_node
 from sink_lens.circuits.sentences import circuit_sentences, edges_sentence, faithfulness_text, is_complete, is_gap_clear
 from sink_lens.records import Run
 from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, edges_to_explore, pattern_base64
@@ -35,8 +35,8 @@ def edge_circuit(run: Run) -> EdgeCircuit:
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
     circuit, group = run.need("circuit", columns=["writer", "reader", "score"]), max(1, heads // kv_heads)
     title = f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}"
-    return drawable_circuit(
-        circuit,
+    return EdgeCircuit(
+        edges=circuit,
         metric=name_in_words(_metric_name(run)),
         title=title,
         make_graph=lambda: _graph_json(run, title=title, group=group),
@@ -114,8 +114,6 @@ def _title(run: Run) -> str:
     row = table.to_dict("records")[0]
     if not is_gap_clear(row):
         return f"The circuit of {what}: what it carries is undefined"
-    if "faithfulness" not in row:
-        return f"The circuit of {what}: {edges_sentence(row)}"
     kept = f"keep {faithfulness_text(row)} of what all edges add to the {name_in_words(str(row['metric']))}"
     return f"The circuit of {what}: {edges_sentence(row)} {kept}"
 
@@ -161,58 +159,29 @@ def _curve(run: Run) -> tuple[str, Figure]:
     return see, curve_figure(table)
 
 
-def _edge_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the circuit's edges."""
-    table = run.need("circuit", columns=["edge", "score", "low", "high", "inclusion"])
-    heads = {
-        "edge": "edge",
-        "score": "score",
-        "low": "from",
-        "high": "to",
-        "share": "of the difference",
-        "inclusion": "in bootstraps",
-    }
-    return "The edges of the circuit, the largest first." + more(len(table), "circuit"), _name_heads(table, heads)
+def _listed_parts(
+    key: str, title: str, name: str, see: str, heads: Mapping[str, str] | None = None, *, first: Sequence[str] = ()
+) -> Listed:
+    """List a table of edges or nodes, if the run has it, under the names that the pictures give them.
 
+    Args:
+        key: of the table on the page.
+        title: of the table on the page.
+        name: of the run's table.
+        see: what the table says.
+        heads: its columns; all if None.
+        first: columns by whose magnitude the rows are sorted, the largest first; the run's order if empty.
+    """
 
-def _node_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the circuit's nodes."""
-    table = run.need("nodes", columns=["node", "score", "edges_in", "edges_out"])
-    heads = {"node": "node", "score": "score", "edges_in": "edges in", "edges_out": "edges out"}
-    return "Nodes by the summed score of the edges that leave them." + more(len(table), "nodes"), _name_heads(
-        table, heads
-    )
+    def make(run: Run) -> tuple[str, PageTable]:
+        table = run.need(name, columns=list(heads or ["edge"]))
+        if first:
+            table = table.sort_values(list(first), key=lambda one: one.abs(), ascending=False, ignore_index=True)
+        part = "edge" if "edge" in table else "node"
+        shown = table.assign(**{part: [edge_name(str(one)) for one in table[part]]})
+        return see + more(len(table), name), shown_table(shown, heads or [str(column) for column in table.columns])
 
-
-def _check_table(run: Run) -> tuple[str, PageTable]:
-    """The table of scores beside real patches of edges."""
-    table = run.need("check", columns=["edge", "score", "exact"])
-    heads = {"edge": "edge", "score": "score", "exact": "real patch", "error": "error", "drawn": "drawn from"}
-    return "Scores beside real patches of the same edge." + more(len(table), "check"), _name_heads(table, heads)
-
-
-def _node_check_table(run: Run) -> tuple[str, PageTable]:
-    """The table of scores beside real patches of nodes, unseen nodes first."""
-    table = run.need("check_nodes", columns=["node", "score", "exact", "unseen"])
-    table = table.sort_values(["unseen", "exact"], key=lambda one: one.abs(), ascending=False, ignore_index=True)
-    heads = {"node": "node", "score": "score", "exact": "real patch", "unseen": "not seen by gradients"}
-    see = "What a real patch of every node does, beside the sum of its edges' scores."
-    return see + more(len(table), "check_nodes"), _name_heads(table, heads)
-
-
-def _core_table(run: Run) -> tuple[str, PageTable]:
-    """The table of core, undecided and contingent edges."""
-    table = run.need("core", columns=["edge"])
-    see = "Core edges first, then undecided ones, then contingent ones."
-    return see + more(len(table), "core"), _name_heads(
-        table, {str(name): name_in_words(str(name)) for name in table.columns}
-    )
-
-
-def _name_heads(table: pd.DataFrame, heads: Mapping[str, str]) -> PageTable:
-    """A table whose edges, or nodes, have the names that the pictures give them; its file keeps their ids."""
-    (column,) = (name for name in ("edge", "node") if name in heads)
-    return shown_table(table.assign(**{column: [edge_name(str(one)) for one in table[column]]}), heads)
+    return Listed(key=key, title=title, make=make, when=has_table(name))
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
@@ -235,6 +204,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
     return "The prompts (a dot is a space)." + more(len(table), "pairs"), shown_table(shown, heads, most=8)
 
 
+_SCORE = {"edge": "edge", "score": "score"}
 CIRCUIT = Page(
     circuit=edge_circuit,
     explore=lambda run: edge_circuit(run).graph,
@@ -246,8 +216,20 @@ CIRCUIT = Page(
         Drawn(key="curve", title="How faithful it is", make=_curve, data=whole("curve")),
     ),
     tables=(
-        Listed(key="edge-table", title="Edges", make=_edge_table),
-        Listed(key="node-table", title="Nodes", make=_node_table),
+        _listed_parts(
+            "edge-table",
+            "Edges",
+            "circuit",
+            "The edges of the circuit, the largest first.",
+            _SCORE | {"low": "from", "high": "to", "share": "of the difference", "inclusion": "in bootstraps"},
+        ),
+        _listed_parts(
+            "node-table",
+            "Nodes",
+            "nodes",
+            "Nodes by the summed score of the edges that leave them.",
+            {"node": "node", "score": "score", "edges_in": "edges in", "edges_out": "edges out"},
+        ),
         Listed(
             key="curve-table",
             title="The curve",
@@ -267,9 +249,27 @@ CIRCUIT = Page(
                 need=("by", "share", "connected", "faithfulness"),
             ),
         ),
-        Listed(key="check-table", title="Scores beside real patches", make=_check_table, when=has_table("check")),
-        Listed(key="node-check", title="Real patches of nodes", make=_node_check_table, when=has_table("check_nodes")),
-        Listed(key="core-table", title="Core and contingent edges", make=_core_table, when=has_table("core")),
+        _listed_parts(
+            "check-table",
+            "Scores beside real patches",
+            "check",
+            "Scores beside real patches of the same edge.",
+            _SCORE | {"exact": "real patch", "error": "error", "drawn": "drawn from"},
+        ),
+        _listed_parts(
+            "node-check",
+            "Real patches of nodes",
+            "check_nodes",
+            "What a real patch of every node does, beside the sum of its edges' scores.",
+            {"node": "node", "score": "score", "exact": "real patch", "unseen": "not seen by gradients"},
+            first=("unseen", "exact"),
+        ),
+        _listed_parts(
+            "core-table",
+            "Core and contingent edges",
+            "core",
+            "Core edges first, then undecided ones, then contingent ones.",
+        ),
         Listed(key="pair-table", title="The prompts", make=_pair_table),
     ),
 )

@@ -27,26 +27,28 @@ _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an M
 class EdgeCircuit(Drawable):
     """The edges of a circuit, of a run or in memory."""
 
-    about: dict[str, Any]
-    """Title, what a share is of, layers, heads that share a key-value head, and the readers that the metric reads."""
     edges: pd.DataFrame = field(repr=False)
     """The run's table ``circuit``: writer, reader, score and more, the largest first."""
     make_graph: Callable[[], dict[str, Any]] = field(repr=False)
-    """Gives the largest edges as Neuronpedia's JSON."""
-
-    @property
-    def graph(self) -> dict[str, Any]:
-        """The largest edges of all as Neuronpedia's JSON.
-
-        Raises:
-            RunError: the run has no table of all edges.
-        """
-        return self.make_graph()
+    """Gives the largest edges of all as Neuronpedia's JSON."""
+    title: str
+    metric: str
+    """The metric's name in words."""
+    n_layers: int
+    group: int
+    """Heads that share a key-value head."""
+    outputs: list[str]
+    """The readers that the metric reads."""
 
     @property
     def drawn(self) -> pd.DataFrame:
-        """Its strongest part, which the picture shows; in runs that do not say which, the 60 largest edges."""
+        """Its strongest part, which the picture shows; where none is marked, the 60 largest edges."""
         return self.edges.loc[self.edges["drawn"]] if "drawn" in self.edges else self.edges.head(MOST_DRAWN)
+
+    @property
+    def graph(self) -> dict[str, Any]:
+        """The largest edges of all as Neuronpedia's JSON; RunError if the run has no table of all edges."""
+        return self.make_graph()
 
     def explore(self) -> Explorer:
         """A page to explore the circuit in; ``.save("c.html")`` writes it."""
@@ -59,31 +61,18 @@ class EdgeCircuit(Drawable):
             InputError: another style, or more than fits into the width.
         """
         if style == "page":
-            sizes = {name: self.about[name] for name in ("n_layers", "group")}
-            return edge_figure(self.drawn, **sizes, title=self.about["title"], of=len(self.edges))
-        named = {name: self.about[name] for name in ("group", "title", "unit", "outputs", "end")}
-        return diagram.draw(sketches.sketch_edges(self.edges, **named), style=style, width=width)
+            sizes = {"n_layers": self.n_layers, "group": self.group}
+            return edge_figure(self.drawn, **sizes, title=self.title, of=len(self.edges))
+        end = "logits" if self.outputs == ["logits"] else self.metric
+        named: dict[str, Any] = {"unit": f"of the {self.metric}", "outputs": self.outputs, "end": end}
+        sketch = sketches.sketch_edges(self.edges, group=self.group, title=self.title, **named)
+        return diagram.draw(sketch, style=style, width=width)
 
     def to_json(self) -> str:
         """The circuit as JSON; undefined numbers are null."""
+        about = {name: getattr(self, name) for name in ("title", "metric", "n_layers", "group", "outputs")}
         rows = json.loads(str(self.edges.to_json(orient="records")))
-        return json.dumps({"format": "sink_lens edges 1", "about": self.about, "edges": rows}, ensure_ascii=False)
-
-
-def drawable_circuit(
-    edges: pd.DataFrame, *, metric: str, make_graph: Callable[[], dict[str, Any]], outputs: list[str], **about: Any
-) -> EdgeCircuit:
-    """Make a circuit that can be drawn, from a run's tables or from one in memory.
-
-    Args:
-        edges: the columns writer, reader, score, and drawn if it is known.
-        metric: its name in words.
-        make_graph: gives the largest edges as Neuronpedia's JSON.
-        outputs: the readers that the metric reads.
-        **about: title, n_layers and group (heads that share a key-value head).
-    """
-    about |= {"unit": f"of the {metric}", "outputs": outputs, "end": "logits" if outputs == ["logits"] else metric}
-    return EdgeCircuit(about=about, edges=edges, make_graph=make_graph)
+        return json.dumps({"format": "sink_lens edges 1", "about": about, "edges": rows}, ensure_ascii=False)
 
 
 def edge_figure(

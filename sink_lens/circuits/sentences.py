@@ -36,7 +36,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
             f"scores miss {percent(row['missed'])} of the summed effect."
         )
-    if row.get("patched_nodes", -1) > 0:
+    if row["patched_nodes"] > 0:
         sentences.append(_nodes_sentence(row))
     sentences.append(
         f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
@@ -46,14 +46,10 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
         sentences.append(_core_sentence(row))
     carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
     replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
-    at = row.get("frozen", -1)
-    frozen = f", but at position {at}, which keeps its clean values" * (at >= 0)
-    method, chosen_on = visible(row["method"]).upper(), row.get("chosen_on", row["pairs"])
-    by = (
-        f"Its edges were chosen by {method} on {chosen_on}"
-        if chosen_on
-        else f"It was given, and scored by {method} on all"
-    )
+    frozen = f", but at position {row['frozen']}, which keeps its clean values" * (row["frozen"] >= 0)
+    method = visible(row["method"]).upper()
+    by = f"Its edges were chosen by {method} on {row['chosen_on']}"
+    by = by if row["chosen_on"] else f"It was given, and scored by {method} on all"
     sentences += [
         f"{by} of {row['pairs']} pairs; other edges carry {carried} instead{frozen}.",
         f"{capital(name_in_words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
@@ -67,12 +63,12 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
         )
     if is_gap_clear(row) and np.isfinite(row["cpr"]):
         sentences.append(_areas_sentence(row, sizes=sizes))
-    if np.isfinite(row.get("left_sum", np.nan)):
+    if np.isfinite(row["left_sum"]):
         sentences.append(
             f"EAP-IG's own left sum, at the initial number of points, gives {percent(row['left_sum'])} on "
             f"{plural(int(row['left_pairs']), 'pair')}."
         )
-    if row.get("outside_sampled", -1) > 0:
+    if row["outside_sampled"] > 0:
         outside = row["all_edges"] - row["edges"]
         sentences.append(
             f"We patched a sample of {plural(row['outside_sampled'], 'edge')} outside the circuit: "
@@ -105,8 +101,8 @@ def _incomplete_sentences(row: Mapping[str, Any]) -> list[str]:
         f"{percent(row['completeness'])} of it (error by pair: median {percent(row['completeness_error_median'])}). "
         "Ask for more points."
     )
-    at_sink = row.get("sink_share", 0.0) > 0
-    return [said + " The sink's position can be the cause; resample, or freeze the sink." * bool(at_sink)]
+    at_sink = " The sink's position can be the cause; resample, or freeze the sink."
+    return [said + at_sink * bool(row["sink_share"] > 0)]
 
 
 def _nodes_sentence(row: Mapping[str, Any]) -> str:
@@ -132,7 +128,7 @@ def _nodes_sentence(row: Mapping[str, Any]) -> str:
 
 def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
     """Say how much of the scores is the sink's, and warn where faithfulness is too; where prompts differ, nothing."""
-    kept, share = row.get("without_sink_faithfulness", np.nan), row.get("sink_share", np.nan)
+    kept, share = row["without_sink_faithfulness"], row["sink_share"]
     if not np.isfinite(kept) or share == 0:
         return []
     scores = f"{percent(share)} of the scores, and {percent(row['sink_share_top'])} of the 200 largest," * (share > 0)
@@ -148,19 +144,15 @@ def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
 
 def _core_sentence(row: Mapping[str, Any]) -> str:
     """Say how many edges are core, and how far real patches of each and of the core as a whole confirm it."""
-    real = alone = ""
-    if "confirmed_edges" in row:
-        real = f" Real patches confirm {row['confirmed_edges']} of them (at least 1% of what all edges do)"
-    if row.get("together_edges", 0) > 0:
-        real += f", and {row['together_edges']} can go together at no loss, since they cancel"
-    real += "." * bool(real)
-    if np.isfinite(row.get("core_faithfulness", np.nan)):
-        alone = f" The core alone keeps {faithfulness_text(row, 'core_')}."
+    together = f", and {row['together_edges']} can go together at no loss, since they cancel"
+    together = together if row["together_edges"] > 0 else ""
+    alone = f" The core alone keeps {faithfulness_text(row, 'core_')}." if np.isfinite(row["core_faithfulness"]) else ""
     return (
         f"{_edges_text(row['core_edges'])} core: in at least 95% of the bootstraps under every ablation and "
-        f"template.{real}{alone} {_edges_text(row.get('undecided_edges', 0))} undecided: in 95% of the bootstraps "
-        f"under only some of these. {_edges_text(row['contingent_edges'])} contingent: in some circuit, but in 95% of "
-        "the bootstraps under none of these."
+        f"template. Real patches confirm {row['confirmed_edges']} of them (at least 1% of what all edges do){together}."
+        f"{alone} {_edges_text(row['undecided_edges'])} undecided: in 95% of the bootstraps under only some of these. "
+        f"{_edges_text(row['contingent_edges'])} contingent: in some circuit, but in 95% of the bootstraps under none "
+        "of these."
     )
 
 
@@ -188,11 +180,7 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
             f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
             "from 0."
         )
-    if "faithfulness" not in row:
-        return (
-            f"The run does not say what the circuit of {edges_sentence(row)} keeps alone; the curve shows other sizes."
-        )
-    given = row.get("rule") == "given" and "judged_on" in row
+    given = row["rule"] == "given"
     judges = f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
     return (
         f"The circuit has {edges_sentence(row)} and keeps {faithfulness_text(row)} of what all edges add to the "
@@ -224,7 +212,7 @@ def _share_text(share: float) -> str:
 
 def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
     """Say which rule chose the circuit, and if faithfulness overshoots at some size."""
-    if not is_gap_clear(row) or "faithfulness" not in row:
+    if not is_gap_clear(row):
         return []
     carry = "at least 80%, by the lower end of the interval, and at most 120%"
     share = row["share_at_80"]
@@ -241,15 +229,15 @@ def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
         "given": "It was given; as many of the largest scores, judged on the half of the pairs that did not choose "
         f"them, keep {faithfulness_text(row, 'as_many_')}. {said}.",
         "threshold": f"It has all scores above the threshold. {said}.",
-    }.get(str(row["rule"]), "")
-    if row.get("seen", False):
+    }[row["rule"]]
+    if row["seen"]:
         told += " It was found on these same pairs, which flatters it: judge it on others, such as another seed's."
-    if row["rule"] == "given" and row.get("asked_edges", row["edges"]) > row["edges"]:
+    if row["rule"] == "given" and row["asked_edges"] > row["edges"]:
         told += f" Of its {row['asked_edges']:,} edges, those on no path from the input to the metric are left out."
     if row["most_kept"] > AT_MOST:
         size, kept = _share_text(row["most_kept_at"]), percent(row["most_kept"])
         told += f" Faithfulness overshoots: circuits of {size} keep {kept}."
-    return [told.strip()] if told else []
+    return [told]
 
 
 def is_gap_clear(row: Mapping[str, Any]) -> bool:
