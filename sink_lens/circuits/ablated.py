@@ -17,7 +17,6 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .graph import Graph
 from .runs import Runs
 from .stream import HEADS, apply_norm, hook_name_of, output_biases, write_layer
 
@@ -80,11 +79,6 @@ class _Ablated:
         self.moved = torch.zeros(shape, dtype=runs.weights.dtype, device=replaced.device)  # c - a
         self.masks = None if runs.masks is None else runs.span_masks(rows, begin=begin)
         self.kept: dict[tuple[str, int], Tensor] = {}
-        self.starts: dict[int, int] = {}
-        at = 1
-        for layer in range(runs.graph.n_layers):
-            self.starts[layer] = at
-            at += runs.graph.n_heads + 1 + (layer in runs.graph.neurons)
 
     @torch.no_grad()
     def values(self) -> Float[Tensor, " pair"]:
@@ -92,16 +86,15 @@ class _Ablated:
         runs, graph = self.runs, self.runs.graph
         hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding)]
         for layer in range(graph.n_layers):
-            named: list[tuple[str, Any]] = []
             kinds = HEADS if graph.gated else HEADS[:3]
-            named += [(kind, partial(self._project, kind=kind, layer=layer)) for kind in kinds]
-            named.append(("z", partial(self._store_written, layer=layer, which="attention", sites=("z",))))
+            named: list[Any] = [(kind, partial(self._project, kind=kind, layer=layer)) for kind in kinds]
+            named.append(("z", partial(self._store_written, layer=layer, which="attention")))
             named.append(("mlp_in", partial(self._read_mlp, layer=layer)))
             if layer in graph.neurons:
                 sites = ("gate", "up") if runs.weights.layers[layer].w_gate is not None else ("up",)
                 named += [(site, partial(self._read_neurons, layer=layer, site=site)) for site in sites]
                 named += [(site, partial(self._keep_site, layer=layer, site=site)) for site in ("neurons", "down_out")]
-            named.append(("mlp_out", partial(self._store_written, layer=layer, which="mlp", sites=("mlp_out",))))
+            named.append(("mlp_out", partial(self._store_written, layer=layer, which="mlp")))
             hooks += [(hook_name_of(runs.lens, site, layer), function) for site, function in named]
         hooks.append((hook_name_of(runs.lens, "final", 0), self._read_last))
         return runs.values(runs.outcome(runs.part(self.rows), self.rows, hooks))
@@ -166,14 +159,12 @@ class _Ablated:
         """Keep the tensor at a site for the layer's ``_store_written``."""
         self.kept[site, layer] = x[:, self.begin :]
 
-    def _store_written(self, x: Tensor, hook: object, *, layer: int, which: str, sites: tuple[str, ...]) -> None:
+    def _store_written(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
         """Store the difference between a sublayer's output in this run and its replacement."""
-        graph: Graph = self.runs.graph
-        self.kept[sites[0], layer] = x[:, self.begin :]
-        start = self.starts[layer]
-        count = graph.n_heads + 1 + (layer in graph.neurons)
-        into = self.moved[:, start : start + count]
+        graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
+        self.kept[site, layer] = x[:, self.begin :]
+        into, instead = (some[:, graph.written_by(layer)] for some in (self.moved, self.replaced))
         write_layer(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
-        part = slice(0, graph.n_heads) if which == "attention" else slice(graph.n_heads, count)
-        into[:, part] -= self.replaced[:, start : start + count][:, part]
-        del self.kept[sites[0], layer]
+        part = slice(graph.n_heads) if which == "attention" else slice(graph.n_heads, None)
+        into[:, part] -= instead[:, part]
+        del self.kept[site, layer]

@@ -108,7 +108,7 @@ class SavedCircuit:
             str(name): {"score": float(score), "in_graph": bool(inside)}
             for name, score, inside in zip(plain.names, scores[first, second], kept[first, second], strict=True)
         }
-        used = [*kept.any(1), kept[:, -1].any()]  # the last reader is the logits
+        used = np.append(kept.any(1), kept[:, -1].any())  # the last reader is the logits
         names = [*(writer.name for writer in plain.writers), "logits"]
         nodes = {name: {"in_graph": bool(inside)} for name, inside in zip(names, used, strict=True)}
         own = {"n_kv_heads": self.graph.n_kv_heads, "written_by": "sink_lens"}

@@ -183,6 +183,11 @@ class Graph:
             found.setdefault((place_of(reader.kind), reader.layer), []).append(index)
         return {place: tuple(some) for place, some in found.items()}
 
+    def written_by(self, layer: int) -> slice:
+        """The writers of a layer among all: its heads, the neurons that are a node of their own, its MLP."""
+        start = 1 + layer * (self.n_heads + 1) + sum(one < layer for one in self.neurons)
+        return slice(start, start + self.n_heads + 1 + (layer in self.neurons))
+
     def pairs_a_pass(self, *, n_positions: int, itemsize: int = 4, copies: int = 1) -> int:
         """Pairs of which what all writers add fits, ``copies`` times, into the memory of a pass."""
         size = len(self.writers) * n_positions * self.d_model * itemsize * copies

@@ -93,9 +93,8 @@ class Scores:
     @property
     def complete(self) -> float:
         """Return what the edges out of input sum to, over the difference of the metric, both as means over pairs."""
-        table = self.completeness
-        gap = float(table["gap"].to_numpy().mean())
-        return float(table["attributed"].to_numpy().mean()) / gap if gap else float("nan")
+        gap, attributed = (self.completeness[name].to_numpy().mean() for name in ("gap", "attributed"))
+        return float(attributed / gap) if gap else float("nan")
 
 
 def score(
@@ -128,21 +127,25 @@ def score(
     """
     runs.check_weights()
     check_method(method, runs.ablation)
-    found = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
-    used = np.zeros(runs.n_pairs)
+    found = zero_scores(runs, method=method)
     scale = abs(float(runs.gap.double().mean())) if scale is None else scale
     of_batch = {"inputs": _scores_by_inputs, "activations": _scores_by_activations}[METHODS[method].along]
     for rows in runs.batches(copies=3):
         values, points = of_batch(
             runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * (scale or 1.0)
         )
-        found[rows], used[rows] = values.numpy(), points.numpy()
+        found.values[rows], found.steps[rows] = values.numpy(), points.numpy()
         advance(rows.stop - rows.start)
+    return found
+
+
+def zero_scores(runs: Runs, *, method: Method) -> Scores:
+    """Scores that are 0 for every pair and edge, to be filled."""
     return Scores(
         graph=runs.graph,
-        values=found,
+        values=np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32),
         method=method,
-        steps=used,
+        steps=np.zeros(runs.n_pairs),
         clean=runs.clean_values.double().numpy(),
         corrupted=runs.corrupted_values.double().numpy(),
     )
@@ -157,10 +160,8 @@ def _scores_by_inputs(
     difference -= runs.replacements(rows, begin=begin)
     start, end = runs.inputs(rows)
     left = torch.arange(rows.start, rows.stop)
-    found, used = (
-        torch.zeros(len(left), runs.graph.n_edges, dtype=torch.float32),
-        torch.zeros(len(left), dtype=torch.float32),
-    )
+    found = torch.zeros(len(left), runs.graph.n_edges, dtype=torch.float32)
+    used = torch.zeros(len(left), dtype=torch.float32)
     from_input = torch.from_numpy(runs.graph.ends[1] == 0)
     while len(left):
         own, at = runs.some(left.tolist()), left - rows.start
@@ -249,19 +250,15 @@ class Gradients:
         key = ("resid_pre", 0)
         at: list[Any] = [*hooks, (hook_name_of(lens, *key), partial(add_zero, into=zeros, key=key))]
         at += rule_hooks(lens, runs.weights) if self.rules else []
-        at += [
-            (hook_name_of(lens, site, layer), partial(keep_late, into=kept, key=(site, layer), begin=self.begin))
-            for site, layer in _stream_sites(graph)
-        ]
-        at += [
-            (
-                hook_name_of(lens, site, layer if site != "final" else 0),
-                partial(add_zero, into=zeros, key=(site, layer)),
-            )
-            for place in graph.places
-            for layer in [place[1]]
-            for site in sites_of(place, graph)
-        ]
+        last = graph.n_layers - 1
+        streams = [(site, layer) for layer in range(graph.n_layers) for site in ("resid_pre", "attn_out")]
+        for site, layer in [*streams, ("resid_post", last)]:
+            own = partial(keep_late, into=kept, key=(site, layer), begin=self.begin)
+            at.append((hook_name_of(lens, site, layer), own))
+        for place, layer in graph.places:
+            for site in sites_of((place, layer), graph):
+                own = partial(add_zero, into=zeros, key=(site, layer))
+                at.append((hook_name_of(lens, site, 0 if site == "final" else layer), own))
         rows = slice(0, runs.n_pairs)
         with exclusive_use(lens), torch.enable_grad(), freeze_parameters(lens.plain):
             values = runs.values(runs.outcome(runs.part(rows), rows, at))
@@ -277,9 +274,12 @@ class Gradients:
         }
         total = torch.zeros_like(gradients[key])
         for place in graph.places:
-            if any((site, place[1]) not in gradients for site in sites_of(place, graph) if site not in ("gate", "up")):
+            name, layer = place
+            if any((site, layer) not in gradients for site in sites_of(place, graph) if site not in ("gate", "up")):
                 continue  # behind everything that the metric reads
-            x = _stream_at(place, kept, graph=graph).to(runs.weights.dtype)
+            x = kept["resid_post", last] if name == "logits" else kept["resid_pre", layer]
+            x = x + kept["attn_out", layer] if name == "mlp" and not graph.parallel else x
+            x = x.to(runs.weights.dtype)
             given: dict[str, Any] = {"graph": graph, "weights": runs.weights, "held": self.rules}
             one = reader_gradients(place, gradients=gradients, x=x, **given)
             total += one.sum(1)
@@ -289,7 +289,13 @@ class Gradients:
                 self._sums[place].add_(one, alpha=weight)
             else:
                 self._sums[place] = one * weight
-        _check_gradients(total, gradients[key], runs=runs)
+        off = float((total - gradients[key]).norm()) / max(float(gradients[key].norm()), 1e-30)
+        if not off <= _IDENTITY.get(lens.dtype, 0.1):
+            raise ModelError(
+                f"the readers of {lens.name} account for all but {off:.2g} of the gradient of {runs.metric.name} at "
+                "the embedding: something else reads the stream. Need a metric of logits, loss or attention, and a "
+                "model whose readers are all known"
+            )
 
     def contracted(self) -> Float[Tensor, "pair edge"]:
         """The scores: what the writers differ by, times the gradients, summed over the positions of each span."""
@@ -309,29 +315,3 @@ class Gradients:
                 gradient * mask[:, None, :, None],
                 "pair writer position d_model, pair reader position d_model -> pair writer reader",
             )
-
-
-def _stream_sites(graph: Graph) -> list[tuple[str, int]]:
-    """(site, layer) of every tensor from which the streams at all places are made."""
-    found = [(site, layer) for layer in range(graph.n_layers) for site in ("resid_pre", "attn_out")]
-    return [*found, ("resid_post", graph.n_layers - 1)]
-
-
-def _stream_at(place: tuple[str, int], kept: dict[tuple[str, int], Tensor], *, graph: Graph) -> Tensor:
-    """The stream that a reader's norm reads."""
-    name, layer = place
-    if name == "logits":
-        return kept["resid_post", layer - 1]
-    before = kept["resid_pre", layer]
-    return before if name == "attention" or graph.parallel else before + kept["attn_out", layer]
-
-
-def _check_gradients(total: Tensor, embedding: Tensor, *, runs: Runs) -> None:
-    """Check that the readers account for the gradient at the embedding."""
-    off = float((total - embedding).norm()) / max(float(embedding.norm()), 1e-30)
-    if not off <= _IDENTITY.get(runs.lens.dtype, 0.1):
-        raise ModelError(
-            f"the readers of {runs.lens.name} account for all but {off:.2g} of the gradient of {runs.metric.name} at "
-            "the embedding: something else reads the stream. Need a metric of logits, loss or attention, and a model "
-            "whose readers are all known"
-        )

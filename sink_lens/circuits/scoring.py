@@ -7,16 +7,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import load_file
 from tqdm.auto import tqdm
 
 from ..records import RunWriter
 from .config import CircuitConfig
 from .exact import exact_scores
-from .methods import METHODS, Method
+from .methods import METHODS
 from .runs import Runs
-from .scores import Scores, score
+from .scores import Scores, score, zero_scores
 
 PART = 32
 """Pairs in a part."""
@@ -54,13 +53,15 @@ def score_edges(
     method = config.method
     limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps, "tolerance": config.tolerance}
     scale = abs(float(runs.gap.double().mean()))
-    found = _zero_scores(runs, method=method)
+    found = zero_scores(runs, method=method)
     with tqdm(total=runs.n_pairs, desc=f"{name} ({method})", unit="pair", disable=not progress, leave=False) as bar:
 
         def batch_of(some: Runs) -> Scores:
             """The scores of the pairs of one pass."""
             if METHODS[method].along == "patches":
-                return exact_circuit_scores(some, advance=bar.update)
+                own, n = zero_scores(some, method=method), some.graph.n_edges
+                own.values[:] = exact_scores(some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n))
+                return own
             return score(some, method=method, **limits, scale=scale, advance=bar.update)
 
         for rows in [range(runs.n_pairs)] if writer is None else parts_of(runs.n_pairs):
@@ -104,22 +105,3 @@ class _Kept:
         """Write the scores of some pairs, once."""
         if self.writer is not None and not self.writer.has(name):
             self.writer.write_tensors(name, {"scores": self.found.values[rows], "steps": self.found.steps[rows]})
-
-
-def exact_circuit_scores(runs: Runs, *, advance: Callable[[float], object] = lambda pairs: None) -> Scores:
-    """The exact score of every edge: for small models."""
-    found, n = _zero_scores(runs, method="exact"), runs.graph.n_edges
-    found.values[:] = exact_scores(runs, range(n), advance=lambda edges: advance(edges * runs.n_pairs / n))
-    return found
-
-
-def _zero_scores(runs: Runs, *, method: Method) -> Scores:
-    """Scores that are 0 for every pair and edge, to be filled."""
-    return Scores(
-        graph=runs.graph,
-        values=np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32),
-        method=method,
-        steps=np.zeros(runs.n_pairs),
-        clean=runs.clean_values.double().numpy(),
-        corrupted=runs.corrupted_values.double().numpy(),
-    )

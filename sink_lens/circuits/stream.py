@@ -15,7 +15,7 @@ split inputs nor repeated key-value heads are needed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from einops import einsum
@@ -73,10 +73,14 @@ def weights_of(lens: LensModel, graph: Graph) -> Weights:
         """The tensor in the type of the scores."""
         return tensor.detach().to(lens.device, dtype)
 
+    def in_dtype(norm: Norm) -> Norm:
+        """The norm in that type."""
+        return replace(norm, gain=norm.gain.to(dtype), bias=norm.bias.to(dtype))
+
     def norm(layer: int, which: NormName) -> Norm | None:
         """A layer's norm in that type."""
         found = norm_weights(lens, layer=layer, which=which)
-        return None if found is None else _norm_in_dtype(found, dtype)
+        return None if found is None else in_dtype(found)
 
     layers = []
     for layer in range(graph.n_layers):
@@ -108,14 +112,7 @@ def weights_of(lens: LensModel, graph: Graph) -> Weights:
                 w_down=w_down,
             )
         )
-    return Weights(layers=tuple(layers), final_norm=_norm_in_dtype(final_norm(lens), dtype), dtype=dtype)
-
-
-def _norm_in_dtype(norm: Norm, dtype: torch.dtype) -> Norm:
-    """The norm in another type."""
-    return Norm(
-        gain=norm.gain.to(dtype), bias=norm.bias.to(dtype), eps=norm.eps, centred=norm.centred, divides=norm.divides
-    )
+    return Weights(layers=tuple(layers), final_norm=in_dtype(final_norm(lens)), dtype=dtype)
 
 
 def hook_name_of(lens: LensModel, site: str, layer: int) -> str:
@@ -226,12 +223,9 @@ def writings(
     batch, positions, width = first.shape
     found = first.new_zeros(batch, len(graph.writers), positions, width)
     found[:, 0] = first
-    at = 1
     for layer in range(graph.n_layers):
-        count = graph.n_heads + 1 + (layer in graph.neurons)
         if ("z", layer) in tensors:
-            write_layer(tensors, found[:, at : at + count], layer=layer, graph=graph, weights=weights)
-        at += count
+            write_layer(tensors, found[:, graph.written_by(layer)], layer=layer, graph=graph, weights=weights)
     return found
 
 
