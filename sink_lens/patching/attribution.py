@@ -14,8 +14,6 @@ Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348; Ha
 
 from typing import Any
 
-import torch
-
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from .config import PatchConfig
@@ -44,8 +42,6 @@ def attribution_patch(
     """
     lens = as_lens(lens)
     settings = patch_config(config, lens=lens, fields=fields)
-    if settings.edits:
-        raise InputError("attribution_patch approximates patches of the unedited model; leave out edits")
     if settings.put != "source":
         raise InputError(
             f"approximate and put {settings.put!r} were given; a gradient approximates values of the other run alone: "
@@ -53,15 +49,12 @@ def attribution_patch(
         )
     values_then = lens.state.unchanged.values()
     runs, grid, pair = prepare_runs(lens, clean, corrupted, config=settings)
-    per_sequence = first_order(runs, grid, steps=settings.steps)
-    by_sequence = len(runs.baseline) == runs.run.n_sequences
+    effects, n = first_order(runs, grid, steps=settings.steps)
     frame = grid_frame(grid, settings.by)
-    undefined = runs.baseline.isnan() if by_sequence else torch.zeros(per_sequence.shape[1], dtype=torch.bool)
-    kept = per_sequence.double()[:, ~undefined]
-    frame["effect"] = (kept.nanmean(1) if by_sequence else kept.sum(1)).numpy()
+    frame["effect"] = effects.numpy()
     frame["method"] = "gradient" if settings.steps == 1 else "integrated gradients"
     frame["changed"] = [runs.differs(part) for part in grid]
-    frame["n"] = (~kept.isnan()).sum(1).numpy() if by_sequence else 1 - int(runs.baseline.isnan().sum())
+    frame["n"] = n.numpy()
     return AttributionResult(
         frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **shared_facts(runs, pair, settings)
     )

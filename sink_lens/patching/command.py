@@ -50,7 +50,7 @@ def _approximate(
 ) -> AttributionResult:
     """Approximate the patches, check a sample against real ones, and write both to the run folder."""
     runs, _, pair = prepare_runs(lens, None, None, config=config)
-    with open_run(folder, lens, pair, config=config, metric=runs.metric, overwrite=overwrite) as writer:
+    with open_run(folder, lens=lens, pair=pair, config=config, metric=runs.metric, overwrite=overwrite) as writer:
         result = attribution_patch(lens, pair.clean, pair.corrupted, config=config, metric=runs.metric)
         generator = torch.Generator().manual_seed(config.seed)
         check = result.sample(config.check, generator=generator, progress=progress)

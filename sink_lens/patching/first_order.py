@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..edits.part import Part
@@ -13,10 +13,12 @@ from .parts import site_key
 from .run_pair import RunPair
 
 
-def first_order(runs: RunPair, grid: Sequence[Part], *, steps: int = 1) -> Float[Tensor, "sample batch"]:
-    """(x' - x) . dm/dx of each part by sequence: source minus run's values times the metric's gradient.
+def first_order(
+    runs: RunPair, grid: Sequence[Part], *, steps: int = 1
+) -> tuple[Float[Tensor, " sample"], Int[Tensor, " sample"]]:
+    """(x' - x) . dm/dx of each part: source minus run's values times the metric's gradient; and how many sequences.
 
-    It is nan in a sequence that is too short to have the cell's position.
+    It is the mean over sequences that have the part and a metric, or the sum if the metric is one number for all.
     """
     gradients = _mean_gradients(runs, steps=steps)
     products = {}
@@ -29,7 +31,11 @@ def first_order(runs: RunPair, grid: Sequence[Part], *, steps: int = 1) -> Float
         for key in {site_key(runs.site, layer) for layer in part.layers or ()}:
             effects[number] += part.of(products[key]).flatten(1).sum(1)
         effects[number] = runs.nan_where_short(part, effects[number])
-    return effects
+    effects, undefined = effects.double(), runs.baseline.isnan()
+    if runs.is_whole:
+        return effects.sum(1), torch.full((len(grid),), 1 - int(undefined.sum()))
+    effects = effects[:, ~undefined]
+    return effects.nanmean(1), (~effects.isnan()).sum(1)
 
 
 def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tensor]:

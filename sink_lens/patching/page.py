@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, largest_first, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, map_panel, without_formulas
 from sink_lens.text import capital, listed, name_in_words, number, percent, site_words, token_text, visible
 
@@ -50,7 +50,13 @@ def patch_map(
     Raises:
         RunError: the frame lacks a column, or nothing was swept.
     """
-    pairs = patch_pairs(frame, by=by, value=value)
+    absent = [name for name in (*by, value) if name not in frame.columns]
+    if absent or not by:
+        raise RunError(
+            f"a heat map needs swept columns and a value; found by={list(by)} and no column {absent} in "
+            f"{list(frame.columns)}. Sweep at least one thing, and draw one of the columns"
+        )
+    pairs = [(name, by[0]) for name in by[1:]] or [(by[0], None)]  # down, across
     sizes = [len(set(frame[down].tolist())) for down, _ in pairs]
     height = sum(min(max(1.9, 0.6 + 0.17 * size), 6.5) for size in sizes)
     across = 1 if pairs[0][1] is None else len(set(frame[by[0]].tolist()))
@@ -65,21 +71,6 @@ def patch_map(
     if title:
         drawn[0][0].set_title(title, fontsize=FONT, color=INK, loc="left")
     return without_formulas(figure)
-
-
-def patch_pairs(frame: pd.DataFrame, *, by: Sequence[str], value: str) -> list[tuple[str, str | None]]:
-    """The swept columns of each panel of a map as (down, across); across is the first one, None for a single column.
-
-    Raises:
-        RunError: the frame lacks a column, or nothing was swept.
-    """
-    absent = [name for name in (*by, value) if name not in frame.columns]
-    if absent or not by:
-        raise RunError(
-            f"a heat map needs swept columns and a value; found by={list(by)} and no column {absent} in "
-            f"{list(frame.columns)}. Sweep at least one thing, and draw one of the columns"
-        )
-    return [(name, by[0]) for name in by[1:]] or [(by[0], None)]
 
 
 def _position_labels(run: Run) -> dict[int, str]:
@@ -109,7 +100,7 @@ def _title(run: Run) -> str:
         return title
     if moved := _decision_sentence(table, run):
         return capital(f"{_metric_text(run)} {moved}")
-    table = _strongest_first(table)
+    table = largest_first(table, "effect")
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
     also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
@@ -153,11 +144,6 @@ def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
     return runs
 
 
-def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
-    """The patches sorted by the magnitude of their effects, the largest first."""
-    return table.sort_values("effect", key=abs, ascending=False, kind="stable")
-
-
 def _metric_text(run: Run) -> str:
     """The metric in words, with the tokens that it compares."""
     name = visible(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
@@ -171,16 +157,12 @@ def _strongest_text(table: pd.DataFrame) -> str:
     """Where the first patch of the table is, its effect, and its share of the difference between the prompts."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
-    return f"{where}: {number(float(best['effect']))}{_share_text(float(best.get('normalised_effect', np.nan)))}"
-
-
-def _share_text(share: float) -> str:
-    """The end of a sentence: how much of the difference between the prompts a patch makes up; empty if undefined."""
+    text, share = f"{where}: {number(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
     if not np.isfinite(share):
-        return ""
+        return text
     if abs(share) <= _FAR:
-        return f", {percent(share)} of the way"
-    return f", {number(share)} times the whole difference between the prompts"
+        return f"{text}, {percent(share)} of the way"
+    return f"{text}, {number(share)} times the whole difference between the prompts"
 
 
 def _prompt_sentences(run: Run) -> list[str]:
@@ -197,7 +179,7 @@ def _prompt_sentences(run: Run) -> list[str]:
 
 def _headline(run: Run) -> list[str]:
     """The findings of the page in sentences."""
-    table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
+    table = largest_first(run.need("patches", columns=["effect", "changed"]), "effect")
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capital(prompts)}."] if prompts else []
     if len(table):
@@ -210,12 +192,6 @@ def _headline(run: Run) -> list[str]:
     return [*sentences, f"{places}{alike}."]
 
 
-def _put_words(run: Run) -> str:
-    """What was put into a place, as the end of a sentence."""
-    put = str(run.config.get("put", "source"))
-    return "given what it holds in the other prompt" if put == "source" else f"edited ({visible(put)})"
-
-
 def _map_figure(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of the heat map of the effects."""
     table = run.need("patches", columns=["effect"])
@@ -224,11 +200,11 @@ def _map_figure(run: Run) -> tuple[str, Figure]:
     value = "normalised_effect" if "normalised_effect" in table.columns else "effect"
     by = [name for name in _BY if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
-    see = (
-        f"Each cell is a place that was {_put_words(run)}; red moves the metric towards its value in the other "
-        "prompt, blue away from it. 1 restores that value completely." if value == "normalised_effect" else
-        f"Each cell is a place that was {_put_words(run)}; red raises the metric, blue lowers it."
-    )  # fmt: skip
+    put = str(run.config.get("put", "source"))
+    put = "given what it holds in the other prompt" if put == "source" else f"edited ({visible(put)})"
+    way = "moves the metric towards its value in the other prompt, blue away from it. 1 restores that value completely"
+    way = way if value == "normalised_effect" else "raises the metric, blue lowers it"
+    see = f"Each cell is a place that was {put}; red {way}."
     texts = _position_labels(run)
     title = "\n".join(
         [_metric_text(run), *([] if texts and "position" in by else _prompt_sentences(run))]
@@ -238,7 +214,7 @@ def _map_figure(run: Run) -> tuple[str, Figure]:
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the patches, the strongest first."""
-    table = _strongest_first(run.need("patches", columns=["effect"]))
+    table = largest_first(run.need("patches", columns=["effect"]), "effect")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
             table = table.assign(**{name: intervals(table, low, high)})

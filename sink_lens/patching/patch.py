@@ -12,7 +12,7 @@ runs have bit-identical values in a cell, nothing is run and the effect is 0.
 Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda, arXiv 2404.15255.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,10 +71,10 @@ def patch(
             patches ``resid_pre``, ``attn_out`` and ``mlp_out`` in one frame, with the column ``site``; each has a run
             folder in ``out``.
 
-    Three fields are more than texts. ``metric`` is a name, one of ``sink_lens.edits.metrics``, or a function of the
+    Two fields are more than texts. ``metric`` is a name, one of ``sink_lens.edits.metrics``, or a function of the
     ``logits`` or of an ``Outcome``. ``put`` is a name, such as ``source`` (the other run's values), ``mean_ordinary``
     or ``scale`` (with ``factor=2.0``), or any edit, as a function of the site and the arguments that choose a part,
-    such as ``edits.zero``. ``edits`` are made in both runs and beside every patch, so that an edited model is patched.
+    such as ``edits.zero``.
 
     With ``screen``, the effects of all cells are approximated first (``attribution_patch``), and only those with the
     largest are patched; the frame then has the column ``approximation``, as a check of it.
@@ -106,9 +106,10 @@ def _patch_site(
     """Patch one site, and return its result; ``reopen`` goes on with a run that the folder holds."""
     if out is None:
         return request.result(None, progress=progress)
-    code = request.code()
+    code, runs = request.code(), request.runs
     if shard is not None:
         refuse_unhashed_code(code)
+    about: dict[str, Any] = {"pair": request.pair, "config": request.config, "metric": runs.metric, "code": code}
     plans: list[Plan | None] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
@@ -125,7 +126,7 @@ def _patch_site(
         Path(out),
         shard=shard,
         overwrite=overwrite,
-        opened=partial(request.open, code=code, reopen=reopen),
+        opened=partial(open_run, lens=runs.lens, reopen=reopen, **about),
         begin=begin,
         compute=compute,
         finish=partial(request.finish, progress=progress and shard is None),
@@ -148,21 +149,12 @@ class _Request:
         """Name -> hash of each function that was given: a run that goes on must have the same."""
         asked = self.config
         found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
-        found |= {"put": hash_code(asked.put)} if callable(asked.put) else {}
-        return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
-
-    def open(self, folder: Path, *, code: Mapping[str, Any], **how: Any) -> RunWriter:
-        """Open the run folder of the patch, or of a shard of it; ``how`` is for ``open_run``."""
-        runs = self.runs
-        return open_run(folder, runs.lens, self.pair, config=self.config, metric=runs.metric, code=code, **how)
+        return found | ({"put": hash_code(asked.put)} if callable(asked.put) else {})
 
     def measure(self, kept: Kept | None, *, progress: bool) -> dict[str, Measured]:
         """Identity of a part -> the metric under its patch, of all patches or of those of a shard."""
-        make, every = (
-            self.runs.edit_maker(self.config),
-            [*self.grid, *(part for some in self.controls for part in some)],
-        )
-        named = {identity_of(part): part for part in every}
+        make = self.runs.edit_maker(self.config)
+        named = {identity_of(part): part for some in (self.grid, *self.controls) for part in some}
         return self.runs.measure(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
 
     def result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
@@ -214,24 +206,16 @@ def _make_request(
     config.check_together()
     if not callable(config.put):
         check_put(config)
-    if config.edits and config.screen:
-        raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
     if config.screen and config.put != "source":
         raise InputError("screen approximates patches from the other run; leave out screen, or put")
     runs, grid, pair = prepare_runs(lens, clean, corrupted, config=config)
     approximations = None
-    if config.screen:
-        grid, approximations = _screen_cells(runs, grid, most=config.screen, steps=config.steps)
+    if config.screen:  # the largest effects to first order, in the order of the grid
+        effects, _ = first_order(runs, grid, steps=config.steps)
+        largest = effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[: config.screen]
+        best = sorted(largest.tolist())
+        grid, approximations = [grid[number] for number in best], effects[best].tolist()
     at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
     at |= {"draws": config.controls, "seed": config.seed}
     controls = [random_parts_like(part, **at) for part in grid]
     return _Request(runs=runs, grid=grid, pair=pair, config=config, controls=controls, approximations=approximations)
-
-
-def _screen_cells(runs: RunPair, grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
-    """The ``most`` cells with the largest effects to first order, in the order of the grid, and these effects."""
-    found = first_order(runs, grid, steps=steps).double()
-    by_sequence = len(runs.baseline) == runs.run.n_sequences
-    effects = found[:, ~runs.baseline.isnan()].nanmean(1) if by_sequence else found.sum(1)
-    best = sorted(effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:most].tolist())
-    return [grid[number] for number in best], effects[best].tolist()

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arguments import value_in_words
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
@@ -51,8 +50,6 @@ class RunPair:
     """The site in the baseline run."""
     given: Mapping[tuple[str, int], Tensor]
     """The site in the source run."""
-    edits: tuple[Edit, ...] = ()
-    """What is changed in both runs, and beside every patch."""
 
     @classmethod
     def of(
@@ -64,7 +61,6 @@ class RunPair:
         site: str,
         metric: Metric,
         grid: Sequence[Part],
-        edits: tuple[Edit, ...] = (),
         is_source: bool = True,
     ) -> "RunPair":
         """Make both runs and keep their values at the site; warns if these are equal and ``is_source``."""
@@ -73,10 +69,10 @@ class RunPair:
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
         if one_run:
             options |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
-        runs = [run_with(lens, tokens, edits, sites=(site,), **options) for tokens in (run, source)]
+        runs = [run_with(lens, tokens, sites=(site,), **options) for tokens in (run, source)]
         held, given = (one.tensors for one in runs)
         if not one_run:
-            runs = [run_for_metric(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
+            runs = [run_for_metric(lens, tokens, metric=metric) for tokens in (run, source)]
         baseline, wanted = (evaluate(metric, one) for one in runs)
         if is_source and all(torch.equal(held[key], given[key]) for key in given):
             warnings.warn(
@@ -92,13 +88,17 @@ class RunPair:
             source=wanted,
             held=held,
             given=given,
-            edits=edits,
         )
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the site's axes after the sequence axis."""
         return tuple(next(iter(self.held.values())).shape[1:])
+
+    @property
+    def is_whole(self) -> bool:
+        """Check whether the metric gives one number for all sequences."""
+        return len(self.baseline) != self.run.n_sequences
 
     def can_change(self, part: Part) -> bool:
         """Check whether patching a part can change the metric: its values differ, and the metric reads what follows."""
@@ -156,11 +156,9 @@ class RunPair:
         able = self.can_change if make is None else self.reads
         todo = [part for part in parts.values() if able(part)]
         if make is None:
-            at: dict[str, Any] = {"run": self.held, "source": self.given}
-            patches = [cell_of_patch(part, edits=self.edits, **at) for part in todo]
+            patches = [cell_of_patch(part, run=self.held, source=self.given) for part in todo]
         else:
-            at = {"sizes": self.sizes, "make": make}
-            patches = [cell_of_edit(part, edits=self.edits, **at) for part in todo]
+            patches = [cell_of_edit(part, sizes=self.sizes, make=make) for part in todo]
         if not patches:
             return found
         engine = self._engine(patches, kept=kept, batch_size=batch_size)
@@ -169,7 +167,7 @@ class RunPair:
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
             values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
-            first = 0 if self._is_whole else outcome.sequences.start
+            first = 0 if self.is_whole else outcome.sequences.start
             rows.extend((identity_of(todo[number]), first + place, value, did) for place, value in enumerate(values))
 
         with tqdm(
@@ -195,27 +193,21 @@ class RunPair:
                 rows.clear()
         return found
 
-    @property
-    def _is_whole(self) -> bool:
-        """Check whether the metric gives one number for all sequences."""
-        return len(self.baseline) != self.run.n_sequences
-
     def _engine(self, patches: Sequence[Cell], *, kept: Kept | None, batch_size: int | None) -> Engine:
         """The engine of patches, by the plan that an interrupted run began with, else by a new one."""
         plan = None if kept is None else kept.plan
         if plan is not None:
             return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
         options = {} if kept is None else {"keep_plan": kept.keep_plan}
-        whole = self._is_whole
+        whole = self.is_whole
         return make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
 
 
-def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """Run the model, under edits if any are given, and keep what a metric reads."""
+def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric) -> Outcome:
+    """Run the model, and keep what a metric reads."""
     return run_with(
         lens,
         tokens,
-        edits,
         positions=metric.positions,
         layers=metric.over(lens.n_layers) or (lens.n_layers - 1,),
         sites=metric.sites,
@@ -245,13 +237,7 @@ def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping
         InputError: an unknown field, or a value that cannot be used.
     """
     given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
-    found = make_config(PatchConfig, config, given, where="patch")
-    for one in found.edits:
-        if not isinstance(one, Edit):
-            raise InputError(
-                f"edits have {value_in_words(one)}; need edits of sink_lens.edits, such as edits.zero('z')"
-            )
-    return found
+    return make_config(PatchConfig, config, given, where="patch")
 
 
 def prepare_runs(
@@ -272,5 +258,5 @@ def prepare_runs(
     read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.chosen_indices)
-    at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}
+    at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid}
     return RunPair.of(lens, run, source, **at, is_source=is_source), grid, pair
