@@ -160,24 +160,13 @@ class Circuit:
         order = np.argsort(-np.abs(mean), kind="stable")
         others = np.flatnonzero(self.chosen)
         order = np.concatenate([order[:n], others[~np.isin(others, order[:n])]])
-        spans, writers, readers = (one[order] for one in self.graph.ends)
         low, high = stability.interval_bounds(self.scores.values[:, order], self.weights)
         gap = float((self.scores.clean - self.scores.corrupted).mean()) or np.nan
-        return pd.DataFrame(
-            {
-                "edge": self.graph.names[order],
-                "writer": [self.graph.writers[one].name for one in writers],
-                "reader": [self.graph.readers[one].name for one in readers],
-                "span": [self.graph.spans[one] for one in spans],
-                "score": mean[order].astype(float),
-                "low": low.astype(float),
-                "high": high.astype(float),
-                "share": mean[order] / gap,
-                "inclusion": self.inclusion[order],
-                "in_circuit": self.chosen[order],
-                "drawn": self.strongest()[order],
-            }
-        )
+        found = self.every_edge.iloc[order].reset_index(drop=True)
+        found = found.assign(low=low.astype(float), high=high.astype(float), share=mean[order] / gap)
+        found["drawn"] = self.strongest()[order]
+        columns = ["edge", "writer", "reader", "span", "score", "low", "high", "share", "inclusion", "in_circuit"]
+        return found[[*columns, "drawn"]]
 
     @property
     def edges(self) -> pd.DataFrame:
@@ -273,7 +262,7 @@ class Circuit:
         given: dict[str, Any] = {"seed": self.seed, "pairs": pairs, "progress": progress}
         return checks.check_nodes(self.runs, self.scores, difference=self.difference, **given)
 
-    @property
+    @cached_property
     def every_edge(self) -> pd.DataFrame:
         """All edges in the order of their numbers, with score, standard error over pairs and inclusion."""
         spans, writers, readers = self.graph.ends
@@ -316,7 +305,7 @@ class Circuit:
         elif ending == ".dot":
             path.write_text(dot(self.edges, group=self.graph.group), "utf-8")
         elif ending == ".parquet":
-            every = self.every_edge
+            every = self.every_edge.copy()
             every.attrs["d_model"] = self.graph.d_model
             every.to_parquet(path, index=False)
         elif ending == ".pdf":
@@ -426,19 +415,31 @@ def find(
         InputError: what cannot be used, and what is needed.
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
     """
-    lens = as_lens(lens)
     config = make_config(CircuitConfig, config, fields, where="circuits.find")
-    config.check_found()
-    spans = None
     if isinstance(clean, Task):
-        metric, templates = metric or clean.metric, templates or clean.templates
-        clean, corrupted, spans = clean.clean, clean.corrupted, clean.spans
-    if metric is None:
-        raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
-    runs = runs_of(lens, clean, corrupted, metric=metric, config=config, spans=spans)
+        templates = templates or clean.templates
+    runs = runs_of_pairs(lens, clean if isinstance(clean, Task) else (clean, corrupted), metric=metric, config=config)
     if config.replaced_by == "resample" and runs.corrupted is not None:
         refuse_equal_tokens(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
     return circuit_of_runs(runs, config=config, templates=templates, progress=progress)
+
+
+def runs_of_pairs(
+    lens: ModelLike,
+    pairs: Task | tuple[Sequences, Sequences | None],
+    *,
+    metric: Metric | Callable[[Outcome], Any] | None,
+    config: CircuitConfig,
+) -> Runs:
+    """The runs of a task, or of clean and corrupted sequences; the metric is the task's if None."""
+    config.check_found()
+    task = pairs if isinstance(pairs, Task) else None
+    clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
+    metric = task.metric if metric is None and task is not None else metric
+    if metric is None:
+        raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
+    spans = None if task is None else task.spans
+    return runs_of(as_lens(lens), clean, corrupted, metric=metric, config=config, spans=spans)
 
 
 def circuit_of_runs(

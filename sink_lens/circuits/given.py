@@ -7,7 +7,7 @@ circuits.compare("runs/a", "runs/b").sentences
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,15 @@ from ..configuration import make_config
 from ..edits.metrics import Metric
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..patching.pairs import Sequences
 from ..stats import Interval
 from ..text import percent
 from .choice import random_circuit_like
-from .circuit import Circuit
+from .circuit import Circuit, runs_of_pairs
 from .config import CircuitConfig
 from .curve import Judge, curve, size_fields
 from .files import SavedCircuit, read
-from .runs import runs_of
 from .stability import jaccard
 from .tasks import Task
 
@@ -43,10 +42,8 @@ class Judged:
     """One row per circuit: ``by`` (circuit; without, all edges but its own; random, of the same size and depth; edges,
     a size of the curve of its file's scores), ``n``, ``connected``, ``nodes``, ``value``, ``faithfulness``, ``low``,
     ``high``."""
-    circuit: SavedCircuit = field(repr=False)
     gap: Interval
     """The metric of all edges less that of none."""
-    n_pairs: int
 
     @property
     def faithfulness(self) -> float:
@@ -87,16 +84,9 @@ def evaluate(
     Raises:
         InputError: a circuit of another model, or an empty one; no metric; sizes without scores.
     """
-    lens = as_lens(lens)
     config = make_config(CircuitConfig, config, fields, where="circuits.evaluate")
-    config.check_found()
-    clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
-    metric = pairs.metric if metric is None and isinstance(pairs, Task) else metric
-    if metric is None:
-        raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
-    spans = pairs.spans if isinstance(pairs, Task) else None
-    runs = runs_of(lens, clean, corrupted, metric=metric, config=config, spans=spans)
-    own, graph = saved_circuit(circuit, lens).on(runs.graph), runs.graph
+    runs = runs_of_pairs(lens, pairs, metric=metric, config=config)
+    own, graph = saved_circuit(circuit, runs.lens).on(runs.graph), runs.graph
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")
     if len(sizes) and not own.scores.any():
@@ -111,14 +101,14 @@ def evaluate(
         raise InputError("no edge of the circuit lies on a path from the input to the metric; need one that does")
     masks = [own.chosen, ~own.chosen]
     masks += [random_circuit_like(graph, own.chosen, generator=generator) for _ in range(random)]
-    about = [{"by": by} for by in ("circuit", "without", *("random",) * random)]
-    rows = [row | {"n": int(mask.sum())} | size_fields(judge, mask) for row, mask in zip(about, masks, strict=True)]
+    names = ("circuit", "without", *["random"] * random)
+    rows = [{"by": by, "n": mask.sum()} | size_fields(judge, mask) for by, mask in zip(names, masks, strict=True)]
     frame = pd.concat([pd.DataFrame(rows), judge.judged(judge.values(np.stack(masks)))], axis=1)
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)
         more = curve(judge, own.scores, asked=asked).frame[list(frame.columns)]
         frame = pd.concat([frame, pd.DataFrame(more)], ignore_index=True)
-    return Judged(frame=frame, circuit=own, gap=judge.gap, n_pairs=runs.n_pairs)
+    return Judged(frame=frame, gap=judge.gap)
 
 
 def saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
@@ -191,13 +181,11 @@ def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Compa
             "score_other": second.scores[order].astype(float) if second.scores.any() else np.nan,
         }
     )
-    rank: Any = np.nan
-    if np.ptp(first.scores) and np.ptp(second.scores):
-        rank = spearmanr(np.abs(first.scores), np.abs(second.scores))
-        rank = rank.statistic
+    ranked = np.ptp(first.scores) and np.ptp(second.scores)
+    rank: Any = spearmanr(np.abs(first.scores), np.abs(second.scores)) if ranked else None
     return Comparison(
         frame=frame,
         jaccard=jaccard(first.chosen, second.chosen),
-        rank_correlation=float(rank),
+        rank_correlation=float(rank.statistic) if ranked else float("nan"),
         copies=len(first.graph.spans) if found.graph.spans == ("",) else 1,
     )

@@ -117,15 +117,11 @@ def pairs_that_fit(
     else:
         makers = {"ioi": _ioi, "greater-than": _greater_than, "agreement": _agreement, "capitals": _capitals}
         source = makers[name](generator)
-    kept: list[TokenPair] = []
-    seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    kept: dict[tuple[tuple[int, ...], tuple[int, ...]], TokenPair] = {}
     tried = 0
     for tried, pair in enumerate(source, 1):
-        found = _tokenise_pair(pair, tokenizer, bos=bos)
-        key = (tuple(found.clean), tuple(found.corrupted)) if found else None
-        if found is not None and key is not None and key not in seen:
-            seen.add(key)
-            kept.append(found)
+        if found := _tokenise_pair(pair, tokenizer, bos=bos):
+            kept.setdefault((tuple(found.clean), tuple(found.corrupted)), found)
         if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
             break
     if name == "file" and (left := tried - len(kept)):
@@ -136,7 +132,7 @@ def pairs_that_fit(
             tried,
             config.pairs_file,
         )
-    return kept
+    return list(kept.values())
 
 
 def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> list[Pair]:
@@ -159,18 +155,16 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({error}); need a file of JSON lines, or a .csv") from None
     found: list[Pair] = []
-    named = dict(spans or {})
     for number, line in enumerate(lines, 1):
         if isinstance(line, str) and not line.strip():
             continue
+        where = f"line {number} of {path}"
         try:
             row = json_value(line) if isinstance(line, str) else line
             fields = {name: row[name] for name in ("clean", "corrupted", "correct", "incorrect")}
-            if isinstance(line, dict):
-                fields |= {name: _split_answers(fields[name]) for name in ("correct", "incorrect")}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"line {number} of {path} is no pair ({error}); need an object with clean, corrupted, correct and "
+                f"{where} is no pair ({error}); need an object with clean, corrupted, correct and "
                 "incorrect: two prompts with the same number of tokens, and two answers of one token each"
             ) from None
         for name in ("clean", "corrupted"):
@@ -178,22 +172,29 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
             if isinstance(value, list) and value and all(_is_id(one) for one in value):
                 fields[name] = tuple(value)
             elif not isinstance(value, str) or not value:
-                said = visible(repr(value))
-                raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a list of token ids")
+                raise InputError(f"{where}: {name} is {visible(repr(value))}; need a text or a list of token ids")
         for name in ("correct", "incorrect"):
-            several = fields[name] if isinstance(fields[name], list) else [fields[name]]
+            value = fields[name]
+            if (
+                isinstance(line, dict)
+                and isinstance(value, str)
+                and all(pieces := value.split("|"))
+                and len(pieces) > 1
+            ):
+                value = pieces  # several answers in a cell of a table
+            several = value if isinstance(value, list) else [value]
             if not several or not all(isinstance(one, str) or _is_id(one) for one in several):
-                said = visible(repr(fields[name]), limit=200)
-                raise InputError(f"line {number} of {path}: {name} is {said}; need a text or a token id, or a list")
-            fields[name] = tuple(several) if isinstance(fields[name], list) else fields[name]
-        where = f"line {number} of {path}"
+                said = visible(repr(value), limit=200)
+                raise InputError(f"{where}: {name} is {said}; need a text or a token id, or a list")
+            fields[name] = tuple(value) if isinstance(value, list) else value
         own = {
-            name: _span_positions(row.get(column), f"{name} ({column})", where=where) for name, column in named.items()
+            name: _span_positions(row.get(column), f"{where}: the span {name} ({column})")
+            for name, column in (spans or {}).items()
         }
         for name, positions in own.items() if found else ():
             if len(positions) != (before := len(found[0].spans[name])):
                 raise InputError(
-                    f"line {number} of {path}: the span {name} has {plural(len(positions), 'position')}, and {before} "
+                    f"{where}: the span {name} has {plural(len(positions), 'position')}, and {before} "
                     "in the first pair; need as many in every pair, so that it is the same part of each prompt"
                 )
         found.append(Pair(**fields, template=str(row.get("template") or ""), spans=own))
@@ -207,19 +208,8 @@ def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
-def _split_answers(cell: Any) -> Any:
-    """The answers in a cell of a table: a list of several if the cell is divided by |."""
-    pieces = cell.split("|") if isinstance(cell, str) else []
-    return pieces if len(pieces) > 1 and all(pieces) else cell
-
-
-def _span_positions(value: Any, name: str, *, where: str) -> tuple[int, ...]:
-    """The positions of a span in one pair.
-
-    Raises:
-        InputError: there are none, or they cannot be read.
-    """
-    said = f"{where}: the span {name}"
+def _span_positions(value: Any, said: str) -> tuple[int, ...]:
+    """The positions of a span in one pair; refuses what cannot be read, which an error calls ``said``."""
     if value is None or value in ("", []):
         raise InputError(f"{said} has no positions; need them in every pair, such as 4 or 4-6")
     if isinstance(value, list) and all(type(one) is int for one in value):
@@ -247,10 +237,9 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
     sides = []
     for side in (pair.correct, pair.incorrect):
         ids = [_answer_token(one, pair, tokenizer) for one in (side if isinstance(side, tuple) else (side,))]
-        known = tuple(dict.fromkeys(one for one in ids if one is not None))
+        sides.append(tuple(dict.fromkeys(one for one in ids if one is not None)))
         if None in ids:
             return None
-        sides.append(known)
     clean, corrupted = prompts
     if len(clean) != len(corrupted) or clean == corrupted or set(sides[0]) & set(sides[1]):
         return None
@@ -261,8 +250,15 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
                     f"the span {name} has position {position} in a prompt of {len(clean)} tokens, "
                     f"{visible(repr(pair.clean), limit=80)}; need 0 to {len(clean) - 1}, or from -1 for the last token"
                 )
-    found = {"clean": clean, "corrupted": corrupted, "template": pair.template, "spans": pair.spans}
-    return TokenPair(correct=sides[0], incorrect=sides[1], **found)
+    correct, incorrect = sides
+    return TokenPair(
+        clean=clean,
+        corrupted=corrupted,
+        correct=correct,
+        incorrect=incorrect,
+        template=pair.template,
+        spans=pair.spans,
+    )
 
 
 def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
@@ -287,16 +283,11 @@ def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
         for noun, words in _OF_TEMPLATES.items():
             text = text.replace(f"[{noun}]", words[int(generator.integers(len(words)))])
         a, b, c = (_NAMES[index] for index in generator.choice(len(_NAMES), 3, replace=False))
-        text = text.removesuffix(" [A]")
+        text = text.removesuffix(" [A]").replace("[A]", a)
         before, _, behind = text.rpartition("[B]")
-
-        def filled(part: str, a: str = a, b: str = b) -> str:
-            """The text with its names."""
-            return part.replace("[A]", a).replace("[B]", b)
-
         yield Pair(
-            clean=filled(before) + b + filled(behind),
-            corrupted=filled(before) + c + filled(behind),
+            clean=text.replace("[B]", b),
+            corrupted=before.replace("[B]", b) + c + behind,
             correct=f" {a}",
             incorrect=f" {b}",
             template=f"ioi {number}",

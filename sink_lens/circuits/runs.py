@@ -39,8 +39,6 @@ from .config import REST, Ablation, CircuitConfig
 from .graph import Graph
 from .stream import Weights, hook_name_of, weights_of, writer_sites, writings
 
-_READ_DIRECTLY = ("resid_pre", "resid_post", "attn_in")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
@@ -103,7 +101,12 @@ class Runs:
         pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=config.bos)
         metric = on_tokens(metric, pair.clean, pair.corrupted)
         read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
-        check_metric(read)
+        direct = [site for site in read.sites if site in ("resid_pre", "resid_post", "attn_in")]
+        if direct or (read.state and read.layers != () and not read.whole):
+            raise InputError(
+                f"{read.name} reads the residual stream, where a circuit has no node; need a metric of logits, of the "
+                "loss or of attention, such as logit_difference or sink_mass"
+            )
         empty = torch.full((pair.clean.n_sequences,), torch.nan, dtype=torch.float32)
         runs = cls(
             lens=lens,
@@ -132,11 +135,7 @@ class Runs:
         return self.clean_values - self.corrupted_values
 
     def check_weights(self) -> None:
-        """Refuse more passes if the weights are others than those of the runs; whatever begins passes asks first.
-
-        Raises:
-            ModelError: they were changed in place.
-        """
+        """Refuse weights that were changed in place since the runs were made; whatever begins passes asks first."""
         self.values_then.check("runs and scores")
 
     def some(self, rows: Sequence[int]) -> "Runs":
@@ -304,51 +303,26 @@ def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence
     """
     if not spans:
         return runs
-    masks, names = _span_masks(runs.clean, spans), tuple(spans)
-    left = runs.clean.valid & ~masks.any(0)
+    tokens, names = runs.clean, tuple(spans)
+    masks = torch.zeros(len(spans), tokens.n_sequences, tokens.n_positions, dtype=torch.bool)
+    lengths = tokens.lengths.tolist()
+    for mask, (name, positions) in zip(masks, spans.items(), strict=True):
+        by_pair: Any = positions if positions and not isinstance(positions[0], int) else [positions] * len(lengths)
+        if len(by_pair) != len(lengths):
+            raise InputError(f"the span {name!r} has positions of {len(by_pair)} pairs; need those of {len(lengths)}")
+        for row, (own, length) in enumerate(zip(by_pair, lengths, strict=True)):
+            for position in own:  # below 0 from the last real token
+                if not -length <= position < length:
+                    raise InputError(f"position {position} of the span {name!r} is outside some sequence")
+                mask[row, position % length] = True
+    if bool((masks.sum(0) > 1).any()):
+        raise InputError("a position is in two spans; need each position in one span at most")
+    left = tokens.valid & ~masks.any(0)
     if bool(left.any()):
         if REST in spans:
             raise InputError(f"positions are in no span, and {REST!r} is taken; need another name, or all positions")
         masks, names = torch.cat([masks, left[None]]), (*names, REST)
     return replace(runs, graph=replace(runs.graph, spans=names), masks=masks)
-
-
-def _span_masks(
-    tokens: TokenBatch, spans: Mapping[str, Sequence[int] | Sequence[Sequence[int]]]
-) -> Bool[Tensor, "span pair position"]:
-    """The positions of each span in each sequence; below 0 from the last real token.
-
-    Raises:
-        InputError: a position that does not exist, or one in two spans.
-    """
-    found = torch.zeros(len(spans), tokens.n_sequences, tokens.n_positions, dtype=torch.bool)
-    lengths = tokens.lengths.tolist()
-    for number, (name, positions) in enumerate(spans.items()):
-        by_pair: Any = positions if positions and not isinstance(positions[0], int) else [positions] * len(lengths)
-        if len(by_pair) != len(lengths):
-            raise InputError(f"the span {name!r} has positions of {len(by_pair)} pairs; need those of {len(lengths)}")
-        for row, (own, length) in enumerate(zip(by_pair, lengths, strict=True)):
-            for position in own:
-                if not -length <= position < length:
-                    raise InputError(f"position {position} of the span {name!r} is outside some sequence")
-                found[number, row, position % length] = True
-    if bool((found.sum(0) > 1).any()):
-        raise InputError("a position is in two spans; need each position in one span at most")
-    return found
-
-
-def check_metric(metric: Metric) -> None:
-    """Refuse a metric that reads the stream itself, which no reader of the graph does.
-
-    Raises:
-        InputError: the metric reads the stream.
-    """
-    direct = [site for site in metric.sites if site in _READ_DIRECTLY]
-    if direct or (metric.state and metric.layers != () and not metric.whole):
-        raise InputError(
-            f"{metric.name} reads the residual stream, where a circuit has no node; need a metric of logits, of the "
-            "loss or of attention, such as logit_difference or sink_mass"
-        )
 
 
 def keep_late(
@@ -363,22 +337,20 @@ def _metric_of_rows(metric: Metric, rows: Tensor) -> Metric:
 
     def function(run: Outcome) -> Tensor:
         """The metric of each sequence by itself."""
-        own = rows[run.sequences].tolist()
-        return torch.cat([evaluate(metric, _outcome_of_pair(run, at, number=number)) for at, number in enumerate(own)])
+        values = []
+        for at, number in enumerate(rows[run.sequences].tolist()):
+            one = slice(at, at + 1)
+            alone = replace(
+                run,
+                valid=run.valid[one],
+                mass=run.mass[:, one],
+                state=run.state[:, one],
+                loss=None if run.loss is None else run.loss[one],
+                logits=None if run.logits is None else run.logits[one],
+                tensors={key: tensor[one] for key, tensor in run.tensors.items()},
+                sequences=slice(number, number + 1),
+            )
+            values.append(evaluate(metric, alone))
+        return torch.cat(values)
 
     return replace(metric, function=function)
-
-
-def _outcome_of_pair(run: Outcome, at: int, *, number: int) -> Outcome:
-    """One pair of an outcome, as the metric knows it."""
-    one = slice(at, at + 1)
-    return replace(
-        run,
-        valid=run.valid[one],
-        mass=run.mass[:, one],
-        state=run.state[:, one],
-        loss=None if run.loss is None else run.loss[one],
-        logits=None if run.logits is None else run.logits[one],
-        tensors={key: tensor[one] for key, tensor in run.tensors.items()},
-        sequences=slice(number, number + 1),
-    )

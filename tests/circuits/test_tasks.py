@@ -102,7 +102,7 @@ def test_a_span_by_pair_is_the_same_part_of_every_pair(tmp_path):
         np.testing.assert_allclose(found.scores.values[row], alone.scores.values[0], atol=1e-6)
     with pytest.warns(UserWarning, match="found on these same pairs"):
         judged = circuits.evaluate(lens, task, found, spans=spans, random=0)
-    assert judged.circuit.n_edges == found.n_edges
+    assert judged.frame["n"].iloc[0] == found.n_edges
     with pytest.raises(InputError, match="is the column 'at' of a file of pairs, which were not read with it"):
         circuits.find(lens, task.clean, task.corrupted, metric=task.metric, spans=spans)
     with pytest.raises(InputError, match="positions of 8 pairs; need those of 2"):
