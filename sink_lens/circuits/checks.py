@@ -120,15 +120,8 @@ def patch_core(
 ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
     """(real effect of each edge of a core, mask of those that can all be replaced together at no loss).
 
-    Cost: a run of ``pairs`` pairs for each edge, and for each group of edges that cancel.
-
-    Args:
-        runs: of the circuit.
-        edges: numbers of the core's edges.
-        difference: of all edges (``Circuit.difference``).
-        seed: draws the pairs.
-        pairs: number of pairs.
-        progress: show a progress bar.
+    Cost: a run of ``pairs`` pairs for each edge, and for each group of edges that cancel. ``difference`` is that of all
+    edges (``Circuit.difference``).
     """
     generator = np.random.default_rng([seed, 7])
     rows, real = _patched_sample(runs, edges, pairs=pairs, generator=generator, progress=progress)
@@ -177,15 +170,7 @@ def patchable_edges(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
 
 
 def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
-    """Groups of edges that share a writer or a reader and whose effects cancel, the largest effects first.
-
-    A group is two edges, or all that share the end.
-
-    Args:
-        graph: the graph.
-        edges: numbers of edges.
-        effects: of each.
-    """
+    """Groups of two edges that share a writer or a reader, or of all that do, whose effects cancel; largest first."""
     spans, writers, readers = (one[edges] for one in graph.ends)
     found: dict[tuple[int, ...], float] = {}
 

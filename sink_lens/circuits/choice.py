@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 
 from ..edits.metrics import Metric
 from .config import Choice
-from .graph import Graph
+from .graph import Graph, Reader
 
 
 def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " edge"]:
@@ -27,14 +27,7 @@ def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray
 def greedy_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Grow backwards from the outputs: add the largest edge into what is chosen already, n times.
-
-    Args:
-        graph: the graph.
-        values: scores of the edges.
-        n: number of edges.
-        outputs: the readers that the metric reads.
-    """
+    """Grow backwards from the outputs, the readers that the metric reads: add the largest edge into what is chosen."""
     _, writers, readers = graph.ends
     into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
     found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
@@ -79,16 +72,15 @@ def connected_edges(
 
 def outputs_of(metric: Metric, graph: Graph) -> tuple[int, ...]:
     """The readers that a metric reads: the logits, or queries and keys of the layers whose attention it reads."""
-    found = []
-    layers = set(metric.over(graph.n_layers))
-    attention = not (metric.whole and metric.state) and bool(layers)
-    for index, reader in enumerate(graph.readers):
-        of_logits = reader.kind == "logits" and metric.whole
-        of_attention = reader.kind in ("q", "k") and attention and reader.layer in layers
-        of_sites = bool(metric.sites) and reader.layer in layers and reader.kind != "logits"
-        if of_logits or of_attention or of_sites:
-            found.append(index)
-    return tuple(found)
+    layers, attention = set(metric.over(graph.n_layers)), not (metric.whole and metric.state)
+
+    def is_read(reader: Reader) -> bool:
+        """Check if the metric reads what a reader makes."""
+        if reader.kind == "logits":
+            return metric.whole
+        return reader.layer in layers and (bool(metric.sites) or (attention and reader.kind in ("q", "k")))
+
+    return tuple(index for index, reader in enumerate(graph.readers) if is_read(reader))
 
 
 def choose_edges(

@@ -16,9 +16,7 @@ def inclusion_by_setting(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Inclusion probabilities and chosen edges by setting: each ablation, and each template under the circuit's own.
 
-    Args:
-        circuit: the circuit.
-        others: name of an ablation -> the circuit of the same size that it gives.
+    ``others``: name of an ablation -> the circuit of the same size that it gives.
     """
     every = {circuit.runs.ablation: circuit, **others}
     sure = {name: one.inclusion for name, one in every.items()}
@@ -40,11 +38,7 @@ def inclusion_by_setting(
 def core_of(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False) -> pd.DataFrame:
     """The edges that are in the circuit under some ablation or template, and in how many of them.
 
-    Args:
-        circuit: the circuit.
-        others: as in ``inclusion_by_setting``.
-        pairs: pairs on which core edges are really patched.
-        progress: show progress bars.
+    ``others`` are as in ``inclusion_by_setting``; core edges are really patched on ``pairs`` pairs.
     """
     sure, inside = inclusion_by_setting(circuit, others)
     verdicts = stability.verdicts(sure, inside, within=circuit.chosen)

@@ -160,15 +160,9 @@ def curve(
     asked: CircuitConfig,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> Curve:
-    """Judge circuits of several sizes.
+    """Judge circuits of several sizes, whose edges scores of other pairs (``mean``) choose.
 
     Cost: about two forwards of the judged pairs for each circuit.
-
-    Args:
-        judge: the pairs on which circuits are run.
-        mean: scores that choose the edges, of other pairs.
-        asked: sizes, choice, random circuits, and whether circuits of nodes are asked for.
-        advance: called with the number of circuits that were finished.
     """
     graph, generator = judge.runs.graph, np.random.default_rng([judge.seed, 3])
     outputs = outputs_of(judge.runs.metric, graph)

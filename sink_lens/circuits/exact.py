@@ -24,7 +24,6 @@ from ..engine.cells import Cell
 from ..engine.forward import run_with
 from ..engine.trust import make_engine
 from ..errors import InputError
-from ..models.weights import Norm
 from .graph import place_of
 from .runs import Runs
 from .stream import apply_norm
@@ -35,12 +34,8 @@ def exact_scores(
 ) -> Float[np.ndarray, "pair edge"]:
     """The exact score of some edges, by pair.
 
-    Cost: two forwards, and for each edge one from its reader on; what all writers add is kept for all pairs.
-
-    Args:
-        runs: the pairs; take a few (``runs.some``) in a large model.
-        edges: numbers of edges.
-        advance: called with the number of edges that were finished.
+    Cost: two forwards, and for each edge one from its reader on; what all writers add is kept for all pairs: take a few
+    (``runs.some``) in a large model.
 
     Raises:
         InputError: a reader whose value has no site (a gate of a head's output).
@@ -56,9 +51,7 @@ def exact_scores(
 
     def change(edge: int) -> Tensor:
         """By how much the edge's reader moves if the edge alone is replaced."""
-        moved = difference[:, int(writers[edge])]
-        mask = runs.span_masks(every, begin=begin)[int(spans[edge])]
-        return moved * mask[..., None]
+        return difference[:, writers[edge]] * runs.span_masks(every, begin=begin)[spans[edge]][..., None]
 
     positions = tuple(range(begin, runs.clean.n_positions))
     cells = []
@@ -77,11 +70,7 @@ def exact_node_scores(
 ) -> Float[np.ndarray, "pair writer"]:
     """The exact score of every writer, by pair: all of its readers get what replaces it, at the positions of the spans.
 
-    Cost: three forwards, and for each writer one from its layer on.
-
-    Args:
-        runs: the pairs; take a few (``runs.some``) in a large model.
-        advance: called with the number of writers that were finished.
+    Cost: three forwards, and for each writer one from its layer on; take a few pairs in a large model.
     """
     begin, difference = _writing_difference(runs)
     difference *= runs.span_masks(slice(0, runs.n_pairs), begin=begin).sum(0)[:, None, :, None]
@@ -152,7 +141,7 @@ def _reader_edit(
     x = streams["resid_pre", layer]
     if name == "mlp" and not graph.parallel:
         x = x + streams["attn_out", layer]
-    norm: Norm | None = node.norm(name)
+    norm = node.attn_norm if name == "attention" else node.mlp_norm
     new = apply_norm(x - change(), norm)
     if name == "mlp":
         found = [freeze("mlp_in", {layer: new}, **where)] if own.kind == "mlp" else []

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from ..estimate import Pass, Passes, Sizes, bytes_of_a_layer
-from ..models.header import Header
 from ..text import size_text
 from .config import REST, CircuitConfig
 from .graph import Graph
@@ -80,16 +79,10 @@ def _graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
     names = (*(name for name in config.positions_by_span if name != REST), REST) if config.spans else ("",)
     if sizes.lens is not None:
         return Graph.of(sizes.lens, neurons=config.neurons_by_layer, spans=names)
-    if not _is_plain(sizes.header):
-        return None
+    if family.head_out is not None or family.mixer is not None or family.architecture == "GPTNeoXForCausalLM":
+        return None  # only the configuration says what the blocks look like
     parallel = family.attn_norm is not None and family.attn_norm == family.mlp_norm
     return Graph.of_sizes(sizes.header, parallel=parallel, neurons=config.neurons_by_layer, spans=names)
-
-
-def _is_plain(header: Header) -> bool:
-    """Check whether the row of the family says what the blocks look like; of some only the configuration does."""
-    family = header.family
-    return family.head_out is None and family.mixer is None and family.architecture != "GPTNeoXForCausalLM"
 
 
 def _longest_pair(config: CircuitConfig, sizes: Sizes) -> int | None:

@@ -20,6 +20,8 @@ from sink_lens.text import part_name
 
 _PLAIN = "#6b6b6b"
 _NODE = re.compile(r"[am](\d+)")
+_LAST = 10**6
+"""The layer of the logits, in the order of nodes."""
 _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an MLP or the logits"}
 
 
@@ -89,7 +91,7 @@ def edge_figure(
         of: edges of the circuit, of which these are the strongest part.
     """
     if of is not None and of > len(edges):
-        title = "\n".join([*([title] if title else []), f"The strongest {len(edges)} of {of:,} edges"])
+        title = f"{title}\nThe strongest {len(edges)} of {of:,} edges".strip()
     ends = _edges_to_draw(edges, group=group)
     nodes = sorted({one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}, key=place_of_node)
     rows = sorted({place_of_node(one)[:2] for one in nodes})
@@ -141,7 +143,9 @@ def edge_figure(
         axes.text(x, y, part_name(node), ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
     axes.set_xlim(left, right)
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_yticks(range(len(rows)), [_row_name(row, n_layers=n_layers) for row in rows])
+    ends_of_rows = {-1: "input", _LAST: "logits"}
+    names = [ends_of_rows.get(layer, f"{layer} {'MLP' if sublayer else 'attn'}") for layer, sublayer in rows]
+    axes.set_yticks(range(len(rows)), names)
     axes.set_xticks([])
     for side in ("top", "right", "bottom", "left"):
         axes.spines[side].set_visible(False)
@@ -156,13 +160,7 @@ def edge_figure(
 
 
 def _to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
-    """Points from the middle of a node's box to its border, in the direction of an edge.
-
-    Args:
-        node: its name is in the box.
-        along: the edge, across and up, in units of the axes.
-        inches: of one unit, across and up.
-    """
+    """Points from the middle of a node's box to its border along an edge, given in units of the axes."""
     size = 0.85 * FONT
     half = (0.3 * size * len(part_name(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
     across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
@@ -195,19 +193,14 @@ def curve_figure(curve: pd.DataFrame) -> Figure:
             share, f = own["share"].to_numpy(float), own["faithfulness"].to_numpy(float)
             axes.fill_between(share, own["low"].to_numpy(float), own["high"].to_numpy(float), color=colour, alpha=0.15)
             axes.plot(share, f, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
-    random = curve[curve["by"] == "random"]
-    if len(random):
-        axes.plot(
-            random["share"],
-            random["faithfulness"],
-            "x",
-            color="#888888",
-            markersize=5,
-            label="random, same size and depth",
-        )
-    own = curve[curve["by"] == "circuit"]
-    if len(own):
-        axes.plot(own["share"], own["faithfulness"], "*", color=LOWERS, markersize=13, label="this circuit", zorder=4)
+    single: dict[str, dict[str, Any]] = {
+        "random": {"marker": "x", "color": "#888888", "markersize": 5, "label": "random, same size and depth"},
+        "circuit": {"marker": "*", "color": LOWERS, "markersize": 13, "label": "this circuit", "zorder": 4},
+    }
+    for by, style in single.items():
+        own = curve.loc[curve["by"].eq(by)]
+        if len(own):
+            axes.plot(own["share"], own["faithfulness"], linestyle="none", **style)
     axes.axhline(1.0, color="#bbbbbb", linewidth=0.8, zorder=0)
     axes.axhline(0.0, color="#bbbbbb", linewidth=0.8, zorder=0)
     axes.set_xscale("log")
@@ -230,18 +223,8 @@ def place_of_node(node: str) -> tuple[int, int, int]:
     if node == "input":
         return (-1, 0, 0)
     if node == "logits":
-        return (10**6, 0, 0)
+        return (_LAST, 0, 0)
     match = _NODE.match(node)
     layer = int(match.group(1)) if match else 0
     number = re.search(r"\.(?:h|kv)(\d+)", node)
     return (layer, 0 if node[0] == "a" else 1, int(number.group(1)) if number else 0)
-
-
-def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
-    """Name of a row of the picture: input, a layer's attention or MLP, or logits."""
-    layer, sublayer = row
-    if layer < 0:
-        return "input"
-    if layer > n_layers:
-        return "logits"
-    return f"{layer} {'MLP' if sublayer else 'attn'}"

@@ -30,22 +30,17 @@ def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..
     """Hooks of the bridge that change no value, and all gradients by the rules."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
-    for name, norm in _norms_by_hook(weights).items():
+    norms: dict[str, Norm | None] = {"ln_final": weights.final_norm}  # parallel blocks have one for both readers
+    for layer, own in enumerate(weights.layers):
+        named = {"ln1": own.attn_norm, "ln2": own.mlp_norm, "ln1_post": own.attn_after, "ln2_post": own.mlp_after}
+        norms |= {f"blocks.{layer}.{name}": norm for name, norm in named.items()}
+    for name, norm in norms.items():
         if norm is not None and norm.divides and f"{name}.hook_in" in lens.bridge.hook_dict:
             found.append((f"{name}.hook_in", partial(keep_tensor, into=seen, key=name)))
             found.append((f"{name}.hook_out", partial(_with_fixed_divisor, seen=seen, key=name, norm=norm)))
     for layer in () if lens.family.sigmoid else range(lens.n_layers):
         found.append((hook_name_of(lens, "scores", layer), partial(keep_tensor, into=seen, key=layer)))
         found.append((hook_name_of(lens, "pattern", layer), partial(_with_smooth_softmax, seen=seen, key=layer)))
-    return found
-
-
-def _norms_by_hook(weights: Weights) -> dict[str, Norm | None]:
-    """The bridge's name of every norm on the stream -> its weights; parallel blocks have one for both readers."""
-    found: dict[str, Norm | None] = {"ln_final": weights.final_norm}
-    for layer, own in enumerate(weights.layers):
-        named = {"ln1": own.attn_norm, "ln2": own.mlp_norm, "ln1_post": own.attn_after, "ln2_post": own.mlp_after}
-        found |= {f"blocks.{layer}.{name}": norm for name, norm in named.items()}
     return found
 
 

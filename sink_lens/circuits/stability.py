@@ -49,12 +49,7 @@ def inclusion(
 def interval_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
-    """(lower, upper) bounds of each edge's 95% bootstrap percentile interval of its mean score over pairs.
-
-    Args:
-        values: score of each edge on each pair.
-        weights: a bootstrap sample per row, as ``draw_weights`` gives it: the weight of each pair in the mean.
-    """
+    """(lower, upper) bounds of each edge's 95% bootstrap percentile interval of its mean score over pairs."""
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return low, high
 
@@ -103,12 +98,11 @@ def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"])
 def random_halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Two random halves of the pairs, of every template alike: one to choose edges on, one to judge them."""
     names = np.asarray(templates, dtype=object)
-    first: list[int] = []
-    second: list[int] = []
+    halves: tuple[list[int], list[int]] = [], []
     for name in dict.fromkeys(names.tolist()):
         rows = generator.permutation(np.flatnonzero(names == name)).tolist()
-        short = first if len(first) <= len(second) else second
-        other = second if short is first else first
-        short += rows[::2]
-        other += rows[1::2]
-    return np.sort(np.array(first, dtype=int)), np.sort(np.array(second, dtype=int))
+        short = int(len(halves[0]) > len(halves[1]))
+        halves[short].extend(rows[::2])
+        halves[1 - short].extend(rows[1::2])
+    first, second = (np.sort(np.array(half, dtype=int)) for half in halves)
+    return first, second

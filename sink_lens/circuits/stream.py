@@ -50,10 +50,6 @@ class NodeWeights:
     w_down: Float[Tensor, "d_model neuron"] | None
     """The down-projection of the neurons that are a node of their own; None without such."""
 
-    def norm(self, place: str) -> Norm | None:
-        """The norm before attention or MLP."""
-        return self.attn_norm if place == "attention" else self.mlp_norm
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
@@ -164,14 +160,14 @@ def reader_gradients(
     x: Float[Tensor, "batch position d_model"],
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Gradient of every reader at one place of the stream.
+    """Gradient of every reader at one place of the stream, from those at the sites behind it in the same run.
 
     Args:
         place: attention, mlp or logits, and its layer.
         graph: the graph.
         weights: of its nodes.
         gradients: (site, layer) -> the gradient there.
-        x: the stream at the place, in the same run.
+        x: the stream at the place.
         held: hold the divisors of the norms.
     """
     name, layer = place

@@ -3,7 +3,7 @@
 There are two runs, clean and corrupted, on sequences of the same lengths. *Denoising* puts clean values into the
 corrupted run; if the metric recovers, these values were sufficient. *Noising* puts corrupted values into the clean
 run; if the metric is lost, the clean values were necessary. Columns and numbers are the same as in
-``transformer_lens.patching`` wherever both support a patch; ``PatchResult.patching_result`` is its own result object.
+``transformer_lens.patching`` wherever both support a patch; ``PatchResult.to_transformer_lens`` gives its result.
 
 The patches are cells of ``engine``: a patch at layer L and position p takes the stream before the layer, and the keys
 and values before the position, from the baseline run, and ends after the last tensor that the metric reads. If both

@@ -155,8 +155,8 @@ def path_patch(
     for start in senders:
         if _order_of(start, lens) >= _order_of(end, lens):
             raise InputError(
-                f"the sender {_part_text(start)} is not computed before the receiver {_part_text(end)}; "
-                "need an earlier sender"
+                f"the sender {start.site} of layer {_layer_of(start)} is not computed before the receiver {end.site} "
+                f"of layer {_layer_of(end)}; need an earlier sender"
             )
     sites = {*(name for name in _SUBLAYER if lens.having(name)), end.site, *(start.site for start in senders)}
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
@@ -238,11 +238,7 @@ def _baseline_runs(
 
 
 def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
-    """The part that a sender or receiver gives, as a tuple or a part; refuses one that does not exist.
-
-    Raises:
-        InputError: it has another form, not one layer, or does not exist.
-    """
+    """The part of one layer that a sender or receiver gives; refuses another form, and what does not exist."""
     if not isinstance(given, Part):
         if not isinstance(given, tuple) or len(given) not in (2, 3):
             raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part")
@@ -250,20 +246,16 @@ def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
     if given.layers is None or len(given.layers) != 1:
         raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
     given = replace(given, layers=count_from_start(given.layers, lens.n_layers))
-    parts_to_patch(
-        lens, given.site, by=(), n_positions=n_positions, **given.where
-    )  # refuses a part that does not exist
+    parts_to_patch(lens, given.site, by=(), n_positions=n_positions, **given.where)  # refuses what does not exist
     return given
 
 
 def _layer_of(part: Part) -> int:
-    """The single layer of a part."""
     assert part.layers is not None  # ``_read_part`` refuses it
     return part.layers[0]
 
 
 def _site_key(part: Part) -> tuple[str, int]:
-    """The key of a part's tensor in an outcome: its site and layer."""
     return site_key(part.site, _layer_of(part))
 
 
@@ -277,8 +269,3 @@ def _replace_part(part: Part, value: Tensor) -> Edit:
 def _order_of(part: Part, lens: LensModel) -> tuple[int, int]:
     """The place of a part in the order of computation, as numbers to compare."""
     return (_layer_of(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])
-
-
-def _part_text(part: Part) -> str:
-    """The part in words, for an error."""
-    return f"{part.site} of layer {_layer_of(part)}"

@@ -133,7 +133,7 @@ class PatchResult(Swept):
             "values": pd.DataFrame(values),
         }
 
-    def patching_result(self) -> PatchingResult:
+    def to_transformer_lens(self) -> PatchingResult:
         """The same numbers as the result object of ``transformer_lens.patching``, with its axis names.
 
         ``values`` has one axis a swept axis if all their combinations were patched, else one axis of all patches, and

@@ -254,7 +254,7 @@ def test_patches_are_handed_on_as_transformerlens_lays_them_out():
     ):
         asked = {"layers": [0, 2], "positions": [3, 5, 11], "metric": sink_mass(0)}
         result = patch(lens, clean, corrupted, site=site, by=by, progress=False, **asked)
-        theirs = result.patching_result()
+        theirs = result.to_transformer_lens()
         assert theirs.axis_names == names == list(theirs.index_df)
         assert theirs.values.shape == (*(len(result.frame[one].unique()) for one in by), 2)
         frame = result.frame.set_index(list(by))
@@ -265,6 +265,6 @@ def test_patches_are_handed_on_as_transformerlens_lays_them_out():
         assert effects.tolist() == pytest.approx(result.frame["effect"].tolist())
         assert theirs.normalized(result.baselines[0] + 1.0).isfinite().all()
         torch.testing.assert_close(theirs.normalized(result.baselines[1]).shape, theirs.values.shape)
-    few = patch(lens, clean, corrupted, screen=3, progress=False, metric=loss()).patching_result()
+    few = patch(lens, clean, corrupted, screen=3, progress=False, metric=loss()).to_transformer_lens()
     assert few.axis_names == []
     assert few.values.shape == (3, 2)

@@ -127,7 +127,7 @@ def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(
     with create_run(tmp_path / "run", kind="circuit", config=config, provenance=sizes) as run:
         run.write_table("circuit", sink_edges())
     circuit = circuit_of(tmp_path / "run")
-    assert circuit.about["outputs"] == ["a4.kv1<k>", "a4.kv0<k>", "a5.h1<q>", "a5.kv0<k>"]
+    assert circuit.outputs == ["a4.kv1<k>", "a4.kv0<k>", "a5.h1<q>", "a5.kv0<k>"]
     for width in (None, 3.25):
         figure = circuit.draw("paper", width=width)
         assert faults(figure) == []
