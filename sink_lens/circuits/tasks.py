@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..configuration import make_config
 from ..data.described import BosCondition
@@ -132,9 +132,7 @@ def _batch_task(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos:
 
     def batch(prompts: Sequence[list[int]]) -> TokenBatch:
         """All clean, or all corrupted, prompts."""
-        tokens: Tensor = torch.zeros(len(kept), int(lengths.max()), dtype=torch.int64)
-        for row, ids in enumerate(prompts):
-            tokens[row, : len(ids)] = torch.tensor(ids)
+        tokens = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True)
         return replace(from_tensor(tokens, lengths=lengths, tokenizer=lens.tokenizer), bos_condition=bos)
 
     return Task(

@@ -10,7 +10,6 @@ import pandas as pd
 import torch
 
 from ..errors import InputError
-from ..models.lens import LensModel
 from ..models.load import load
 from ..records import default_folder
 from ..text import interval_text, number, plural, token_text
@@ -40,15 +39,8 @@ def run(
     check_before(config)
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
     folder = default_folder(config.model) if out is None else Path(out)
-    if config.approximate:
-        return _approximate(lens, config=config, folder=folder, overwrite=overwrite, progress=progress)
-    return patch(lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=progress)
-
-
-def _approximate(
-    lens: LensModel, *, config: PatchConfig, folder: Path, overwrite: bool, progress: bool
-) -> AttributionResult:
-    """Approximate the patches, check a sample against real ones, and write both to the run folder."""
+    if not config.approximate:
+        return patch(lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=progress)
     runs, _, pair = prepare_runs(lens, None, None, config=config)
     with open_run(folder, lens=lens, pair=pair, config=config, metric=runs.metric, overwrite=overwrite) as writer:
         result = attribution_patch(lens, pair.clean, pair.corrupted, config=config, metric=runs.metric)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from sink_lens.circuits.choice import (
-    choose_edges,
     connected_edges,
     edges_between,
     greedy_edges,
@@ -92,16 +91,6 @@ def test_a_greedy_circuit_is_the_largest_edge_into_what_is_chosen_again_and_agai
         left.append(best)
         opened |= set(np.flatnonzero(graph.reader_of_node[:, graph.ends[1][best]]).tolist())
     assert np.flatnonzero(greedy_edges(graph, values, 12, outputs=[len(graph.readers) - 1])).tolist() == sorted(left)
-
-
-def test_choices_by_name_are_their_functions():
-    graph = Graph(n_layers=1, n_heads=2, n_kv_heads=2, d_model=4)
-    values = np.linspace(-1, 1, graph.n_edges)
-    outputs = [len(graph.readers) - 1]
-    assert choose_edges(graph, values, 3, how="top", outputs=outputs).sum() == 3
-    assert (
-        choose_edges(graph, values, 3, how="greedy", outputs=outputs) == greedy_edges(graph, values, 3, outputs=outputs)
-    ).all()
 
 
 def test_nodes_score_the_sum_of_their_edges_and_a_circuit_of_nodes_has_all_edges_between_them():
