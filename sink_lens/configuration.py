@@ -23,6 +23,7 @@ import itertools
 import math
 import os
 import sys
+import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields, replace
@@ -35,6 +36,7 @@ from .errors import InputError
 from .text import ranges, visible
 
 C = TypeVar("C")
+_MOST_DOTS = 1_000
 """Dots of a value that is read as TOML, whose parser needs the square of a name's parts."""
 _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -92,6 +94,15 @@ def refuse_unknown_names(
             near = get_close_matches(name, [*known, *options], n=1, cutoff=0.5)
             meant = f"did you mean {options.get(near[0], near[0])}? Need" if near else "need"
             raise InputError(f"{where} has {name!r}, which is not known; {meant} some of {', '.join(known)}")
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Split a text such as ``lr=3e-4`` into a name and a value: the value as TOML has it, else a text."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"] if value.count(".") < _MOST_DOTS else value
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return name, value
 
 
 def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:

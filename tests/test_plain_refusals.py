@@ -16,6 +16,7 @@ from sink_lens.activations.views import Reading
 from sink_lens.circuits import Circuit
 from sink_lens.circuits.files import read
 from sink_lens.circuits.pairs import read_pairs
+from sink_lens.configuration import parse_setting
 from sink_lens.data.corpora import open_texts, read_text
 from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError, ModelError, first_line_of_error
@@ -158,6 +159,13 @@ def test_settings_that_would_be_read_for_ever_are_refused_at_once(content, tmp_p
     for call in (lambda: read_settings(path, what="a sweep"), lambda: facts_of(path)):
         with pytest.raises(InputError, match="cannot be read"):
             call()
+
+
+def test_a_setting_is_a_name_and_a_toml_value_or_a_text():
+    for text, found in (("lr = 3e-4", 3e-4), ("a=true", True), ("a=x=b.txt", "x=b.txt"), ("a=[3, 5]", [3, 5])):
+        assert parse_setting(text)[1] == found
+    assert parse_setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
+    assert parse_setting("x=" + "[" * 50_000)[0] == "x"
 
 
 def test_an_error_of_another_library_without_a_message_is_named():
