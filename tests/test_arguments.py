@@ -29,8 +29,8 @@ PAIR = PromptPair(clean=BATCH, corrupted=BATCH, differences=pd.DataFrame(), labe
 MEASURES = sink_lens.measures
 
 
-def gini(rows):
-    return sink_lens.measures.gini(rows, row_positions=torch.arange(2))
+def rate(score):
+    return MEASURES.sink_rate(score, threshold=0.3)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_what_a_type_allows(value, hint, fit):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: gini(None), r"of gini is None \(NoneType\); need a tensor Float"),
-        (lambda: gini("a"), r"is 'a' \(str\); need a tensor Float"),
-        (lambda: gini(META), "the device meta, which holds no values; need a tensor"),
+        (lambda: rate(None), r"of sink_rate is None \(NoneType\); need a tensor Float"),
+        (lambda: rate("a"), r"is 'a' \(str\); need a tensor Float"),
+        (lambda: rate(META), "the device meta, which holds no values; need a tensor"),
         (lambda: sink_lens.edits.scale("z", factor=math.nan), r"is nan \(float\); need a number"),
         (lambda: sink_lens.edits.scale("z", factor="2"), r"is '2' \(str\); need a number"),
         (lambda: sink_lens.trace("MODEL", sequences=2.5), "sequences is 2.5; need a whole number"),
@@ -174,13 +174,13 @@ def test_what_a_user_s_function_raises_passes_with_a_note_that_says_whose_it_is(
 
 def test_an_argument_that_is_missing_is_a_type_error():
     for error in (TypeError, InputError):
-        with pytest.raises(error, match=r"missing .*; need gini\(rows, \*, row_positions"):
-            sink_lens.measures.gini()
+        with pytest.raises(error, match=r"missing .*; need sink_rate\(score, \*, threshold"):
+            sink_lens.measures.sink_rate()
         with pytest.raises(error, match=r"missing .*'tokens'; need mean_ordinary\(lens, tokens, site, \*\*where\)"):
             sink_lens.edits.mean_ordinary("z", layers=[1])
 
 
 def test_a_public_function_is_one_object_and_keeps_its_signature():
-    assert sink_lens.measures.gini is sink_lens.measures.gini
-    assert sink_lens.measures.gini.__wrapped__.__module__ == "sink_lens.measures.attention"
-    assert sink_lens.measures.gini.__doc__
+    assert sink_lens.measures.sink_rate is sink_lens.measures.sink_rate
+    assert sink_lens.measures.sink_rate.__wrapped__.__module__ == "sink_lens.measures.attention"
+    assert sink_lens.measures.sink_rate.__doc__

@@ -1,8 +1,6 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
 from .attention import entropy as entropy
-from .attention import gini as gini
-from .attention import key_rank as key_rank
 from .attention import null_mass as null_mass
 from .attention import sink_mass as sink_mass
 from .attention import sink_rate as sink_rate
@@ -22,7 +20,6 @@ from .neurons import norm_rank as norm_rank
 from .neurons import row_norms as row_norms
 from .neurons import selectivity as selectivity
 from .neurons import spike_ratio as spike_ratio
-from .outputs import stable_rank as stable_rank
 from .outputs import triangular_factor as triangular_factor
 from .outputs import value_norm_ratio as value_norm_ratio
 from .outputs import value_norms as value_norms

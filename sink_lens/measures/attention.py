@@ -18,10 +18,10 @@ Scores and masses are shares of a query's attention, averaged over the queries t
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
-from sink_lens.measures.reductions import check_position, mean_where, queries_from, sort_last, widen
+from sink_lens.measures.reductions import check_position, mean_where, queries_from, widen
 
 
 def sink_score(
@@ -173,43 +173,6 @@ def entropy(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch h
     """
     rows = widen(rows)
     return -torch.xlogy(rows, rows).sum(-1)
-
-
-def key_rank(rows: Float[Tensor, "batch head row key"], *, key: int) -> Int[Tensor, "batch head row"]:
-    """Number of keys with strictly more mass than `key`; 0 means that `key` has the most.
-
-    From 0 to the number of visible keys - 1. It is meaningless in rows before the key, which cannot see it; exclude
-    those rows with the `row_valid` of `mean_rows`.
-
-    Raises:
-        InputError: `key` is outside the sequence.
-    """
-    check_position(key, n_positions=rows.shape[3])
-    return (rows > rows[..., key, None]).sum(-1)
-
-
-def gini(
-    rows: Float[Tensor, "batch head row key"], *, row_positions: Int[Tensor, " row"]
-) -> Float[Tensor, "batch head row"]:
-    """Gini coefficient of each row over the row_position + 1 keys that its query can see.
-
-    From 0 (uniform) to 1 - 1/n (one of n keys has everything). nan for a row with a single visible key and for a row
-    of zeros. Keys outside a sliding window count as keys with mass 0.
-
-    Args:
-        rows: sampled rows of the pattern.
-        row_positions: the query position of each row, 0-based.
-    """
-    rows = widen(rows)
-    n_keys = rows.shape[3]
-    n_visible = (row_positions.to(rows.device) + 1)[:, None]
-    index = torch.arange(n_keys, device=rows.device)
-    ordered = sort_last(torch.where(index < n_visible, rows, 0.0))
-    # Hidden keys are zeros, which come first in the sorted order: subtract their number to get a visible key's rank.
-    rank = index + 1 - (n_keys - n_visible)
-    n = n_visible.squeeze(-1)
-    coefficient = (2 * (rank * ordered).sum(-1) / ordered.sum(-1) - (n + 1)) / n
-    return coefficient.clamp(min=0).masked_fill(n < 2, math.nan)
 
 
 def null_mass(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:

@@ -1,11 +1,10 @@
-"""Dominance of a few residual dimensions at a token, and the robustness of a threshold's answer.
+"""Dominance of a few residual dimensions at a token.
 
 Every ratio is computed within one layer. A maximum over layers taken before the median would hide an outlier that
 exists in one layer only.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,15 +12,6 @@ from torch import Tensor
 
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import check_position, mean_where, median_where, queries_from, widen
-
-
-class ThresholdRange(NamedTuple):
-    """A range of thresholds: all thresholds in (low, high] give the same answer."""
-
-    low: float
-    """The largest ratio that does not pass; 0 if all pass."""
-    high: float
-    """The smallest ratio that passes; infinite if none passes."""
 
 
 def dominance_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
@@ -88,7 +78,7 @@ def massive_activations(
     """Entries above `absolute` in magnitude and at least `relative` times their token's median magnitude.
 
     The defaults are the paper's. They find nothing in models below about a billion parameters, so also report
-    `massive_ratio` and the `stable_range` of its threshold.
+    `massive_ratio`.
 
     Reference: Sun et al., arXiv 2402.17762.
     """
@@ -105,22 +95,6 @@ def massive_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
     """
     magnitude = widen(h).abs()
     return magnitude.amax(-1) / _median(magnitude)
-
-
-def stable_range(ratios: Float[Tensor, " sample"], *, threshold: float) -> ThresholdRange:
-    """Range of thresholds at which the same samples pass (ratio >= threshold) as at `threshold`.
-
-    Every threshold in (low, high] gives the same answer. A narrow range means that the answer depends on the exact
-    threshold. Undefined (nan) ratios never pass and are left out; both ends are nan if no ratio is defined.
-    """
-    known = ratios[~ratios.isnan()].double()
-    if known.numel() == 0:
-        return ThresholdRange(low=math.nan, high=math.nan)
-    passing, failing = known[known >= threshold], known[known < threshold]
-    return ThresholdRange(
-        low=float(failing.max()) if failing.numel() else 0.0,
-        high=float(passing.min()) if passing.numel() else math.inf,
-    )
 
 
 def growth_ratio(

@@ -53,34 +53,6 @@ def value_norm_ratio(
     return ratio.masked_fill(~valid[:, key, None], math.nan)
 
 
-def stable_rank(
-    z: Float[Tensor, "batch position head d_head"],
-    *,
-    factor: Float[Tensor, "head sample d_head"],
-    valid: Bool[Tensor, "batch position"],
-) -> Float[Tensor, "batch head"]:
-    """Stable rank of a head's update U = z W_O over a sequence: |U|_F^2 / |U|_2^2.
-
-    From 1 (the same direction at every position, a broadcast) to min(positions, d_head). nan if the update is all
-    zeros or not finite.
-
-    Args:
-        z: input of W_O.
-        factor: the ``triangular_factor`` of each head's part of the output projection.
-        valid: True at real positions.
-
-    Reference: arXiv 2606.08105.
-    """
-    z = torch.where(valid[..., None, None], z.double(), 0.0)
-    update = einsum(z, factor.double(), "batch position head d, head e d -> batch head position e")
-    gram = update.mT @ update
-    finite = gram.isfinite().all(-1).all(-1)
-    gram = torch.where(finite[..., None, None], gram, 0.0)
-    total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    largest = torch.linalg.eigvalsh(gram.cpu())[..., -1].to(gram.device)  # see effective_ranks
-    return torch.where(total > 0, (total / largest).clamp(min=1), math.nan).to(factor.dtype)
-
-
 def sink_head_label(ratio: float, *, is_sink: bool) -> str:
     """Label a sink head by its value-norm ratio.
 

@@ -38,8 +38,6 @@ _ROWS = (
     Measure(attention.sink_rate, "share of sequences", 0.0, 1.0, SINKS, "how often the score passes a threshold"),
     Measure(attention.sink_mass, "attention", 0.0, 1.0, CHAIN, "mean attention of later queries that see the key"),
     Measure(attention.entropy, "nats", 0.0, _INF, OURS, "entropy of a row over its keys"),
-    Measure(attention.key_rank, "keys", 0.0, _INF, OURS, "keys that get more attention; 0 = the top"),
-    Measure(attention.gini, "1", 0.0, 1.0, OURS, "inequality of a row over its visible keys; 0 = uniform"),
     Measure(attention.null_mass, "attention", 0.0, 1.0, OURS, "attention that goes to no key"),
     Measure(heads.induction, "attention", 0.0, 1.0, INDUCTION, "attention to what followed the same token earlier"),
     Measure(variance.token_std, "of x", 0.0, _INF, CHAIN, "standard deviation within one token"),
@@ -64,7 +62,6 @@ _ROWS = (
     Measure(locking.logit_split, "logits", -_INF, _INF, OURS, "amount that each part of the key adds to the logit"),
     Measure(rank.effective_rank, "directions", 1.0, _INF, CHAIN, "directions that a sequence's states use"),
     Measure(outputs.value_norm_ratio, "1", 0.0, _INF, NO_OP, "norm of what the sink's value writes, over the others'"),
-    Measure(outputs.stable_rank, "directions", 1.0, _INF, NO_OP, "directions that a head's update uses"),
 )
 
 MEASURES: Mapping[str, Measure] = MappingProxyType({row.function.__name__: row for row in _ROWS})

@@ -9,8 +9,6 @@ from sink_lens.errors import InputError
 from sink_lens.measures.attention import (
     can_tell_sinks,
     entropy,
-    gini,
-    key_rank,
     mean_rows,
     null_mass,
     row_shares,
@@ -102,34 +100,10 @@ def test_the_rate_is_strict_per_sequence_and_leaves_out_nan():
     assert sink_rate(torch.full((2, 1), math.nan), threshold=0.3).isnan().all()
 
 
-def test_entropy_and_rank_by_hand():
+def test_entropy_by_hand():
     # [1/2 1/4 1/4 0]: entropy = 1/2 log 2 + 2 * 1/4 log 4 = 1.5 log 2.
     rows = torch.tensor([0.5, 0.25, 0.25, 0.0])[None, None, None]
     assert entropy(rows).item() == pytest.approx(1.5 * math.log(2))
-    rows = torch.tensor([[0.4, 0.2, 0.4], [0.3, 0.3, 0.4]])[None, None]
-    # Key 0: nothing over 0.4; 0.4 is over 0.3. Key 1: two over 0.2; one over 0.3.
-    assert key_rank(rows, key=0).tolist() == [[[0, 1]]]
-    assert key_rank(rows, key=1).tolist() == [[[2, 1]]]
-
-
-def test_gini_by_hand():
-    # Visible [0.1 0.2 0.7]: 2 (1*0.1 + 2*0.2 + 3*0.7) / (3 * 1) - 4/3 = 5.2/3 - 4/3 = 0.4.
-    # [0 0 1]: 2 * 3 / 3 - 4/3 = 2/3 = 1 - 1/3. A uniform row has 0. One key: nan.
-    rows = torch.tensor([[0.7, 0.1, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
-    found = gini(rows[None, None], row_positions=torch.tensor([2, 2, 3, 0]))[0, 0]
-    assert found[:3].tolist() == pytest.approx([0.4, 2 / 3, 0.0], abs=1e-6)
-    assert found[3].isnan()
-
-
-def test_gini_is_the_mean_difference_of_the_visible_keys():
-    pattern = random_pattern(1)
-    found = gini(pattern, row_positions=torch.arange(12))
-    for row in range(1, 12):
-        visible = pattern[0, 0, row, : row + 1].double()
-        n = row + 1
-        total = sum(abs(a - b) for a in visible.tolist() for b in visible.tolist())
-        # Gini = mean absolute difference over twice the mean; the mean of a row is 1 / n.
-        assert found[0, 0, row].item() == pytest.approx(total / n**2 / (2 / n), abs=1e-5)
 
 
 def test_null_mass_is_what_a_row_lacks():

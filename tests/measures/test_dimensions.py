@@ -13,7 +13,6 @@ from sink_lens.measures.dimensions import (
     massive_activations,
     massive_ratio,
     outlier_dimensions,
-    stable_range,
 )
 
 
@@ -98,25 +97,6 @@ def test_an_outlier_planted_in_one_layer_is_found_at_thresholds_5_to_100(thresho
     layers[7, 0, 40] = 400.0
     found = [bool(massive_activations(h, absolute=20.0, relative=threshold).any()) for h in layers]
     assert found == [layer == 7 for layer in range(12)]
-
-
-def test_the_stable_range_by_hand():
-    # At 50: 400 and 60 pass, 8 does not. Any threshold over 8 and up to 60 says the same.
-    ratios = torch.tensor([8.0, 400.0, math.nan, 60.0])
-    assert stable_range(ratios, threshold=50.0) == (8.0, 60.0)
-    assert stable_range(ratios, threshold=60.0) == (8.0, 60.0)
-    assert stable_range(ratios, threshold=1.0) == (0.0, 8.0)
-    assert stable_range(ratios, threshold=1000.0) == (400.0, math.inf)
-    assert all(math.isnan(end) for end in stable_range(ratios[2:3], threshold=1.0))
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(1, 1e4, width=32), min_size=1, max_size=8), st.floats(1, 1e4), st.floats(1, 1e4))
-def test_the_answer_is_the_same_inside_the_stable_range_and_another_outside(ratios, threshold, other):
-    x = torch.tensor(ratios).double()
-    low, high = stable_range(x, threshold=threshold)
-    same = torch.equal(x >= threshold, x >= other)
-    assert same == (low < other <= high)
 
 
 def test_growth_by_hand():

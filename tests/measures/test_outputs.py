@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
-from sink_lens.measures.outputs import sink_head_label, stable_rank, triangular_factor, value_norm_ratio, value_norms
+from sink_lens.measures.outputs import sink_head_label, triangular_factor, value_norm_ratio, value_norms
 
 
 def draw(seed, *shape):
@@ -15,11 +15,6 @@ def draw(seed, *shape):
 
 def ratio(v, w_o, *, valid, key):
     return value_norm_ratio(value_norms(v, factor=triangular_factor(w_o)), valid=valid, key=key)
-
-
-def rank(z, w_o, *, valid=None):
-    valid = torch.ones(z.shape[:2], dtype=torch.bool) if valid is None else valid
-    return stable_rank(z, factor=triangular_factor(w_o), valid=valid)
 
 
 def test_value_norms_by_hand():
@@ -58,36 +53,6 @@ def test_heads_that_do_not_divide_are_refused():
         ratio(draw(0, 1, 4, 2, 2), draw(1, 3, 2, 5), valid=torch.ones(1, 4).bool(), key=0)
 
 
-def test_stable_rank_by_hand():
-    # U = diag(3, 1) in 2 of 3 dimensions: (9 + 1) / 9.
-    z = torch.tensor([[3.0, 0.0], [0.0, 1.0]])[None, :, None]
-    w_o = torch.eye(2, 3)[None]
-    assert rank(z, w_o).item() == pytest.approx(10 / 9)
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.integers(0, 10_000), st.sampled_from([3, 8]))
-def test_stable_rank_is_that_of_the_update_itself(seed, d_model):
-    z, w_o = draw(seed, 2, 6, 3, 4), draw(seed + 1, 3, 4, d_model)
-    valid = torch.arange(6) < torch.tensor([[6], [4]])
-    z[1, 4:] = math.nan
-    found = rank(z, w_o, valid=valid)
-    for batch, length in enumerate([6, 4]):
-        for head in range(3):
-            singular = torch.linalg.svdvals((z[batch, :length, head] @ w_o[head]).double())
-            expected = (singular.square().sum() / singular[0] ** 2).item()
-            assert found[batch, head].item() == pytest.approx(expected, rel=1e-4)
-            assert 1 <= found[batch, head] <= 4 + 1e-4
-    order = torch.tensor([2, 0, 1])
-    assert torch.equal(rank(z[:, :, order], w_o[order], valid=valid), found[:, order])
-
-
-def test_an_update_of_zeros_or_not_finite_has_no_stable_rank():
-    z = draw(0, 3, 4, 1, 2)
-    z[0], z[1, 0] = 0.0, math.inf
-    assert rank(z, draw(1, 1, 2, 5)).isnan().flatten().tolist() == [True, True, False]
-
-
 def test_labels():
     assert sink_head_label(0.1, is_sink=False) == ""
     assert sink_head_label(math.nan, is_sink=False) == ""
@@ -101,4 +66,3 @@ def test_half_precision_norms_do_not_overflow():
     w_o = torch.full((1, 2, 4), 3.0).half()
     valid = torch.ones(1, 3, dtype=torch.bool)
     assert ratio(v, w_o, valid=valid, key=0).item() == pytest.approx(1.0)
-    assert rank(v, w_o).item() == pytest.approx(1.0)

@@ -28,8 +28,6 @@ def results(seed):
         "sink_rate": (pattern[:, :, -1, key], {"threshold": 0.3}),
         "sink_mass": (pattern[..., key], {"valid": valid, "key": key}),
         "entropy": (pattern, {}),
-        "key_rank": (pattern, {"key": key}),
-        "gini": (pattern, {"row_positions": torch.arange(20)}),
         "null_mass": (pattern * torch.rand(20, 1, generator=generator), {}),
         "induction": (pattern, {"tokens": x[..., 0].sign().long(), "valid": valid}),
         "token_std": (x, {}),
@@ -54,7 +52,6 @@ def results(seed):
         "logit_split": (q.transpose(1, 2), {"parts": v.transpose(1, 2), "scale": 0.5}),
         "effective_rank": (x, {"valid": valid, "without": key}),
         "value_norm_ratio": (v[..., 0].abs().mT, {"valid": valid, "key": key}),
-        "stable_rank": (q, {"factor": w_o[..., :3], "valid": valid}),
     }
     return {name: MEASURES[name].function(first, **rest) for name, (first, rest) in arguments.items()}
 
