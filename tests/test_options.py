@@ -1,6 +1,5 @@
 """Options made from a configuration: by hand, from a file, and the same from Python as from the command line."""
 
-import dataclasses
 import json
 import types
 from dataclasses import dataclass, field, fields
@@ -11,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from sink_lens import cli
-from sink_lens.chain.config import CONTROLS, TraceConfig
+from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import _call_config
 from sink_lens.cli.options import build_config, configured, off_option_name, option_name
 from sink_lens.configuration import choices_of, field_docs, make_config
@@ -23,7 +22,7 @@ from sink_lens.kinds import import_object, kinds
 from sink_lens.patching.run_pair import patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies import card, quantise
-from sink_lens.studies.config import AblateConfig, AmplifyConfig, CardConfig
+from sink_lens.studies.config import AblateConfig, CardConfig
 from sink_lens.studies.study import config_of_study
 from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.config import SweepConfig, sweep_config
@@ -390,14 +389,8 @@ def test_a_table_of_the_tokens_is_the_same_as_its_fields(read, tmp_path):
     assert "table.toml has 'lenght', which is not known; did you mean length?" in done.stderr
 
 
-def test_a_study_takes_over_what_it_shares_with_a_trace():
-    config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, target_position=9, controls=7)
-    study = config_of_study(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
-    assert (study.target_position, study.factors, study.threshold) == (None, (3.0,), 0.2)
-    assert study.question() == dataclasses.replace(config, target_position=None, controls=CONTROLS)
-    assert config_of_study(AblateConfig, config, config=None, tokens="random", fields={}).question().controls == 7
-
-
 def test_two_configurations_are_refused():
     with pytest.raises(InputError, match="two configurations"):
         config_of_study(AblateConfig, AblateConfig(), config=AblateConfig(), tokens=None, fields={})
+    with pytest.raises(InputError, match="ablate was given a TraceConfig; need a AblateConfig, or a model before it"):
+        config_of_study(AblateConfig, TraceConfig(), config=None, tokens=None, fields={})

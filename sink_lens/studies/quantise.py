@@ -112,9 +112,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
                 what = "channels" if not tokens else "both" if size else "tokens"
                 rows.append(half.row(what, run(kept), sink_tokens=tokens, channels=size))
             if name == "choose":
-                sets = [row for row in rows if row["kept"] in ("tokens", "channels", "both")]
-                enough = (row for row in sets if row["closed_share"] >= config.goal)
-                chosen = next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
+                chosen = _smallest_good_set(rows, goal=config.goal)
             elif chosen is not None:
                 # Random sets as large as the chosen one, none of them with its tokens or channels.
                 given = {"sink_tokens": chosen["sink_tokens"], "channels": chosen["channels"]}
@@ -274,6 +272,13 @@ class _Half:
 
 
 _UNDEFINED = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
+
+
+def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
+    """The smallest set that reaches the goal on the first half, or the best if none does; None if none was tried."""
+    sets = [row for row in rows if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")]
+    enough = (row for row in sets if row["closed_share"] >= goal)
+    return next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
 
 
 def random_tokens(

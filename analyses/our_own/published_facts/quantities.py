@@ -516,7 +516,8 @@ def no_bos_factor(seen: Observed, terms: Terms) -> Tensor:
     """Factor by which leaving out BOS multiplies the perplexity of the same tokens, the first of them left out."""
     if not seen.tokens.bos:
         raise UnmeasuredError("the sequences do not begin with BOS")
-    return seen.without_bos().losses - seen.token_losses[:, 1:].nanmean(1)
+    without = Observed(seen.lens, seen.tokens.without_bos(), batch_size=seen.batch_size)
+    return without.losses - seen.token_losses[:, 1:].nanmean(1)
 
 
 @_is("number", "nats", depends=_LOSS)
