@@ -537,7 +537,7 @@ REFUSED = {
     "fingerprint": "no model was given; need two or more",
     "fingerprint MODEL": "1 model was given",
     "fingerprint MODEL MODEL/../MODEL": "is there twice; need each model once",
-    "fingerprint TWO --sequences 49": "49 inputs were asked for; need at least 50",
+    "fingerprint TWO --sequences 49": "49 sequences were asked for; need at least 50",
     "fingerprint TWO --length 300": "takes at most 256",
     "fingerprint TWO --null bayes": "--null is 'bayes'; need one of analytical",
     "card RANDOM --threshold 2": "threshold is 2.0; need a number between 0 and 1",
