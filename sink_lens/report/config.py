@@ -30,8 +30,6 @@ class ReportConfig:
     def __post_init__(self) -> None:
         """Refuse fields in which compared runs may not differ, and what says how figures are written that are not."""
         check_types(self)
-        default = ReportConfig.__dataclass_fields__["format"].default
-        given = [name for name in ("only",) if getattr(self, name)]
-        given += ["format"] * (self.format != default)
-        if given and self.figures is None:
-            raise InputError(f"--{given[0]} was given without --figures; need the folder of the figures")
+        for name in ("only", "format"):
+            if self.figures is None and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise InputError(f"--{name} was given without --figures; need the folder of the figures")

@@ -5,6 +5,7 @@ that lead to it, and in rows, so that arrows cross little. The type is the large
 """
 
 import functools
+import graphlib
 import itertools
 import math
 import re
@@ -96,13 +97,6 @@ class _Form:
     bold: bool
 
 
-def _form_of_style(style: Style, width: float) -> _Form:
-    """The sizes and fonts of a diagram of this style and width."""
-    if style == "page":
-        return _Form(width=width, family="sans-serif", down=False, bold=True, largest=11, smallest=7)
-    return _Form(width=width, family="STIXGeneral", down=width < 5, bold=False, largest=9, smallest=6)
-
-
 WIDTHS: Mapping[str, float] = {"page": 9.0, "paper": 6.75}
 """Style -> width of its figure in inches; a single column of a paper is 3.25."""
 
@@ -123,8 +117,10 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figur
         raise InputError(f"the style is {style!r}; need one of {', '.join(WIDTHS)}")
     if not diagram.boxes:
         raise RunError("the circuit has no node, so there is nothing to draw. Run again with other settings to see one")
-    form = _form_of_style(style, width or WIDTHS[style])
-    levels = _boxes_by_level(diagram)
+    width, levels = width or WIDTHS[style], _boxes_by_level(diagram)
+    form = _Form(width=width, family="sans-serif", down=False, bold=True, largest=11, smallest=7)
+    if style == "paper":
+        form = _Form(width=width, family="STIXGeneral", down=width < 5, bold=False, largest=9, smallest=6)
     form = replace(form, down=form.down and len(levels) > 2)
     forms = [form] if form.down else [form, replace(form, down=True)]  # what is too wide is read from top to bottom
     for one, size in itertools.product(forms, range(form.largest, form.smallest - 1, -1)):
@@ -149,11 +145,12 @@ def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
         into[arrow.target].append(arrow.source)
         out[arrow.source].append(arrow.target)
     level: dict[str, int] = {}
-    for _ in range(len(into)):
-        ready = [one for one, before in into.items() if one not in level and all(other in level for other in before)]
-        level |= {one: max((level[other] + 1 for other in into[one]), default=0) for one in ready}
-    if len(level) < len(into):
-        raise RunError("the arrows of the circuit lead in a circle, so it has no first node; need one without circles")
+    try:
+        for one in graphlib.TopologicalSorter(into).static_order():
+            level[one] = max((level[other] + 1 for other in into[one]), default=0)
+    except graphlib.CycleError as error:
+        said = "the arrows of the circuit lead in a circle, so it has no first node; need one without circles"
+        raise RunError(said) from error
     for one in into:
         if not into[one] and out[one]:
             level[one] = min(level[other] for other in out[one]) - 1
@@ -161,20 +158,15 @@ def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
     levels: list[list[Box]] = [[] for _ in range(max(level.values()) - first + 1)]
     for box in diagram.boxes:
         levels[level[box.id] - first].append(box)
-    if all(box.row is None for box in diagram.boxes):
-        _sort_levels(levels, into, out)
-    return levels
-
-
-def _sort_levels(levels: list[list[Box]], into: Mapping[str, list[str]], out: Mapping[str, list[str]]) -> None:
-    """Sort the boxes of each level in place by where those stand that they are joined to, several times over."""
+    if any(box.row is not None for box in diagram.boxes):
+        return levels
     place = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
-    for turn in range(6):
-        joined, some = (into, levels) if turn % 2 == 0 else (out, levels[::-1])
-        for level in some:
-            near = {box.id: np.mean([place[one] for one in joined[box.id]] or [place[box.id]]) for box in level}
-            level.sort(key=lambda box, near=near: float(near[box.id]))
-            place |= {box.id: at - (len(level) - 1) / 2 for at, box in enumerate(level)}
+    for joined, some in [(into, levels), (out, levels[::-1])] * 3:  # boxes go near those that they are joined to
+        for boxes in some:
+            near = {box.id: np.mean([place[one] for one in joined[box.id]] or [place[box.id]]) for box in boxes}
+            boxes.sort(key=lambda box, near=near: float(near[box.id]))
+            place |= {box.id: at - (len(boxes) - 1) / 2 for at, box in enumerate(boxes)}
+    return levels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +218,11 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
         lines[box.id] = of
     tall = {name: len(of) * line + 2 * pad * 0.8 for name, of in lines.items()}
     if not form.down:
-        tall = {name: max(own, _side_length(name, diagram, em=em)) for name, own in tall.items()}
+        for end in _ENDS:  # a side is as long as its arrows need beside each other
+            sides = dict.fromkeys(tall, 0.0)
+            for arrow in diagram.arrows:
+                sides[getattr(arrow, end)] += 0.45 * em + _arrow_width(arrow, em=em) / 72
+            tall = {name: max(own, sides[name]) for name, own in tall.items()}
     most = max(tall.values())
     over = _count_arcs(diagram, levels) * _OVER * em
     if form.down:
@@ -250,12 +246,6 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
             y = below + (body - over) / 2 - rows[box.id] * (most + 1.6 * em)
             boxes[box.id] = Bbox.from_bounds(x - wide / 2, y - tall[box.id] / 2, wide, tall[box.id])
     return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot, foot_top=below - 0.4 * em)
-
-
-def _side_length(name: str, diagram: Diagram, *, em: float) -> float:
-    """Compute the length of the side of a box that its arrows need, beside each other."""
-    sides = ([one for one in diagram.arrows if getattr(one, end) == name] for end in ("source", "target"))
-    return max(sum(0.45 * em + _arrow_width(one, em=em) / 72 for one in some) for some in sides)
 
 
 def _row_places(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
@@ -351,16 +341,9 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
     _draw_words(axes, diagram, placed, form=form, size=size)
     without_formulas(figure)
     for text in axes.texts:
-        text.set_parse_math(_is_formula(text.get_text()))
+        rest = functools.reduce(lambda rest, symbol: rest.replace(symbol, ""), _SYMBOLS.values(), text.get_text())
+        text.set_parse_math(rest != text.get_text() and "$" not in rest)  # one of our symbols, and no other dollar sign
     return figure
-
-
-def _is_formula(text: str) -> bool:
-    """Check whether a text holds one of our symbols, and no other dollar sign."""
-    rest = text
-    for symbol in _SYMBOLS.values():
-        rest = rest.replace(symbol, "")
-    return rest != text and "$" not in rest
 
 
 def _write(
@@ -426,7 +409,10 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
     points = [(source.x1, ends[0])]
     for at, some in enumerate(between, start=1):
         y = ends[0] + (ends[1] - ends[0]) * at / (len(between) + 1)
-        free = _free_height(some, y, em=em)
+        ordered = sorted(some, key=lambda box: box.y0)
+        places = [ordered[0].y0 - em, ordered[-1].y1 + em]
+        places += [(one.y1 + other.y0) / 2 for one, other in itertools.pairwise(ordered)]
+        free = min(places, key=lambda one, y=y: abs(one - y))  # where the arrow passes the level
         points += [(min(box.x0 for box in some), free), (max(box.x1 for box in some), free)]
     points.append((target.x0, ends[1]))
     pieces = []
@@ -440,14 +426,6 @@ def _straight_piece(start: _Point, end: _Point) -> _Piece:
     """A straight line from one point to another as the control points of a curve."""
     thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
     return start, thirds[0], thirds[1], end
-
-
-def _free_height(boxes: Sequence[Bbox], y: float, *, em: float) -> float:
-    """Return the free height nearest to y at which an arrow may pass a level."""
-    ordered = sorted(boxes, key=lambda box: box.y0)
-    places = [ordered[0].y0 - em, ordered[-1].y1 + em]
-    places += [(one.y1 + other.y0) / 2 for one, other in itertools.pairwise(ordered)]
-    return min(places, key=lambda one: abs(one - y))
 
 
 def _arrow_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:

@@ -1,6 +1,5 @@
 """The figures of runs as files for a paper, each with its numbers beside it."""
 
-import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,13 +41,21 @@ def save_figures(
     check_formats(formats)
     folder, files, missing = Path(folder), [], []
     shown = [(run, [one for one in page_of(run).figures if belongs(run, one)]) for run in map(read_run, runs)]
-    _check_only(only, [one.key for _, figures in shown for one in figures])
+    keys = list(dict.fromkeys(one.key for _, figures in shown for one in figures))
+    if unknown := [name for name in only if name not in keys]:
+        raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(keys)}")
     for number, (run, every) in enumerate(shown, start=1):
         prefix = f"run-{number}-" if len(runs) > 1 else ""
         for drawn in every:
             if only and drawn.key not in only:
                 continue
-            made, why = attempt(run, functools.partial(_drawn_figure, run, drawn))
+
+            def draw(run: Run = run, drawn: Drawn = drawn) -> Figure:
+                figure = drawn.make(run)[1]
+                fix_layout(figure)
+                return figure
+
+            made, why = attempt(run, draw)
             if made is None:
                 missing.append(f"{prefix}{drawn.key}: {why}")
                 continue
@@ -68,24 +75,11 @@ def save_figures(
     return files, missing
 
 
-def _drawn_figure(run: Run, drawn: Drawn) -> Figure:
-    """Draw a figure of a run's page."""
-    figure = drawn.make(run)[1]
-    fix_layout(figure)
-    return figure
-
-
 def check_formats(formats: Sequence[str]) -> None:
     """Refuse a file format that no figure is written in."""
     for form in formats:
         if form not in FORMATS:
             raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,svg")
-
-
-def _check_only(only: Sequence[str], keys: Sequence[str]) -> None:
-    """Refuse names of figures that no page has."""
-    if unknown := [name for name in only if name not in keys]:
-        raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(dict.fromkeys(keys))}")
 
 
 def _file_path(folder: Path, name: str) -> Path:

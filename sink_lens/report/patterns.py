@@ -21,13 +21,10 @@ NO_POSITION = "the sink position is not known without the table 'heads'. Run aga
 def sink_rates(run: Run) -> dict[int, float]:
     """Position -> its sink rate, mean over heads; empty if the run has no such table."""
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
-    rates = {}
-    if heads is not None:
-        for place in sorted({int(place) for place in heads["sink_position"].to_numpy(float)}):
-            of_heads = heads.loc[heads["sink_position"] == place, "sink_rate"].to_numpy(float)
-            if np.isfinite(of_heads).any():
-                rates[place] = float(np.nanmean(of_heads))
-    return rates
+    if heads is None:
+        return {}
+    rates = heads["sink_rate"].astype(float).groupby(heads["sink_position"].astype(float)).mean().dropna()
+    return {int(place): float(rate) for place, rate in rates.items()}
 
 
 def studied_position(run: Run) -> int:

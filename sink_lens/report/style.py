@@ -75,13 +75,13 @@ WORDS = {"layer": "layer", "position": "position", "head": "head", "key": "key p
 UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """Characters that neither XML nor a page can hold."""
 _MOST_LABELS = 40
+"""More positions than these are numbered, not spelled out."""
 _MOST_POINTS = 20_000
 """Points of all lines of a figure, above which they are thinned."""
 _LEAST_POINTS = 60
 _MOST_CELLS = 4_000_000
 _MOST_MARKS = 3_000
 """Marks of a figure's part, above which it is drawn as pixels."""
-"""More positions than these are numbered, not spelled out."""
 
 
 class Picture(Figure):
@@ -294,33 +294,22 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
     subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.6 else tuple(map(float, range(1, 10)))
     numbers = 5 if axis == "x" and decades > 5 else None  # more would run together
     scale.set_major_locator(LogLocator(subs=subs, numticks=numbers))
-    scale.set_major_formatter(FuncFormatter(_tick_text))
+    scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 1e-3 <= value < 1e6 else f"{value:.0e}"))
     scale.set_minor_formatter(NullFormatter())
     scale.set_minor_locator(NullLocator())
 
 
-def _tick_text(value: float, _: int | None = None) -> str:
-    """A number as an axis shows it, as 10^n only if it is very small or large."""
-    return f"{value:g}" if 1e-3 <= value < 1e6 else f"{value:.0e}"
-
-
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
     """Explain the marks, above the axes, or above the whole figure."""
-    style = {
-        "fontsize": FONT - 1,
-        "frameon": False,
-        "labelcolor": INK,
-        "ncols": columns,
-        "columnspacing": 1.2,
-        "handlelength": 1.6,
-    }
+    style = {"fontsize": FONT - 1, "frameon": False, "labelcolor": INK, "ncols": columns, "columnspacing": 1.2}
+    above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.2, "handlelength": 1.6}
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
     if over is None:
-        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.2, **style)
+        axes.legend(handles, labels, **above, **style)
     else:
-        over.legend(handles, labels, loc="outside upper left", **style | {"handlelength": 3.0})
+        over.legend(handles, labels, loc="outside upper left", handlelength=3.0, **style)
 
 
 def without_formulas(figure: Figure) -> Figure:

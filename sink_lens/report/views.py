@@ -115,7 +115,6 @@ def attention_heads(
     sequence: int = 0,
     layers: Sequence[int] | None = None,
     heads: Sequence[Any] | None = None,
-    names: Sequence[str] | None = None,
     tokenizer: Any = None,
 ) -> View:
     """Attention of several heads, one of them large: choose a head, hover for its numbers.
@@ -128,18 +127,17 @@ def attention_heads(
         layers: of a capture; None is all.
         heads: of a capture, in each layer, None is all; of a run pairs of layer and head, by default six with the
             highest and two with the lowest sink score.
-        names: of the heads; L18.H8 and the like by default.
         tokenizer: what reads a token batch.
 
     Raises:
         InputError: the shapes do not fit, or there are too many numbers for a browser.
         RunError: the run has no patterns.
     """
-    patterns, found = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
+    patterns, names = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
     props = {
         "attention": patterns,
         "tokens": _position_texts(attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer),
-        "attentionHeadNames": _head_names(found if names is None else names, len(patterns)),
+        "attentionHeadNames": [_harmless_text(name, limit=16) for name in names],
         "maskUpperTri": True,
         "minValue": 0,
         "maxValue": 1,
@@ -155,7 +153,6 @@ def attention_patterns(
     sequence: int = 0,
     layers: Sequence[int] | None = None,
     heads: Sequence[Any] | None = None,
-    names: Sequence[str] | None = None,
     tokenizer: Any = None,
 ) -> View:
     """Attention of several heads over the text: choose a token to see what it attends to, or what attends to it.
@@ -166,7 +163,7 @@ def attention_patterns(
     """
     if attention is None:
         tokens, attention = None, tokens
-    of = {"sequence": sequence, "layers": layers, "heads": heads, "names": names, "tokenizer": tokenizer}
+    of = {"sequence": sequence, "layers": layers, "heads": heads, "tokenizer": tokenizer}
     large = attention_heads(attention, tokens, **of)
     props = dict(large.props)
     lines = sum(len(text) for text in props["tokens"]) // _CHARACTERS
@@ -302,12 +299,14 @@ def _harmless_text(text: object, *, limit: int = 24) -> str:
     return re.sub("[<&]", lambda found: found[0] + _JOINER, token_text(text, limit=limit, counted=False))
 
 
-def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = None) -> list[str]:
-    """Return the tokens of some positions, harmless; their numbers if there are no tokens.
+def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
+    """Return the tokens of the positions, harmless; by default those of a run, else their numbers.
 
     Raises:
         InputError: a batch without a tokenizer, or another number of tokens.
     """
+    if tokens is None and isinstance(source, Run):
+        tokens = list(first_tokens(source, most=length).values()) or None
     if tokens is None:
         tokens = range(length)
     elif hasattr(tokens, "tokens"):
@@ -388,20 +387,6 @@ def _patterns_of_capture(
     captured = [_to_array(source.tensors["pattern", layer][sequence]) for layer in chosen]
     patterns = np.stack([one[head] for one in captured for head in wanted])
     return patterns, [head_name(layer, head) for layer in chosen for head in wanted]
-
-
-def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
-    """Return the tokens of the positions, by default those of a run."""
-    if tokens is None and isinstance(source, Run):
-        tokens = list(first_tokens(source, most=length).values()) or None
-    return _texts_of(tokens, length=length, sequence=sequence, tokenizer=tokenizer)
-
-
-def _head_names(names: Sequence[str], n: int) -> list[str]:
-    """The given names made safe to show; an error unless there is one for each of ``n`` heads."""
-    if len(names) != n:
-        raise InputError(f"there are {len(names)} names for {n} heads; need one each")
-    return [_harmless_text(name, limit=16) for name in names]
 
 
 def _rounded_list(value: Any) -> Any:

@@ -20,8 +20,8 @@ HOSTILE = (
 )
 PATTERN = np.tril(np.ones((2, 8, 8))) / np.arange(1, 9)[:, None]
 SHOWN = {
-    "heads": views.attention_heads(PATTERN, HOSTILE, names=HOSTILE[:2]),
-    "patterns": views.attention_patterns(HOSTILE, PATTERN, names=HOSTILE[:2]),
+    "heads": views.attention_heads(PATTERN, HOSTILE),
+    "patterns": views.attention_patterns(HOSTILE, PATTERN),
     "tokens": views.colored_tokens(np.arange(8), HOSTILE),
 }
 AS_TEXT = ("</script><script>window", "⟨U+202E⟩evil", "aaaa…", "&lt;b&gt;", "<b>bold</b>")
