@@ -14,7 +14,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from sink_lens import load
-from sink_lens.activations.precision import rounding
+from sink_lens.activations.precision import measure_rounding
 from sink_lens.chain.config import TraceConfig
 from sink_lens.engine.forward import run_with
 from sink_lens.models.inputs import make_tokens
@@ -33,7 +33,7 @@ def main() -> None:
         batch = make_tokens(lens, config=TraceConfig(model=model, sequences=16, length=64), bos="with")
         run = run_with(lens, batch, layers=(lens.n_layers - 1,), sites=("resid_pre",))
         norm = float(run.tensors["resid_pre", lens.n_layers - 1][:, 0].float().norm(dim=-1).mean())
-        found = rounding(lens, batch, position=0)
+        found = measure_rounding(lens, batch, position=0)
         off = ("0", "0", "", "")
         if found is not None:
             off = (f"{found.at_position:.1%}", f"{found.elsewhere:.1%}", f"{found.value:,.0f}", f"{found.spacing:g}")

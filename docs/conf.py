@@ -17,11 +17,12 @@ from typer.main import get_command
 import sink_lens
 from sink_lens.cli import app as commands
 from sink_lens.edits.named_edits import KINDS
+from sink_lens.kinds import kinds
 from sink_lens.lazy import read_stub
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES
-from sink_lens.schema import TABLES, UNITS
+from sink_lens.schema import UNITS, tables_of
 
 project = "sink_lens"
 author = "sink_lens authors"
@@ -105,9 +106,9 @@ Layers, heads, positions, neurons and dimensions are counted from 0. A number th
 def _write_tables() -> None:
     """``api/tables.md``: every table of every kind of run, column by column, and the units."""
     parts = ["# Tables of run folders", _BEFORE_TABLES, _rows(("unit", "what it is"), list(UNITS.items()))]
-    for kind, tables in TABLES.items():
+    for kind in sorted(kinds()):
         parts.append(f"## {kind}")
-        for table in tables:
+        for table in tables_of(kind):
             when = f" Only in runs {table.when}." if table.when else ""
             further = " Cells of your own may add columns." if table.open else ""
             parts += [f"### {kind}: {table.name}.{table.file}", f"A row is {table.row}.{when}{further}"]

@@ -37,7 +37,6 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
-        """Check the arguments, then call the function in no autocast and no inference mode."""
         try:
             bound = signature.bind(*args, **named).arguments
         except TypeError as error:
@@ -145,14 +144,11 @@ def _strict_form(hint: Any) -> Any:
     if hint is int:
         return Annotated[Integral, Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value)]]
     if hint is float:
-        return Annotated[
-            Real,
-            Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value) and not math.isnan(value)],
-        ]
+        fits = Is[lambda value: not (isinstance(value, bool) or _exceeds_64_bits(value) or math.isnan(value))]
+        return Annotated[Real, fits]
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return Annotated[
-            Mapping, Is[lambda value: _all_of_type(value, inner[:1]) and _all_of_type(value.values(), inner[1:])]
-        ]
+        fits = Is[lambda value: _all_of_type(value, inner[:1]) and _all_of_type(value.values(), inner[1:])]
+        return Annotated[Mapping, fits]
     if origin is tuple and inner[-1] is not ...:
         return Annotated[Sequence, Is[lambda value: len(value) == len(inner) and all(map(is_of_type, value, inner))]]
     if isinstance(origin, type) and issubclass(origin, Iterable) and origin not in (type, Callable):
@@ -171,12 +167,10 @@ def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
         kinds = {(str,): "UOT", (int,): "iuO", (float,): "iufO"}.get(tuple(of))
         if kinds is None:
             return value.ndim > 0 and _all_of_type(value[:1], of)
-        if value.ndim != 1:
-            return False
         kind = getattr(value.dtype, "kind", "")  # a tensor's has none
         if not kind:
             kind = "c" if value.dtype.is_complex else "f" if value.dtype.is_floating_point else "i"
-        return kind in kinds
+        return value.ndim == 1 and kind in kinds
     return not isinstance(value, Sequence | Set | Mapping) or _all_of_type(value, of)
 
 
@@ -198,7 +192,6 @@ def value_in_words(value: Any) -> str:
 
 
 def _exceeds_64_bits(value: Any) -> bool:
-    """Check whether a whole number has more than the 64 bits that a tensor takes."""
     return isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63
 
 
@@ -211,7 +204,6 @@ def _reason_without_values(value: Any) -> str:
 
 
 def _is_list_hint(hint: Any) -> bool:
-    """Check whether a type hint means a list or another iterable that is no mapping."""
     origin = get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
 

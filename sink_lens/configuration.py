@@ -62,11 +62,7 @@ def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
 
 
 def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """Put the entries of a table such as ``[tokens]`` beside the other settings of a file.
-
-    Raises:
-        InputError: an entry that is not known.
-    """
+    """Put the entries of a table such as ``[tokens]`` beside the other settings of a file; refuses unknown entries."""
     found = dict(settings)
     for field in fields(kind):
         keys, table = field.metadata.get("table"), found.get(field.name)
@@ -106,11 +102,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
-    """Convert a value to a field's type: numbers where numbers are asked for, tuples for lists and texts of several.
-
-    Raises:
-        InputError: a value of another type.
-    """
+    """Convert a value to a field's type (tuples for lists and texts of several); refuses a value of another type."""
     name = name or field.name
     kind, optional = without_none(kind)
     if value is None and optional:

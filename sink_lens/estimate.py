@@ -135,11 +135,7 @@ class Sizes:
         return None if self.files is None else tokenizer_of(self.files)
 
     def prompt_ids(self, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
-        """Token ids of each prompt; None if the model has no tokenizer.
-
-        Raises:
-            InputError: BOS was asked for, and the tokenizer has none.
-        """
+        """Token ids of each prompt; None if the model has no tokenizer."""
         tokenizer = self.tokenizer()
         if tokenizer is None:
             return None
@@ -211,7 +207,9 @@ def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> 
     is_wider = weights > 1.5 * stored > 0
     few = 1.0 if asked.rows is None else 1 + _ROWS_OF_READING / asked.rows
     times = [
-        seconds_a_token(header.n_body + asked.unembeds * header.n_vocab, slowness=few * pass_overhead(header.d_model))
+        seconds_a_token(
+            header.n_body + asked.unembeds * header.n_vocab, slowness=few * (1 + _OVERHEAD / max(1, header.d_model))
+        )
         for header in found
     ]
     path = models[0].files
@@ -354,11 +352,6 @@ def seconds_a_token(n_weights: int, *, slowness: float) -> float:
         slowness: time of a pass, relative to that of its products of matrices.
     """
     return slowness * 2 * n_weights / operations_a_second()
-
-
-def pass_overhead(d_model: int) -> float:
-    """Estimated time of a forward pass of a model of this width, relative to that of its products of matrices."""
-    return 1 + _OVERHEAD / max(1, d_model)
 
 
 def bytes_of_forward(header: Header, *, tokens: int) -> int:

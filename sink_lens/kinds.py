@@ -86,11 +86,7 @@ def kinds() -> Mapping[str, RunKind]:
 
 
 def _check_kind(kind: object, known: Mapping[str, RunKind]) -> RunKind:
-    """Return what another package gives as a kind of run, after a check that it is one with a name of its own.
-
-    Raises:
-        InputError: it is no kind, or bears a name that is taken.
-    """
+    """Return what another package gives as a kind of run; refuses what is none, or bears a name that is taken."""
     if not isinstance(kind, RunKind):
         raise InputError(f"it is of type {type(kind).__name__}; need a sink_lens.kinds.RunKind")
     if kind.name in known:

@@ -1,9 +1,9 @@
 """Bootstrap intervals over sequences or seeds. The first axis holds the units; the caller passes the generator.
 
 An interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13): the units are drawn with
-replacement, the statistic is computed on each draw, and the interval runs from the (1 - level) / 2 quantile to the
-(1 + level) / 2 quantile of these values. The method assumes independent units. With fewer than about 20 units the
-interval is somewhat too narrow; with fewer than two units it is undefined.
+replacement, the statistic is computed on each draw, and the 95% interval runs from the 2.5% quantile to the 97.5%
+quantile of these values. The method assumes independent units. With fewer than about 20 units the interval is somewhat
+too narrow; with fewer than two units it is undefined.
 """
 
 import math
@@ -24,6 +24,8 @@ _FEWEST_DRAWN = 8
 _LEAST_ERROR = 0.25
 """The least standard error of a draw over the sample's own: a draw without the only odd units has nearly none."""
 _NOTHING = 1e-12
+_LEVEL = 0.95
+_TAILS = ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,6 @@ def interval(
     generator: np.random.Generator,
     statistic: Callable[..., Any] = np.mean,
     n_resamples: int = 2000,
-    level: float = 0.95,
 ) -> Interval:
     """Compute a statistic over units, such as sequences or seeds, with its percentile bootstrap interval.
 
@@ -57,18 +58,17 @@ def interval(
         statistic: Function from the drawn units (the shape of `values`, with another first axis) to one number. A
             statistic that accepts `axis`, as numpy's do, runs once for all draws if the values are one-dimensional.
         n_resamples: Number of draws.
-        level: Share of draws between the bounds, in (0, 1).
 
     Returns:
         The interval. If all units are equal, low = high = estimate. If the statistic is undefined (nan) on any
         draw, the bounds are nan.
 
     Raises:
-        InputError: `values` is a single number, `level` is outside (0, 1) or `n_resamples` is not positive.
+        InputError: `values` is a single number, or `n_resamples` is not positive.
     """
     from scipy.stats import DegenerateDataWarning, bootstrap  # a second to import, and only this function needs it
 
-    _check_draws(n_resamples, level=level)
+    _check_draws(n_resamples)
     units = _defined_units(np.asarray(values, dtype=np.float64))
     n = len(units)
     if n == 0:
@@ -93,7 +93,7 @@ def interval(
             n_resamples=n_resamples,
             batch=max(1, min(n_resamples, _DRAWS_AT_ONCE // n)),
             vectorized=vectorized,
-            confidence_level=level,
+            confidence_level=_LEVEL,
             method="percentile",
             rng=generator,
         ).confidence_interval
@@ -107,7 +107,6 @@ def studentised_interval(
     over: ArrayLike | None = None,
     generator: np.random.Generator,
     n_resamples: int = 2000,
-    level: float = 0.95,
 ) -> Interval:
     """Compute a mean over units, or a ratio of two means, with its studentised (bootstrap-t) interval.
 
@@ -123,7 +122,6 @@ def studentised_interval(
         over: One number per unit to divide by, mean by mean; None for the mean alone.
         generator: Source of the random draws.
         n_resamples: Number of draws.
-        level: Share of samples whose interval should hold the true value.
 
     Returns:
         The interval. If the units do not vary, low = high = estimate; with fewer than two units the bounds are nan.
@@ -131,7 +129,7 @@ def studentised_interval(
     Raises:
         InputError: the errors of `interval`, or the shapes differ.
     """
-    _check_draws(n_resamples, level=level)
+    _check_draws(n_resamples)
     above = np.asarray(values, dtype=np.float64)
     below = np.ones_like(above) if over is None else np.asarray(over, dtype=np.float64)
     if above.shape != below.shape or above.ndim != 1:
@@ -148,7 +146,7 @@ def studentised_interval(
         return Interval(estimate=estimate, low=np.nan, high=np.nan, n=n)
     if error <= _NOTHING * abs(estimate):
         return Interval(estimate=estimate, low=estimate, high=estimate, n=n)
-    tails = [(1 + level) / 2, (1 - level) / 2]
+    tails = _TAILS[::-1]
     if n < _FEWEST_DRAWN:
         from scipy.stats import t
 
@@ -174,13 +172,7 @@ def _ratios_and_errors(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray
     return ratio, error
 
 
-def paired_difference(
-    a: Any,
-    b: Any,
-    *,
-    generator: np.random.Generator,
-    n_resamples: int = 2000,
-) -> Interval:
+def paired_difference(a: Any, b: Any, *, generator: np.random.Generator) -> Interval:
     """Mean of the paired differences a - b, one per unit, with its bootstrap interval.
 
     A unit that is nan in `a` or `b` is dropped from both.
@@ -196,12 +188,10 @@ def paired_difference(
         )
     with np.errstate(invalid="ignore"):  # inf - inf is undefined, and such a unit is dropped
         difference = first - second
-    return interval(difference, generator=generator, n_resamples=n_resamples)
+    return interval(difference, generator=generator)
 
 
-def paired_differences(
-    a: Any, b: Any, *, generator: np.random.Generator, n_resamples: int = 2000, level: float = 0.95
-) -> list[Interval]:
+def paired_differences(a: Any, b: Any, *, generator: np.random.Generator, n_resamples: int = 2000) -> list[Interval]:
     """Interval of the mean paired difference a - b for each row: ``paired_difference`` for many rows at once.
 
     All rows share the same draws, so thousands of rows cost about as much as one. Rows with a nan are drawn one by one.
@@ -211,7 +201,6 @@ def paired_differences(
         b: the numbers to subtract, in the same shape; a single row is compared with every row of `a`.
         generator: Source of the random draws.
         n_resamples: Number of draws.
-        level: Share of draws between the bounds.
 
     Raises:
         InputError: the shapes do not fit. The errors of `interval` also apply.
@@ -222,30 +211,22 @@ def paired_differences(
             f"paired differences of shapes {first.shape} and {second.shape}; need (rows, units) twice, with the same "
             "units in the same order."
         )
-    _check_draws(n_resamples, level=level)
+    _check_draws(n_resamples)
     with np.errstate(invalid="ignore"):
         difference = first - second
     n = difference.shape[1]
-    plain = [not bool(np.isnan(row).any()) for row in difference]
-    options: dict[str, Any] = {"generator": generator, "n_resamples": n_resamples, "level": level}
-    if n < 2:
-        return [interval(row, **options) for row in difference]
-    weights = generator.multinomial(n, np.full(n, 1 / n), size=n_resamples) / n
+    weights = generator.multinomial(n, np.full(n, 1 / n), size=n_resamples) / n if n > 1 else np.empty((0, n))
     found: list[Interval] = []
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    for row, defined in zip(difference, plain, strict=True):
-        if not defined or not np.isfinite(row).all() or np.all(row == row[0]):
-            found.append(interval(row, **options))
+    for row in difference:
+        if n < 2 or not np.isfinite(row).all() or np.all(row == row[0]):
+            found.append(interval(row, generator=generator, n_resamples=n_resamples))
             continue
-        low, high = np.quantile(weights @ row, tails)
+        low, high = np.quantile(weights @ row, _TAILS)
         found.append(Interval(estimate=float(row.mean()), low=float(low), high=float(high), n=n))
     return found
 
 
-def _check_draws(n_resamples: int, *, level: float) -> None:
-    """Refuse a level outside (0, 1), or no resamples."""
-    if not 0 < level < 1:
-        raise InputError(f"the level of an interval is {level}; need a share between 0 and 1, as 0.95.")
+def _check_draws(n_resamples: int) -> None:
     if n_resamples < 1:
         raise InputError(f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds.")
 
@@ -284,7 +265,7 @@ class Difference:
 
     @property
     def told(self) -> bool:
-        """Whether the t interval excludes 0."""
+        """Check whether the t interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -302,7 +283,7 @@ def t_intervals(values: np.ndarray) -> list[Interval]:
         n = len(known)
         mean = float(known.mean()) if n else math.nan
         if n > 1 and n not in quantiles:
-            quantiles[n] = float(t.ppf((1 + 0.95) / 2, n - 1))
+            quantiles[n] = float(t.ppf(_TAILS[1], n - 1))
         wide = float(quantiles[n] * known.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
         found.append(Interval(estimate=mean, low=mean - wide, high=mean + wide, n=n))
     return found
@@ -326,7 +307,7 @@ def summarise_differences(values: ArrayLike, *, generator: np.random.Generator) 
             low = high = float(found[0])
         else:
             test: Any = stats.ttest_1samp(found, 0.0)
-            bounds = test.confidence_interval(0.95)
+            bounds = test.confidence_interval(_LEVEL)
             low, high, t_p = float(bounds.low), float(bounds.high), float(test.pvalue)
         flips = stats.permutation_test(
             (found,), np.mean, permutation_type="samples", n_resamples=4096, rng=generator, vectorized=True

@@ -13,7 +13,7 @@ from sink_lens.cli.run_kinds import add_command
 from sink_lens.kinds import import_object, kinds
 from sink_lens.report.html import page_text
 from sink_lens.report.page import Page
-from sink_lens.schema import TABLES
+from sink_lens.schema import tables_of
 
 TOY = {
     "toy_letters/__init__.py": """
@@ -115,7 +115,7 @@ def test_every_place_that_a_kind_names_is_there():
         places = [place for name, place in dataclasses.asdict(kind).items() if place and name not in texts]
         assert [import_object(place) for place in places]
         assert isinstance(import_object(kind.page), Page)
-        assert TABLES[kind.name]
+        assert tables_of(kind.name)
         assert not kind.run or (kind.help and kind.examples and kind.config), kind.name
 
 
@@ -134,7 +134,7 @@ def test_a_kind_of_another_package_has_a_command_tables_and_a_page(installed, tm
     text = page_text(tmp_path / "run")
     assert "2 different letters" in text
     assert "How often it stands in the text." in text
-    assert [one.name for one in TABLES["letters"]] == ["letters"]
+    assert [one.name for one in tables_of("letters")] == ["letters"]
     assert "no text was given" in run(cli.app, ["letters"]).stderr
 
 

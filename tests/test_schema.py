@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 from written_tables import complaints
 
+from sink_lens.kinds import kinds
 from sink_lens.records import create_run
-from sink_lens.schema import TABLES, UNITS, table_of
+from sink_lens.schema import UNITS, table_of, tables_of
 
-EVERY = [(kind, table) for kind, tables in TABLES.items() for table in tables]
+EVERY = [(kind, table) for kind in kinds() for table in tables_of(kind)]
 COLUMNS = [(f"{kind}/{table.name}", column) for kind, table in EVERY for column in table.columns]
 
 
@@ -35,8 +36,8 @@ def test_meanings_and_units_are_sentences_and_of_the_list():
 
 
 def test_no_table_and_no_column_is_described_twice():
-    for kind, tables in TABLES.items():
-        names = [table.name for table in tables]
+    for kind in kinds():
+        names = [table.name for table in tables_of(kind)]
         assert len(set(names)) == len(names), kind
     for kind, table in EVERY:
         names = [column.name for column in table.columns]
@@ -88,7 +89,7 @@ def test_optional_columns_may_be_absent_and_open_tables_have_more():
     assert complaints("patch", "patches", frame) == []
     assert complaints("patch", "patches", frame.assign(mine=1)) != []
     cells = {
-        one.name: {"int": 1, "float": 1.0, "bool": True, "str": "a"}[one.dtype] for one in TABLES["sweep"][2].columns
+        one.name: {"int": 1, "float": 1.0, "bool": True, "str": "a"}[one.dtype] for one in tables_of("sweep")[2].columns
     }
     assert complaints("sweep", "cells", pd.DataFrame([cells]).assign(mine=1, place=3)) == []
     assert complaints("sweep", "cells", pd.DataFrame([cells]).assign(effect=3)) != []

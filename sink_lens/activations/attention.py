@@ -77,7 +77,7 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
     Raises:
         KernelError: ``fused`` was requested but is not exact, or returns no log-sum-exp on this device.
     """
-    reason = None
+    reason = ""
     if family.soft_capped:
         reason = f"{family.architecture} caps its attention scores with a tanh, which no fused kernel does"
     elif family.sigmoid:
@@ -86,8 +86,8 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
         reason = f"{family.architecture} adds the position of the key to its scores (ALiBi), which no fused kernel does"
     elif device.type not in ("cpu", "cuda"):
         reason = f"the fused kernel of {device.type!r} gives no log-sum-exp"
-    if reason is None:
-        return "eager" if asked == "eager" else "fused"
+    elif asked != "eager":
+        return "fused"
     if asked == "fused":
         raise KernelError(
             f"{reason}; need an exact kernel with a log-sum-exp. Use kernel='eager', which processes blocks of rows"
@@ -131,7 +131,7 @@ def _observed_attention(
     mask = None if attention_mask is None else _additive_mask(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
     lse: Tensor | None
-    total: Tensor | None = None
+    total = None
     if given.get("weighting") == "sigmoid":
         (output, total), lse = _attention_by_rows(score, value, sigmoid=True), None
     elif watch.kernel == "fused":
@@ -144,9 +144,9 @@ def _observed_attention(
         with_sink = add_sink_logits(lse, s_aux)
         output = output * (lse - with_sink).exp()[..., None].to(output.dtype)
         lse = with_sink
-    names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
-    for name in names:
-        watch.put(int(module.layer_idx), name, _observed_quantity(name, score, lse, total, watch))  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
+    for name in watch.names(layer):
+        watch.put(layer, name, _observed_quantity(name, score, lse, total, watch))
     if alibi is not None:
         output = output[..., :-1]
     return output.transpose(1, 2).contiguous(), None
@@ -169,8 +169,7 @@ def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Te
         case "rotated_k":
             return score.key
         case "scores" | "pattern":
-            everything = torch.arange(score.query.shape[2], device=score.query.device)
-            scores = score.block(everything)
+            scores = score.block(torch.arange(score.query.shape[2], device=score.query.device))
             if name == "scores":
                 return scores.clamp(min=torch.finfo(score.query.dtype).min)
             return _attention_weights(scores, lse)

@@ -102,7 +102,13 @@ def forward(
             for layer, name in at_sites:
                 stack.enter_context(_read_plain_site(lens, layer, name, part=part, put=put))
         else:
-            _refuse_attention_hooks(lens)
+            at_attention = [attention_of(lens, layer) for layer in lens.attention_layers]
+            for point in (point for one in at_attention for point in (one.hook_attn_scores, one.hook_pattern)):
+                if has_user_hooks(point):
+                    raise KernelError(
+                        f"a hook stands at {point.name}, and this pass makes no scores or pattern; remove it, or read "
+                        "the run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"
+                    )
             model, layers = stack.enter_context(delegate_attention(lens, layers=range(last + 1))), lens.bridge.blocks
             stack.enter_context(hooked(lens, [_site_hook(lens, *place, put=put) for place in at_sites]))
         if kernel is not None:
@@ -137,18 +143,6 @@ def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str
     return hook_name, lambda x, hook: put(layer, name, x)
 
 
-def _refuse_attention_hooks(lens: LensModel) -> None:
-    """Refuse hooks on the scores or the pattern, which a pass with the observed attention does not make."""
-    for layer in lens.attention_layers:
-        attention = attention_of(lens, layer)
-        for point in (attention.hook_attn_scores, attention.hook_pattern):
-            if has_user_hooks(point):
-                raise KernelError(
-                    f"a hook stands at {point.name}, and this pass makes no scores or pattern; remove it, or read the "
-                    "run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"
-                )
-
-
 @contextlib.contextmanager
 def _read_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
     """Within the block, pass a site's tensor of the plain model to ``put``, from the module that computes it."""
@@ -168,7 +162,6 @@ def _read_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch
         take(args[0] if args else kwargs["hidden_states"])
 
     def inside(which: str, tensor: Tensor) -> Tensor:
-        """Take what a module gives to its attention function."""
         if which == address.part:
             put(layer, name, tensor.transpose(1, 2))
         return tensor

@@ -63,7 +63,7 @@ class Rounding:
         )
 
 
-def rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding | None:
+def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding | None:
     """Compare a 16-bit model with the same weights in float32, on a few short sequences; warn where it matters.
 
     Args:
@@ -86,15 +86,16 @@ def rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding |
     off = (own - exact).pow(2).mean(dim=-1).sqrt() / spread
     here = torch.zeros_like(part.valid)
     here[:, position] = True
-    value, dimension = largest[has, position].mean(dim=0).max(dim=-1)
+    value, dimension = map(float, largest[has, position].mean(dim=0).max(dim=-1))
+    kind = torch.finfo(lens.dtype)
     found = Rounding(
         dtype=str(lens.dtype).removeprefix("torch."),
         position=position,
         at_position=float(off[here & part.valid].mean()),
         elsewhere=float(off[~here & part.valid].median()),
         dimension=int(dimension),
-        value=float(value),
-        spacing=_spacing(float(value), lens.dtype),
+        value=value,
+        spacing=kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny))) if value <= kind.max else math.inf,
     )
     if found.useless:
         warnings.warn(found.sentence(), stacklevel=2)
@@ -106,14 +107,12 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """Within the block, each module computes with its weights widened to float32, one module's at a time."""
 
     def widen(module: nn.Module, args: Any) -> None:
-        """Put the module's half-precision weights into float32 for its call."""
         held = {name: own.data for name, own in module._parameters.items() if own is not None and own.dtype in HALF}
         kept.append(held)
         for name, data in held.items():
             module._parameters[name].data = data.float()  # type: ignore[union-attr]
 
     def give_back(module: nn.Module, args: Any, output: Any) -> None:
-        """Give the module its own weights again."""
         for name, data in kept.pop().items():
             module._parameters[name].data = data  # type: ignore[union-attr]
 
@@ -124,14 +123,6 @@ def in_float32(model: nn.Module) -> Iterator[None]:
                 stack.callback(module.register_forward_pre_hook(widen).remove)
                 stack.callback(module.register_forward_hook(give_back, always_call=True).remove)
         yield
-
-
-def _spacing(value: float, dtype: torch.dtype) -> float:
-    """Distance from a number to the next larger one of ``dtype``; infinite past its largest number."""
-    kind = torch.finfo(dtype)
-    if value > kind.max:
-        return math.inf
-    return kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny)))
 
 
 def _logits_and_magnitudes(

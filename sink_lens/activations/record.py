@@ -26,7 +26,7 @@ from ..progress import tqdm
 from ..schema import KernelChoice
 from .attention import OBSERVED, choose_kernel
 from .forward import bridge_forward, check_tokens, forward
-from .views import Captured, LayerView, Reading, Streamed
+from .views import Captured, LayerView, Reading, Streamed, layers_with_sites
 
 __all__ = ["Captured", "LayerView", "Reading", "Streamed", "capture", "estimate_bytes", "stream"]
 
@@ -106,12 +106,11 @@ def capture(
     positions: Sequence[int] | None = None,
     path: Literal["auto", "plain", "bridge"] = "auto",
     batch_size: int | None = None,
-    max_bytes: int | None = None,
     progress: bool = False,
 ) -> Captured:
     """Keep the tensors of sites for all sequences, on the CPU, in the model's type.
 
-    The size of the result is computed first; a capture that would not fit into memory is refused.
+    The size of the result is computed first; a capture that would take over 80% of the free memory is refused.
 
     Args:
         lens: the model.
@@ -124,7 +123,6 @@ def capture(
             there is no bridge, or where the bridge delegates its attention, so that the hook of the scores would carry
             the pattern.
         batch_size: sequences per forward pass; None chooses it by their length.
-        max_bytes: largest size of the result in bytes; by default 80% of the free memory.
         progress: show a progress bar.
 
     Raises:
@@ -138,13 +136,13 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(_layers_with_sites(names, lens) if layers is None else count_from_start(layers, lens.n_layers)))
+    chosen = sorted(set(layers_with_sites(names, lens) if layers is None else count_from_start(layers, lens.n_layers)))
     check_layers(chosen, lens)
     for name in names:
         check_layers_have(lens, chosen, site=name)
     check_positions(positions or (), batch)
     needed = estimate_bytes(lens, batch, sites=names, layers=chosen, positions=positions)
-    allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC) if max_bytes is None else max_bytes
+    allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC)
     if needed > allowed:
         raise InputError(
             f"the capture would keep {needed:,} bytes and {allowed:,} are allowed; "
@@ -214,7 +212,7 @@ class _ReadingPass:
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
         self.waiting = {
-            layer: [one for one in readings if _reads_layer(one, layer) and names.issuperset(one.sites)]
+            layer: [one for one in readings if one.reads(layer) and names.issuperset(one.sites)]
             for layer, names in plan.items()
         }
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
@@ -271,16 +269,6 @@ def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> S
     )
 
 
-def _layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
-    """The layers that have all of these sites."""
-    return sorted(set(range(lens.n_layers)).intersection(*(lens.having(name) for name in names)))
-
-
-def _reads_layer(reading: Reading, layer: int) -> bool:
-    """Check whether a reading is for this layer."""
-    return reading.layers is None or layer in reading.layers
-
-
 def _names_by_layer(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:
     """Layer -> the sites and observed names to read in it; the final norm's output is at layer ``n_layers``."""
     names = [reading.name for reading in readings]
@@ -301,8 +289,8 @@ def _names_by_layer(lens: LensModel, readings: Sequence[Reading]) -> dict[int, f
             plan.setdefault(lens.n_layers, set()).add("final")
             continue
         check_layers(reading.layers or (), lens)
-        for layer in _layers_with_sites(reading.sites, lens):
-            if _reads_layer(reading, layer):
+        for layer in layers_with_sites(reading.sites, lens):
+            if reading.reads(layer):
                 plan.setdefault(layer, set()).update(reading.sites)
     return {layer: frozenset(names) for layer, names in sorted(plan.items())}
 
@@ -312,14 +300,14 @@ def _choose_path(
 ) -> Literal["plain", "bridge"]:
     """Choose the path that shows the sites: the plain model or the bridge."""
     hidden = [name for name in names if name in lens.uneditable]
+    if asked == "auto":
+        return "plain" if hidden or lens.why_measured_only is not None else "bridge"
     if asked == "bridge" and hidden:
         raise SiteError(
             f"this bridge delegates its attention to Hugging Face, so it does not show {', '.join(hidden)} as the "
             "model uses them; need path='plain', or a model from load or wrap(model) of Hugging Face"
         )
-    if asked == "auto":
-        return "plain" if hidden or lens.why_measured_only is not None else "bridge"
-    return "plain" if asked == "plain" else "bridge"
+    return asked
 
 
 def sequences_per_forward(asked: int | None, batch: TokenBatch) -> int:

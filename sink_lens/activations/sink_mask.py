@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -91,10 +91,8 @@ def sink_mask(
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
     marked = torch.zeros(batch.tokens.shape, dtype=torch.bool)
     for rule, scores in _scores_by_rule(lens, batch, rules, batch_size=batch_size).items():
-        limit = threshold
-        if limit is None and rule == "rate":
-            limit = LEAST_RATE
-        elif limit is None:
+        limit = LEAST_RATE if threshold is None and rule == "rate" else threshold
+        if limit is None:
             found = find_gap(scores, by=rule)
             log.info("marked as sinks %s", gap_text(found, scores, by=rule))
             limit = math.inf if found is None else found.threshold
@@ -133,12 +131,21 @@ def _scores_by_rule(
     scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan, dtype=torch.float32) for by in rules}
     for where, part in pieces_by_length(batch, batch_size=batch_size):
         taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}
-        readings = [one.reading() for one in taken.values()]
+        readings = [_summing_reading(one) for one in taken.values()]
         rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
         stream(lens, part, readings, rows=rows, batch_size=part.n_sequences)
         for by, one in zip(rules, taken.values(), strict=True):
             scores[by][where, : part.n_positions] = one.scores(part.valid).to(scores[by].dtype)
     return scores
+
+
+def _summing_reading(sums: "Received | Norms") -> Reading:
+    """A reading for ``stream`` that adds each layer to the sums; it keeps no other tensor."""
+
+    def add(view: LayerView) -> None:
+        sums.add(view)
+
+    return Reading(name=type(sums).__name__, sites=(sums.site,), function=add)
 
 
 def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
@@ -150,7 +157,6 @@ def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
     """
 
     def rate(view: LayerView) -> Tensor:
-        """Share of heads in which each key is a sink."""
         assert view.rows is not None
         rows = view.rows.to(view["rows"].device)
         keys = torch.arange(view["rows"].shape[-1], device=rows.device)
@@ -226,6 +232,7 @@ def pieces_by_length(
 class Received:
     """Attention that tokens receive in one forward pass, in fair shares, summed over layers."""
 
+    site: ClassVar = "rows"
     rows: Int[Tensor, " row"]
     """The sampled query positions."""
     sigmoid: bool
@@ -238,11 +245,7 @@ class Received:
 
     @classmethod
     def of(cls, lens: LensModel, part: TokenBatch) -> "Received":
-        """Begin with no attention received, for sequences of ``part``'s length.
-
-        Raises:
-            InputError: the sequences have a single token.
-        """
+        """Begin with no attention received, for sequences of ``part``'s length; refuses those of a single token."""
         if part.n_positions < 2:
             raise InputError("a sequence has a single token; need at least 2, so that a later one could attend to it")
         return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)
@@ -262,14 +265,6 @@ class Received:
             self.layers = self.layers.to(shares.device) + self.seen[reach]
         return shares
 
-    def reading(self) -> Reading:
-        """A reading for ``stream`` that adds each layer's attention here; it keeps no other tensor."""
-
-        def take(view: LayerView) -> None:
-            self.add(view)
-
-        return Reading(name="received", sites=("rows",), function=take)
-
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
         """The score of each token by ``attention``; nan at padding."""
         assert self.shares is not None
@@ -288,6 +283,7 @@ class Received:
 class Norms:
     """The largest norm ratio of each token in one forward pass, over the layers so far."""
 
+    site: ClassVar = "resid_post"
     largest: Float[Tensor, "batch position"] | None = None
 
     def add(self, view: LayerView) -> Float[Tensor, "batch position"]:
@@ -295,14 +291,6 @@ class Norms:
         ratio = ratios_to_median_norm(view["resid_post"].float().norm(dim=-1), valid=view.valid)
         self.largest = ratio if self.largest is None else torch.maximum(self.largest.to(ratio.device), ratio)
         return ratio
-
-    def reading(self) -> Reading:
-        """A reading for ``stream`` that takes in each layer's norms; it keeps no other tensor."""
-
-        def take(view: LayerView) -> None:
-            self.add(view)
-
-        return Reading(name="norms", sites=("resid_post",), function=take)
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
         """The score of each token by ``norm``; nan at padding."""
@@ -315,9 +303,8 @@ def gap_text(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *,
     known = scores[~scores.isnan()]
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
     if found is None:
-        return (
-            f"by {by}: no gap, so no token is marked; the largest of {len(known):,} is {float(known.max()):.3g} {what}"
-        )
+        largest = f"the largest of {len(known):,} is {float(known.max()):.3g} {what}"
+        return f"by {by}: no gap, so no token is marked; {largest}"
     stray = f", {found.within:,} of them close to the threshold" if found.within else ""
     return (
         f"by {by}: {found.above:,} of {len(known):,} tokens are at {found.high:.3g} {what} or above, the others at "

@@ -1,7 +1,7 @@
 """Results of a pass over a model: the view of one layer for a reading, streamed numbers, captured tensors."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -61,6 +61,10 @@ class Reading:
     layers: frozenset[int] | None = None
     """Layers to read; None means every layer."""
 
+    def reads(self, layer: int) -> bool:
+        """Check whether the reading is for this layer."""
+        return self.layers is None or layer in self.layers
+
     def read(self, view: LayerView) -> Tensor | None:
         """Call the reading's function on a layer; an error that it raises gets a note that names the reading.
 
@@ -111,12 +115,15 @@ class Reading:
         per_layer = all(SITES[site].per_layer for site in sites.values())
         layers = [lens.n_layers]
         if per_layer:
-            having = set(range(lens.n_layers)).intersection(*map(lens.having, sites.values()))
-            layers = [layer for layer in sorted(having) if self.layers is None or layer in self.layers]
+            layers = [layer for layer in layers_with_sites(sites.values(), lens) if self.reads(layer)]
         seen: dict[str, Tensor] = {}
         hooks: list[tuple[str, Callable[..., None]]] = []
         if tokens is None:
-            hooks.append(("embed.hook_in", partial(_note_tokens, seen=seen)))
+
+            def note(tokens: Tensor, hook: object) -> None:
+                seen.update(tokens=tokens, valid=torch.ones_like(tokens, dtype=torch.bool))
+
+            hooks.append(("embed.hook_in", note))
         else:
             seen |= {"tokens": tokens.tokens, "valid": tokens.valid}
 
@@ -146,9 +153,9 @@ class Reading:
         return hooks
 
 
-def _note_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> None:
-    """A hook on the tokens that notes them in ``seen``; all count as no padding."""
-    seen |= {"tokens": tokens, "valid": torch.ones_like(tokens, dtype=torch.bool)}
+def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
+    """The layers that have all of these sites."""
+    return sorted(set(range(lens.n_layers)).intersection(*map(lens.having, names)))
 
 
 def _quantity_at_hook(
@@ -226,10 +233,8 @@ class Streamed:
             InputError: the number of axis names differs from the number of axes after the sequence; or there is no
                 such reading, or it gave nothing.
         """
-        by_layer = self._results_of(name)
         frames = []
-        for layer in sorted(by_layer):
-            tensor = by_layer[layer]
+        for layer, tensor in sorted(self._results_of(name).items()):
             if tensor.dim() != 1 + len(axes):
                 raise InputError(
                     f"{name!r} has {tensor.dim() - 1} axes after the sequence and {len(axes)} names were "
@@ -244,11 +249,7 @@ class Streamed:
         return pd.concat(frames, ignore_index=True)
 
     def _results_of(self, name: str) -> Mapping[int, Tensor]:
-        """Layer -> tensor of a reading; refuses an unknown reading, or one that gave nothing.
-
-        Raises:
-            InputError: there is no such reading, or its function returned None in every layer.
-        """
+        """Layer -> tensor of a reading; refuses an unknown reading, or one that gave nothing."""
         if name not in self.values:
             raise InputError(f"there is no reading {name!r}; need one of {', '.join(self.values)}")
         if not self.values[name]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
-from ..activations.precision import rounding
+from ..activations.precision import measure_rounding
 from ..activations.record import capture
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
@@ -253,7 +253,7 @@ def _measure_and_judge(
     located = _locate_and_measure(asked)
     batch, panel = located.batch, located.panel
     kept.write("tokens", decode_tokens(batch, lens.tokenizer))
-    rounded = rounding(lens, batch, position=panel.location.sink_position)
+    rounded = measure_rounding(lens, batch, position=panel.location.sink_position)
     evidence = gather_evidence(lens, panel, config=config)
     for name, frame in _measured_tables(evidence, links=links):
         kept.write(name, frame)

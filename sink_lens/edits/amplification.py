@@ -40,11 +40,7 @@ class CentringMeans:
     seed: int
 
     def of(self, centre: Centre) -> Mapping[int, Tensor]:
-        """Layer -> mean of the values or of the aggregated values, as ``centre`` names it.
-
-        Raises:
-            InputError: this kind of centre has no means.
-        """
+        """Layer -> mean of the values or of the aggregated values, as ``centre`` names it; there is none for others."""
         if centre not in ("values", "aggregated"):
             raise InputError(f"the centre {centre!r} has no means; need values or aggregated")
         return self.values if centre == "values" else self.aggregated
@@ -85,25 +81,14 @@ def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, prog
     def values(view: LayerView) -> Tensor:
         return expand_kv(view["v"].float().mean(1), n_heads=lens.n_heads)
 
-    def aggregated(view: LayerView) -> Tensor:
-        return view[site].float().mean(1)
-
-    streamed = stream(
-        lens,
-        tokens,
-        [
-            Reading(name="values", sites=("v",), function=values),
-            Reading(name="aggregated", sites=(site,), function=aggregated),
-        ],
-        progress=progress,
-        label="centring means",
-    )
-    means = {
-        name: {layer: per_sequence.mean(0) for layer, per_sequence in streamed.values[name].items()}
-        for name in ("values", "aggregated")
-    }
+    readings = [
+        Reading(name="values", sites=("v",), function=values),
+        Reading(name="aggregated", sites=(site,), function=lambda view: view[site].float().mean(1)),
+    ]
+    streamed = stream(lens, tokens, readings, progress=progress, label="centring means").values
+    means = {name: {layer: one.mean(0) for layer, one in by_layer.items()} for name, by_layer in streamed.items()}
     found = tokens.n_sequences * tokens.n_positions
-    return CentringMeans(values=means["values"], aggregated=means["aggregated"], n_tokens=found, seed=seed)
+    return CentringMeans(**means, n_tokens=found, seed=seed)
 
 
 def amplify(

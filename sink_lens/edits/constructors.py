@@ -9,7 +9,7 @@ The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` choos
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Unpack
 
 import torch
@@ -72,25 +72,14 @@ class Edit:
     @property
     def part(self) -> Part:
         """The part of the site that the edit changes: its layers, positions, heads, units and keys."""
-        return Part(
-            site=self.site,
-            layers=self.layers,
-            positions=self.positions,
-            heads=self.heads,
-            units=self.units,
-            keys=self.keys,
-        )
+        return Part(**{field.name: getattr(self, field.name) for field in fields(Part)})
 
     def over(self, n_layers: int) -> tuple[int, ...]:
         """The layers that the edit changes, of a model with ``n_layers``."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     def counted(self, n_layers: int) -> "Edit":
-        """The edit with every layer counted from the first one: -1 becomes ``n_layers`` - 1.
-
-        Raises:
-            InputError: two of them are one layer.
-        """
+        """The edit with layers counted from the first one: -1 becomes ``n_layers`` - 1; refuses one named twice."""
         if all(layer >= 0 for layer in self.layers or ()):
             return self
         layers = count_from_start(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
@@ -120,7 +109,14 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
         raise InputError(
             f"the edit {label!r} was given {', '.join(unknown)}; need some of {', '.join(Where.__annotations__)}"
         )
-    _check_change(change, label=label)
+    try:
+        inspect.signature(change).bind(None, None)
+    except TypeError as error:
+        raise InputError(
+            f"the function of the edit {label!r} cannot be called with two arguments ({error}); need change(values, at)"
+        ) from error
+    except ValueError:  # a function in C that has no signature
+        pass
     chosen: dict[str, Indices] = {}
     for name, given in where.items():
         indices = indices_of(name, given)
@@ -130,18 +126,6 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
             raise InputError(f"the edit {label!r} names {name} twice: {list(indices)}; need each once")
         chosen[name] = indices
     return Edit(site=site, change=change, reads=reads, label=label, **chosen)
-
-
-def _check_change(change: Change, *, label: str) -> None:
-    """Refuse an edit's function that cannot be called with two arguments, values and their context."""
-    try:
-        inspect.signature(change).bind(None, None)
-    except TypeError as error:
-        raise InputError(
-            f"the function of the edit {label!r} cannot be called with two arguments ({error}); need change(values, at)"
-        ) from error
-    except ValueError:  # a function in C that has no signature
-        return
 
 
 def zero(site: str, **where: Unpack[Where]) -> Edit:
@@ -288,7 +272,6 @@ def scalar(
     block = weights.w_down[list(dimensions)][:, list(neurons)] * (1 - factor)
 
     def change(x: Tensor, at: At) -> Tensor:
-        """The output without these neurons' part in the dimensions, or with a multiple of it."""
         assert at.read is not None
         active = at.read[:, at.positions.to(at.read.device)][..., list(neurons)]
         return x - active @ block.T.to(x.dtype)

@@ -50,7 +50,6 @@ def effect_table(
 
 
 def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
-    """Add three columns to the frame, in place: the intervals' estimates, lower ends and upper ends."""
     for name, part in zip(names, ("estimate", "low", "high"), strict=True):
         frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
 

@@ -50,11 +50,7 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
 
 
 def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
-    """One row per layer: mean attention to the target and to the sink position, in the baseline and under the edit.
-
-    Raises:
-        InputError: a position was not read. The errors of ``effect`` also apply.
-    """
+    """One row per layer: mean attention to the target and to the sink position, in the baseline and under the edit."""
     _check_pair(baseline, edited)
     for position in (target_position, sink_position):
         if position not in baseline.positions:
@@ -86,11 +82,8 @@ def removed_share(
     baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
     """How much attention the sink position lost, over what it had in the baseline; a ratio of means over sequences."""
-    return fraction_lost(
-        baseline.mass_at(sink_position, layers=layers),
-        edited.mass_at(sink_position, layers=layers),
-        generator=generator,
-    )
+    before, after = (run.mass_at(sink_position, layers=layers) for run in (baseline, edited))
+    return fraction_lost(before, after, generator=generator)
 
 
 def fraction_lost(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
@@ -110,15 +103,13 @@ def change_of(
     had = float(baseline.mass_at(sink_position, layers=layers).nanmean())
     lost = had - float(edited.mass_at(sink_position, layers=layers).nanmean())
     after, before = (run.mass_at(target_position, layers=layers) for run in (edited, baseline))
-    moved = (after - before).nanmean()
-    gone, came = lost >= LOST_FRAC * had, float(moved) >= GAINED_FRAC * had
-    if gone:
+    came = float((after - before).nanmean()) >= GAINED_FRAC * had
+    if lost >= LOST_FRAC * had:
         return "relocated" if came else "removed"
     return "shared" if came else "unchanged"
 
 
 def _ratio_of_means(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
-    """Mean of ``above`` over mean of ``below``, paired by sequence, with its 95% interval."""
     return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 

@@ -45,7 +45,6 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
         raise InputError(f"a cache of {size} tokens cannot keep {least} of them; need a larger cache, or fewer kept")
 
     def change(scores: Tensor, at: At) -> Tensor:
-        """Mask the keys that a cache of this size has evicted."""
         length = at.valid.shape[1]
         if isinstance(keep, int):
             kept = (torch.arange(length) < keep)[None]

@@ -127,14 +127,9 @@ class Applied:
 
         Without ``valid`` every token is real, and the pass is over as many sequences and positions as it shows.
         """
-
-        def hook(tensor: Tensor, hook: object, *, act: Act) -> Tensor | None:
-            return act(tensor)
-
-        return [
-            (bridge_hook(SITES[step.site], family=self.lens.family, layer=step.layer), partial(hook, act=step.act))
-            for step in self.steps(sequences=sequences, valid=valid, layers=layers)
-        ]
+        steps = self.steps(sequences=sequences, valid=valid, layers=layers)
+        names = [bridge_hook(SITES[step.site], family=self.lens.family, layer=step.layer) for step in steps]
+        return [(name, lambda x, hook, act=step.act: act(x)) for name, step in zip(names, steps, strict=True)]
 
     def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range) -> list["Step"]:
         """The steps of the edits in one pass over some of the sequences, in their order within each layer.
@@ -151,9 +146,8 @@ class Applied:
                 if one.reads is not None:
                     reads = partial(held.__setitem__, "read")
                     found.append(Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads))
-                act = partial(
-                    self._edit_tensor, number=number, layer=layer, sequences=sequences, valid=valid, held=held
-                )
+                of_pass = {"sequences": sequences, "valid": valid, "held": held}
+                act = partial(self._edit_tensor, number=number, layer=layer, **of_pass)
                 found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
         return sorted(found, key=operator.attrgetter("order"))
 
@@ -197,18 +191,12 @@ class Applied:
         self.reached.add(number)
         index = one.part.mesh(tensor, begin=self.begin)
         old = tensor if index is None else tensor[index]
-        every = torch.arange(self.begin, valid.shape[1])
-        positions = every if one.positions is None else torch.tensor(one.positions)
-        at = At(
-            layer=layer,
-            sequences=sequences,
-            n_sequences=n_sequences,
-            positions=positions,
-            valid=valid,
-            read=held.get("read"),
-        )
+        positions, where = torch.arange(self.begin, valid.shape[1]), "all positions"
+        if one.positions is not None:
+            positions, where = torch.tensor(one.positions), f"positions {', '.join(map(str, one.positions))}"
+        places = {"layer": layer, "sequences": sequences, "n_sequences": n_sequences, "positions": positions}
+        at = At(**places, valid=valid, read=held.get("read"))
         version = _version_of(old)
-        where = "all positions" if one.positions is None else f"positions {', '.join(map(str, one.positions))}"
         with note_user_function(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
             new = one.change(old, at)
         if _version_of(old) != version:
@@ -244,12 +232,7 @@ def warn_of_unchanged(
 
 
 def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:
-    """The edits with layers counted from the first one; refuses sites, layers and indices that the model lacks.
-
-    Raises:
-        SiteError: the family lacks a site, or edits of a site have no effect on this model's bridge.
-        InputError: layers, positions, heads, units or keys do not exist, or two layers are one.
-    """
+    """The edits with layers counted from the first one; refuses sites, layers and indices that the model lacks."""
     given = [one.counted(lens.n_layers) for one in ((edits,) if isinstance(edits, Edit) else edits)]
     for one in given:
         site = site_of(one.site, family=lens.family)

@@ -152,14 +152,12 @@ def _difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: i
     """A logit difference of answers given as texts; they become tokens when the sequences are known."""
 
     def unread(run: Outcome) -> Tensor:
-        """An outcome has no tokens."""
         raise InputError(
             "a logit difference of texts was read of an outcome, which has no prompt; need "
             "logit_difference(..., prompt=TEXT), or token ids"
         )
 
     def on(tokens: TokenBatch) -> Metric:
-        """The metric for these sequences."""
         lengths = tokens.lengths.tolist()
         ends = [n + position + 1 if position < 0 else min(n, position + 1) for n in lengths]
         prompts = [row[: max(0, end)].tolist() for row, end in zip(tokens.tokens, ends, strict=True)]
@@ -199,11 +197,7 @@ def _difference_behind_prompts(
 
 
 def on_tokens(metric: Any, *batches: TokenBatch) -> Any:
-    """The metric with its texts read as tokens of these sequences; refuses batches in which the tokens differ.
-
-    Raises:
-        InputError: a text is no token there, or another behind the one batch than behind the other.
-    """
+    """The metric with its texts read as tokens of these sequences; refuses batches in which the tokens differ."""
     if not isinstance(metric, Metric) or metric.on is None:
         return metric
     first, *others = (metric.on(batch) for batch in batches)
@@ -231,12 +225,11 @@ def loss() -> Metric:
 
 
 @checked
-def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None = None) -> Metric:
-    """KL divergence between the given predictions and those of the run, KL(given || run), in nats.
+def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
+    """KL divergence between the given predictions and those of the run, KL(given || run), mean over tokens, in nats.
 
     Args:
         logits: logits of the run to compare with, on the same sequences: ``run_with(..., logits=True).logits``.
-        position: position of the predictions; None takes the mean over real positions.
     """
     given = _log_probabilities(logits.detach().float().cpu())
 
@@ -250,9 +243,6 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
                 f"{tuple(found.shape)}; need logits of the same sequences"
             )
         divergence = (wanted.exp() * (wanted - found)).sum(-1)
-        if position is not None:
-            at = positions_from_start(run.valid.sum(1), position)
-            return divergence[torch.arange(len(at)), at]
         return torch.where(run.valid, divergence, 0.0).sum(1) / run.valid.sum(1)
 
     return Metric(name="KL divergence", function=function, unit="nats", layers=(), logits=True)
@@ -265,9 +255,9 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
     Raises:
         InputError: the site has no axis of token positions, such as ``pattern``, or comes after the layers.
     """
-    if site not in SITES or not SITES[site].axes.startswith("batch position") or not SITES[site].per_layer:
-        fit = ", ".join(name for name, one in SITES.items() if one.axes.startswith("batch position") and one.per_layer)
-        raise InputError(f"there is no norm of a position at {site!r}; need one of {fit}")
+    fit = [name for name, one in SITES.items() if one.axes.startswith("batch position") and one.per_layer]
+    if site not in fit:
+        raise InputError(f"there is no norm of a position at {site!r}; need one of {', '.join(fit)}")
 
     def function(run: Outcome) -> Tensor:
         _refuse_padding(run, sink_position)
@@ -339,7 +329,6 @@ def _with_hint(function: Callable[..., Any], name: str) -> Callable[[Outcome], A
 
     @wraps(function)
     def told(run: Outcome) -> Any:
-        """The user's function; an error about an Outcome says what it is given."""
         try:
             return function(run)
         except (TypeError, AttributeError) as error:
@@ -379,8 +368,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
     n = run.valid.shape[0]
     if isinstance(found, float | int):
         found = torch.tensor(float(found), dtype=torch.float32)
-    fits = isinstance(found, Tensor) and tuple(found.shape) in ((), (n,)) and not found.is_complex()
-    if not fits:
+    if not isinstance(found, Tensor) or tuple(found.shape) not in ((), (n,)) or found.is_complex():
         gave = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise InputError(
             f"the metric {metric.name!r} gave {gave} for {n} sequences; need one number per sequence, shape "
@@ -403,7 +391,6 @@ def _reads_padding(metric: Metric, run: Outcome, *, found: Tensor) -> bool:
         return False
 
     def negated(values: Tensor, real: Tensor) -> Tensor:
-        """The values, with another sign at padding."""
         values = values.detach()
         return torch.where(real.reshape(*real.shape, *[1] * (values.ndim - 2)), values, -values)
 
@@ -433,11 +420,7 @@ def _log_probabilities(logits: Tensor) -> Tensor:
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
-    """A position in each of the sequences, counted from the first token; a negative one counts from their last.
-
-    Raises:
-        InputError: a sequence does not have it.
-    """
+    """A position in each sequence, counted from its first token, or from its last if negative; all must have it."""
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):
         shortest = int(lengths.min())

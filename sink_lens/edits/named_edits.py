@@ -42,7 +42,6 @@ class Option:
 
 
 def _is_number(value: Any, kinds: Any) -> bool:
-    """Check for a number of these kinds; True and False are none."""
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
@@ -117,17 +116,15 @@ class EditSpec:
     @property
     def columns(self) -> dict[str, Any]:
         """The descriptive columns of the edit's row; an axis has a number only if a single index is edited."""
-        single = {}
-        for axis in AXES:
-            chosen = self.part.indices_on(axis)
-            single[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
+        chosen = {axis: self.part.indices_on(axis) or () for axis in AXES}
+        single = {axis: indices[0] if len(indices) == 1 else None for axis, indices in chosen.items()}
         return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self._named_options
 
     @property
     def label(self) -> str:
         """The edit in words, for messages."""
-        words = self.part.words
-        return f"{self.kind} {self.part.site}{edit_strength(self.options)}" + (f" ({words})" if words else "")
+        words = f" ({self.part.words})" if self.part.words else ""
+        return f"{self.kind} {self.part.site}{edit_strength(self.options)}{words}"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -159,11 +156,7 @@ class Kind:
 
 
 def kind_of(name: str, *, site: str) -> Kind:
-    """Look up a kind of edit by its name; refuses one that cannot edit the site.
-
-    Raises:
-        InputError: there is no such kind, or the site lacks what it needs.
-    """
+    """Look up a kind of edit by its name; refuses one that cannot edit the site."""
     if name not in KINDS:
         raise InputError(f"there is no kind of edit {name!r}; need one of {', '.join(KINDS)}")
     kind = KINDS[name]
@@ -189,7 +182,6 @@ def _maker_by_constructor(name: str, *options: str) -> Make:
 
 
 def _make_add(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that adds a vector or a number to the part."""
     from .constructors import add
 
     vector = _read_vector(spec.options["vector"])
@@ -197,11 +189,7 @@ def _make_add(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _read_vector(path: str) -> "Tensor":
-    """Read the only tensor of a .safetensors file.
-
-    Raises:
-        InputError: it is not there, is none, or holds more than one tensor.
-    """
+    """Read the only tensor of a .safetensors file; refuses a file without one, or with several."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -215,26 +203,19 @@ def _read_vector(path: str) -> "Tensor":
 
 
 def file_hash(path: str) -> str:
-    """SHA-256 of a vector's file, so that a run does not go on with another vector under the same name.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """SHA-256 of a vector's file, so that a run does not go on with another vector under the same name."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError(f"there is no file {path}; need a .safetensors file with the vector to add")
-    known = file.stat()
-    return _content_hash(file, known.st_mtime_ns, known.st_size)
+    return _content_hash(file, changed=file.stat().st_mtime_ns, size=file.stat().st_size)
 
 
 @lru_cache
-def _content_hash(file: Path, changed: int, size: int) -> str:
-    """SHA-256 of a file's content; kept until its time of change or its size is another."""
+def _content_hash(file: Path, *, changed: int, size: int) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
 def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that sets the part to the mean that the edit's kind names."""
     from .constructors import freeze
 
     mean: Any = spec.kind
@@ -243,7 +224,6 @@ def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that gives each sequence the part of another sequence of the baseline run."""
     from torch import Generator
 
     from .constructors import resample
@@ -260,7 +240,6 @@ def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that isolates the positions: each attends to no token before it."""
     from .isolation import isolate
 
     assert spec.part.positions is not None
@@ -268,7 +247,6 @@ def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that amplifies the variance of the part around a centre."""
     from .amplification import amplify
 
     assert spec.part.positions is not None

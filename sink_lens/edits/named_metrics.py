@@ -40,11 +40,7 @@ class MetricSpec:
             )
 
     def metric(self, lens: "LensModel", predictions: "Predictions | None" = None) -> "Metric":
-        """Make the metric for a model; ``predictions`` gives the baseline logits, with which ``kl`` compares.
-
-        Raises:
-            InputError: there is no such metric, or an option is unknown, missing, or cannot be used.
-        """
+        """Make the metric for a model; ``predictions`` gives the baseline logits, with which ``kl`` compares."""
         from . import metrics
 
         self._known_options()
@@ -58,11 +54,7 @@ class MetricSpec:
         return getattr(metrics, self.name)(**given)
 
     def last_layer(self, model: Sized) -> int | None:
-        """The last layer that the metric reads; None if it reads what comes after all layers.
-
-        Raises:
-            InputError: there is no such metric, or an option is unknown, missing, or no layer of the model.
-        """
+        """The last layer that the metric reads; None if it reads what comes after all layers."""
         known = self._known_options()
         if "layer" in known:
             return _read_layer(model, "layer", self.options["layer"])
@@ -99,35 +91,27 @@ def _read_layer(model: Sized, name: str, given: Any) -> int:
     return found[0]
 
 
-def _read_whole_number(model: Sized, name: str, given: Any) -> int:
-    """Return an option's value if it is a whole number; refuse any other."""
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise InputError(f"{name} of a metric is {given!r}; need a whole number")
-    return given
+def _option_reader(kinds: Any, needs: str) -> Callable[[Sized, str, Any], Any]:
+    """A function that returns an option's value if it is of these types, and refuses any other."""
+
+    def read(model: Sized, name: str, given: Any) -> Any:
+        if isinstance(given, bool) or not isinstance(given, kinds):
+            raise InputError(f"{name} of a metric is {given!r}; need {needs}")
+        return given
+
+    return read
 
 
-def _read_answer(model: Sized, name: str, given: Any) -> int | str:
-    """Return an option's value if it is a token id or a text; refuse any other."""
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        raise InputError(f"{name} of a metric is {given!r}; need an id, or the text of one token")
-    return given
-
-
-def _read_text(model: Sized, name: str, given: Any) -> str:
-    """Return an option's value if it is a text; refuse any other."""
-    if not isinstance(given, str):
-        raise InputError(f"{name} of a metric is {given!r}; need a text")
-    return given
-
-
+_WHOLE_NUMBER = _option_reader(int, "a whole number")
+_ANSWER = _option_reader(str | int, "an id, or the text of one token")
 _READ: Mapping[str, Callable[[Any, str, Any], Any]] = {
-    "sink_position": _read_whole_number,
-    "position": _read_whole_number,
+    "sink_position": _WHOLE_NUMBER,
+    "position": _WHOLE_NUMBER,
     "layers": _read_layers,
     "layer": _read_layer,
-    "site": _read_text,
-    "correct": _read_answer,
-    "incorrect": _read_answer,
+    "site": _option_reader(str, "a text"),
+    "correct": _ANSWER,
+    "incorrect": _ANSWER,
 }
 """Option of a metric -> how it is read, on a model."""
 METRICS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -186,11 +170,7 @@ def spec_of(config: Any, name: str, *, token: Callable[..., int | str] = lambda 
 
 
 def import_function(reference: str) -> Callable[..., Any]:
-    """Import a function of the user's by MODULE:FUNCTION; modules of the current folder are found last.
-
-    Raises:
-        InputError: the module cannot be imported, or has no such function.
-    """
+    """Import a function of the user's by MODULE:FUNCTION; modules of the current folder are found last."""
     module, _, name = reference.partition(":")
     here = str(Path.cwd())
     added = [] if here in sys.path else [here]

@@ -59,16 +59,8 @@ def variance_calibration(
         layers = _layers_to_edit(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
-        by_head = (
-            given
-            if given.dim() == 0
-            else _numbers_of_heads(given[:, None], at=at, heads=heads, what="factor").to(z.device)
-        )
-        mu = (
-            0.0
-            if centre is None
-            else _numbers_of_heads(centre[at.layer], at=at, heads=heads, what="centre").to(z.device)
-        )
+        by_head = given if given.dim() == 0 else _numbers_of_heads(given[:, None], at=at, heads=heads, what="factor")
+        mu = 0.0 if centre is None else _numbers_of_heads(centre[at.layer], at=at, heads=heads, what="centre")
         moved = mu + by_head * (widen(z) - mu)
         return torch.where(by_head == 1, z, moved.to(z.dtype))
 
@@ -114,7 +106,7 @@ def head_rms_norm(
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         if not isinstance(target, Mapping):
             return normed * target
-        return normed * _numbers_of_heads(target[at.layer], at=at, heads=heads, what="target").to(z.device)
+        return normed * _numbers_of_heads(target[at.layer], at=at, heads=heads, what="target")
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
     return _edit_of_z(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
@@ -191,4 +183,4 @@ def _numbers_of_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, wha
             f"the {what} of layer {at.layer} has the shape {shape}; need the model's {n_heads} heads, its {d_head} "
             "dimensions of a head, or both, heads first"
         )
-    return widen(given if heads is None or given.shape[0] == 1 else given[list(heads)])
+    return widen(given if heads is None or given.shape[0] == 1 else given[list(heads)]).to(at.read.device)

@@ -74,7 +74,6 @@ def splice(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
     own = {layer: index for index, layer in enumerate(found.layers)}
 
     def by_layer(name: str) -> Tensor:
-        """A quantity by layer, from the late run where it has the layer."""
         late, before = getattr(found, name), getattr(early, name)
         return torch.stack(
             [late[own[layer]][rows] if layer in own else before[index] for index, layer in enumerate(early.layers)]

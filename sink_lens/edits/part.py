@@ -42,11 +42,7 @@ class Where(TypedDict, total=False):
 
 
 def indices_of(name: str, given: Any) -> tuple[int, ...] | None:
-    """The indices that an edit's keyword argument ``name`` gives, as a tuple; None means all.
-
-    Raises:
-        InputError: it is not a set of whole numbers.
-    """
+    """The indices that an edit's argument ``name`` gives, as a tuple; None is all. Refuses other than whole numbers."""
     if given is None:
         return None
     if not isinstance(given, Iterable):
@@ -74,11 +70,7 @@ class Part:
 
     @classmethod
     def at(cls, site: str, where: Where) -> "Part":
-        """The part of a site that an edit's keyword arguments choose; an axis that is not given is whole.
-
-        Raises:
-            InputError: one of them is not a set of numbers.
-        """
+        """The part of a site that an edit's keyword arguments choose; an axis that is not given is whole."""
         chosen = {name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")}
         return cls(site=site, **{name: indices_of(name, given) for name, given in chosen.items()})
 
@@ -105,15 +97,11 @@ class Part:
     @property
     def words(self) -> str:
         """What is chosen on each axis, in words; empty if everything is."""
-        chosen = {axis: indices for axis in AXES if (indices := self.indices_on(axis)) is not None}
-        return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items())
+        chosen = {axis: self.indices_on(axis) for axis in AXES}
+        return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items() if indices is not None)
 
     def of(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
-        """This part of one layer's values, the sequences first; an axis of size 1 stays: it stands for all indices.
-
-        Raises:
-            InputError: an index does not exist.
-        """
+        """This part of one layer's values, the sequences first; an axis of size 1 stays: it stands for all indices."""
         index = self.mesh(values, averaged=True)
         return values if index is None else values[index]
 
@@ -177,11 +165,7 @@ def random_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: 
 
 
 def checked_index(what: str, index: int, size: int, *, of: str = "") -> int:
-    """Return an index if it is 0 to size - 1; refuse any other. ``what`` and ``of`` name it in the error.
-
-    Raises:
-        InputError: the index does not exist.
-    """
+    """Return an index if it is 0 to size - 1; refuse any other. ``what`` and ``of`` name it in the error."""
     if not 0 <= index < size:
         whose = f" of the edit {of!r}" if of else ""
         raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")

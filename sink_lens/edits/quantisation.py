@@ -14,7 +14,7 @@ max|x| / 57344 (e5m2). mxfp4 has blocks of 32 with a power of two as scale (OCP 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,7 +28,6 @@ from ..models.sites import SITES
 from ..schema import QUANTISED_FORMATS, QuantisedFormat
 from .constructors import At, Edit, EditError, edit
 
-Scope = Literal["tensor", "token", "group"]
 _INTEGERS = {"int8": 127, "int4": 7}
 _FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _LARGEST_FP4 = 6.0
@@ -43,25 +42,21 @@ class Format:
     """One of ``QUANTISED_FORMATS``."""
     element: str
     """int8, int4, fp8_e4m3, fp8_e5m2 or fp4 (e2m1)."""
-    scope: Scope
-    """Group of values that share one scale."""
+    scope: str
+    """Values that share one scale: tensor (a sequence), token or group."""
     size: int = 0
     """Channels in a group; 0 where the scope is none."""
 
 
 def format_of(name: str) -> Format:
-    """Look up a low-precision format by its name.
-
-    Raises:
-        InputError: there is no such format.
-    """
+    """Look up a low-precision format by its name; refuses one that is unknown."""
     if name not in QUANTISED_FORMATS:
         raise InputError(f"there is no format {name!r}; need one of {', '.join(QUANTISED_FORMATS)}")
     if name in ("mxfp4", "nvfp4"):
         return Format(name=name, element="fp4", scope="group", size=32 if name == "mxfp4" else 16)
     element, _, scope = name.rpartition("_")
     size = _GROUP if scope == "group" else 0
-    return Format(name=name, element=element, scope=scope, size=size)  # type: ignore[arg-type]  # one of the three
+    return Format(name=name, element=element, scope=scope, size=size)
 
 
 def round_to(
@@ -100,7 +95,12 @@ def _round_by_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
     if form.element in _FLOAT8:
         scale = _exact_quotient(largest, torch.finfo(_FLOAT8[form.element]).max)
         return to_float8(values / _safe_divisor(scale), form.element) * scale
-    scale = power_of_two_scale(largest) if form.name == "mxfp4" else _scale_in_e4m3(largest)
+    if form.name == "mxfp4":
+        scale = power_of_two_scale(largest)
+    else:  # max|x| / 6, rounded to e4m3 in units that one sequence shares
+        top = torch.finfo(torch.float8_e4m3fn).max
+        unit = _exact_quotient(largest.amax((-3, -2), keepdim=True), _LARGEST_FP4 * top)
+        scale = to_float8(_exact_quotient(largest, _LARGEST_FP4) / _safe_divisor(unit), "fp8_e4m3") * unit
     return to_fp4(values / _safe_divisor(scale)) * scale
 
 
@@ -122,13 +122,6 @@ def power_of_two_scale(largest: Tensor) -> Tensor:
     """The scale of an mxfp4 block: two to the power floor(log2(max|x|)) - 2, with an exponent of 8 bits."""
     _, exponent = torch.frexp(largest)  # largest = mantissa * 2^exponent, mantissa in [1/2, 1)
     return torch.ldexp(torch.ones_like(largest), (exponent - 3).clamp(-126, 127))
-
-
-def _scale_in_e4m3(largest: Tensor) -> Tensor:
-    """The scale of an nvfp4 block: max|x| / 6, rounded to e4m3 in units that one sequence shares."""
-    top = torch.finfo(torch.float8_e4m3fn).max
-    unit = _exact_quotient(largest.amax((-3, -2), keepdim=True), _LARGEST_FP4 * top)
-    return to_float8(_exact_quotient(largest, _LARGEST_FP4) / _safe_divisor(unit), "fp8_e4m3") * unit
 
 
 def _exact_quotient(x: Tensor, number: float) -> Tensor:
@@ -166,10 +159,9 @@ def quantisation(
         InputError: there is no such format, or a channel is named twice.
         SiteError: there is no such site, or it has no token axis.
     """
-    chosen, found = format_of(form), SITES.get(site)
-    if found is None or not found.axes.startswith("batch position"):
-        fit = ", ".join(name for name, one in SITES.items() if one.axes.startswith("batch position"))
-        raise SiteError(f"{site!r} cannot be quantised; need one of {fit}")
+    chosen, fit = format_of(form), [name for name, one in SITES.items() if one.axes.startswith("batch position")]
+    if site not in fit:
+        raise SiteError(f"{site!r} cannot be quantised; need one of {', '.join(fit)}")
     kept = {layer: sorted(set(units)) for layer, units in (channels or {}).items()}
     for layer, units in (channels or {}).items():
         if len(kept[layer]) < len(units):

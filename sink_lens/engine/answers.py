@@ -68,20 +68,16 @@ def answers(
         for step in range(max(1, len(own))):
             logits = logits_of(lens, states[sequence, len(ids) - 1 + step].to(lens.device, lens.dtype)).detach()
             right = own[step] if own else None
-            found += [
-                {"sequence": sequence, "step": step, **row} for row in _answer_rows(logits.cpu(), right, lens, top=top)
-            ]
+            rows_here = _answer_rows(logits.cpu(), right, lens, top=top)
+            found += [{"sequence": sequence, "step": step, **row} for row in rows_here]
     return pd.DataFrame(found)
 
 
 def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
     """The token ids of an answer as it goes on from the prompt's tokens; refuses an answer that is no token."""
-    if (
-        isinstance(answer, str)
-        and lens.tokenizer is not None
-        and (text := prompt_text(prompt, lens.tokenizer)) is not None
-    ):
-        several = ids_after(text, answer, lens.tokenizer)
+    if isinstance(answer, str) and lens.tokenizer is not None:
+        text = prompt_text(prompt, lens.tokenizer)
+        several = None if text is None else ids_after(text, answer, lens.tokenizer)
         if several is not None and len(several) > 1:
             return several
     found = answer_id(answer, prompt, lens.tokenizer, what="the answer")

@@ -86,15 +86,9 @@ class BaselineRun:
 
     def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "BaselineRun":
         """A new run under other edits that shares this one's model and lanes; None keeps its needs, its sequences."""
-        return BaselineRun(
-            self.lens,
-            self.tokens,
-            plan=self.plan,
-            needs=self.needs if needs is None else needs,
-            edits=edits,
-            every=self.every if every is None else every,
-            lanes=self.lanes if self.plan.lanes > 1 else None,
-        )
+        lanes = self.lanes if self.plan.lanes > 1 else None
+        read = {"needs": needs or self.needs, "every": every or self.every}
+        return BaselineRun(self.lens, self.tokens, plan=self.plan, edits=edits, lanes=lanes, **read)
 
     def keeping(self, sites: Sequence[str]) -> "BaselineRun":
         """A run that also holds the tensors of ``sites``: this one if it has them, else a copy that is kept."""
@@ -115,8 +109,7 @@ class BaselineRun:
         part = self.tokens[prompts]
         if self.plan.path == "bridge":
             outcome, _ = self.passes.bridge_pass(part, self.edits, prompts=prompts)
-            return BaselineBatch(
-                part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={}
-            )
+            early = Early(outcome=outcome, columns={}, losses=None)
+            return BaselineBatch(part=part, prompts=prompts, early=early, keys={})
         with block_of_passes(self.lens):
             return self.passes.baseline(part, prompts=prompts, edits=self.edits)

@@ -22,12 +22,14 @@ import dis
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import platform
 import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +53,9 @@ _OF_CLASSES |= {"__annotations__", "__annotate__", "__annotate_func__", "__annot
 _OF_CLASSES |= {"__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__dataclass_params__"}
 _OF_CLASSES |= {"__abstractmethods__"}
 """Attributes of every class, which its body does not define."""
-_C_FUNCTIONS = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-)
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, *_SLOTS)
+_C_FUNCTIONS += (types.MethodWrapperType, types.ClassMethodDescriptorType)
 
 
 def hash_code(thing: Any) -> str:
@@ -77,23 +73,19 @@ class _UnknownError(Exception):
     """Something whose effect on the numbers cannot be told from its code and values."""
 
 
+@dataclass(slots=True)
 class _Reader:
     """Hashes of objects, each made of the hashes of what the object holds."""
 
-    def __init__(self) -> None:
-        self.done: dict[int, bytes] = {}
-        self.begun: list[int] = []
-        self.names: list[str] = []
-        """The functions and names that led here."""
-        self.kept: list[Any] = []
-        """What has a hash, so that nothing else gets its address."""
+    done: dict[int, bytes] = field(default_factory=dict)
+    begun: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """The functions and names that led here."""
+    kept: list[Any] = field(default_factory=list)
+    """What has a hash, so that nothing else gets its address."""
 
     def digest(self, value: Any) -> bytes:
-        """The SHA-256 of any value, made of the hashes of all that it holds; of the same object it is computed once.
-
-        Raises:
-            _UnknownError: it holds something that cannot be known.
-        """
+        """The SHA-256 of any value, made of the hashes of all that it holds; refuses what holds something unknown."""
         if type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value))
         key = id(value)
@@ -103,10 +95,9 @@ class _Reader:
             return _hash("itself", len(self.begun) - self.begun.index(key))
         self.begun.append(key)
         self.kept.append(value)
-        found = _hash(type(value).__qualname__, *self.parts(value))
+        self.done[key] = _hash(type(value).__qualname__, *self.parts(value))
         self.begun.pop()
-        self.done[key] = found
-        return found
+        return self.done[key]
 
     def parts(self, value: Any) -> Iterator[Any]:
         """Yield the texts, numbers and hashes that decide the hash of a value of any type but plain ones."""
@@ -119,7 +110,7 @@ class _Reader:
         elif isinstance(value, type):
             yield from self.of_class(value)
         elif isinstance(value, types.ModuleType):
-            yield self.module(value, [])
+            yield self.module(value)
         elif isinstance(value, types.CodeType):
             yield from self.code(value, {}, doc=None)
         elif type(value) in (tuple, list):
@@ -207,19 +198,19 @@ class _Reader:
             with _within_name(self.names, module):
                 yield self.imported(module, taken)
 
-    def read(self, chain: list[str], names: Mapping[str, Any]) -> bytes:
+    def read(self, chain: tuple[str, ...], names: Mapping[str, Any]) -> bytes:
         """Hash the value of a global name; for a module, of the attribute that is read of it."""
         name, *rest = chain
         if name in names:
             value = names[name]
-            return self.module(value, rest) if isinstance(value, types.ModuleType) else self.digest(value)
+            return self.module(value, *rest) if isinstance(value, types.ModuleType) else self.digest(value)
         if not hasattr(builtins, name):
             return _hash("undefined")
         if name in _OPEN_ENDED:
             raise self.unknown(f"calls {name}()")
         return _hash("built-in", name)
 
-    def module(self, value: Any, rest: list[str]) -> bytes:
+    def module(self, value: Any, *rest: str) -> bytes:
         """Hash an attribute of a module; for an installed module, its name and version."""
         if not isinstance(value, types.ModuleType):
             return self.digest(value)
@@ -227,11 +218,10 @@ class _Reader:
             return _hash("module", value.__name__, _module_version(value.__name__))
         if not rest:
             raise self.unknown(f"takes the module {value.__name__} whole")
-        name, *rest = rest
-        if not hasattr(value, name):
+        if not hasattr(value, rest[0]):
             return _hash("undefined")
-        with _within_name(self.names, name):
-            return self.module(getattr(value, name), rest)
+        with _within_name(self.names, rest[0]):
+            return self.module(getattr(value, rest[0]), *rest[1:])
 
     def imported(self, name: str, taken: tuple[str, ...] | None) -> bytes:
         """Hash the names that a function imports from a module in its body; an installed module by name and version."""
@@ -240,7 +230,7 @@ class _Reader:
         value = sys.modules.get(name)
         if value is None or not taken or not all(hasattr(value, one) for one in taken):
             raise self.unknown(f"imports the module {name} itself")
-        return _hash(*(self.module(value, [one]) for one in taken))
+        return _hash(*(self.module(value, one) for one in taken))
 
     def c_function(self, value: Any) -> Iterator[Any]:
         """Yield the parts of a function not written in Python: name, package version, and the object it is bound to."""
@@ -259,8 +249,7 @@ class _Reader:
         with _within_name(self.names, value.__name__):
             yield from map(self.digest, (type(value), value.__bases__))
             body = {name: entry for name, entry in vars(value).items() if name not in _OF_CLASSES}
-            slots = (types.MemberDescriptorType, types.GetSetDescriptorType)
-            yield from self.pairs((name, entry) for name, entry in body.items() if not isinstance(entry, slots))
+            yield from self.pairs((name, entry) for name, entry in body.items() if not isinstance(entry, _SLOTS))
 
     def neural(self, value: nn.Module) -> Iterator[Any]:
         """Yield the parts of a torch module and all its submodules: class, parameters, buffers, hooks and settings."""
@@ -338,20 +327,15 @@ def _tensor_parts(tensor: Tensor) -> Iterator[Any]:
     yield from (str(tensor.dtype), str(tuple(tensor.shape)), values)
 
 
-def _global_reads(code: types.CodeType) -> list[list[str]]:
-    """Each global name that code reads, then the attributes read from it directly, as ``["np", "random", "rand"]``."""
+def _global_reads(code: types.CodeType) -> list[tuple[str, ...]]:
+    """Each global name that code reads, then the attributes read from it directly, as ``("np", "random", "rand")``."""
     found: dict[tuple[str, ...], None] = {}
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")]
     for at, step in enumerate(steps):
-        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-            continue
-        chain = [str(step.argval)]
-        for other in steps[at + 1 :]:
-            if other.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-                break
-            chain.append(str(other.argval))
-        found[tuple(chain)] = None
-    return [list(chain) for chain in found]
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            attributes = itertools.takewhile(lambda one: one.opname in ("LOAD_ATTR", "LOAD_METHOD"), steps[at + 1 :])
+            found[tuple(str(one.argval) for one in (step, *attributes))] = None
+    return list(found)
 
 
 def _own_imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
@@ -365,10 +349,8 @@ def _own_imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tupl
 
 
 @functools.cache
-def _python_folders() -> tuple[Path, ...]:
-    """The folders of Python's standard library."""
-    found = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-    return tuple(Path(one).resolve() for one in found if one)
+def _python_folders() -> list[Path]:
+    return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 
 
 def _is_installed(name: str) -> bool:

@@ -90,11 +90,8 @@ class Engine:
         """
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
-        self.lens = lens
-        self.tokens = tokens
+        self.lens, self.tokens, self.plan, self.metrics = lens, tokens, plan, tuple(metrics)
         self.cells = tuple(cell.counted(lens.n_layers) for cell in cells)
-        self.metrics = tuple(metrics)
-        self.plan = plan
         self.needs = Needs.of(metrics, lens=lens) if needs is None else needs
         own = BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1) if baseline_run is None else baseline_run
         self._baseline_run = own
@@ -113,12 +110,7 @@ class Engine:
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
 
     def run(self, block: Block, *, advance: Advance = lambda cells: None) -> pd.DataFrame:
-        """The metrics of a block's cells, with the columns ``VALUES``; a cell that fails has one row, with its error.
-
-        Args:
-            block: one of ``blocks``.
-            advance: called with the number of cells that were finished.
-        """
+        """The metrics of a block's cells, in the columns ``VALUES``; a cell that fails has one row, with its error."""
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> list[dict[str, Any]]:
             more = {"cell": number, "changed": any(changed), "error": None}
@@ -136,11 +128,6 @@ class Engine:
     def map(self, block: Block, take: Take[_Found], *, advance: Advance = lambda cells: None) -> list[_Found]:
         """Apply ``take`` to the outcome of each cell of a block; return what it gives, in no particular order.
 
-        Args:
-            block: one of ``blocks``.
-            take: called with a cell's number, what was read of its run, and whether each of its edits changed anything.
-            advance: called with the number of cells that were finished.
-
         Raises:
             Exception: whatever an edit or the function raises.
         """
@@ -150,10 +137,7 @@ class Engine:
         """Outcome of every cell over all sequences, in order, and the indices of its edits that changed anything.
 
         The forwards of all blocks run side by side. A cell that can change nothing that is read is not run, and all its
-        edits are given.
-
-        Args:
-            advance: called with the number of cells that were finished on a batch of prompts.
+        edits are given. ``advance`` is called for each batch of prompts.
 
         Raises:
             Exception: whatever an edit raises.
@@ -321,22 +305,14 @@ def outcomes(
         baseline_run: the run that they continue, with its edits.
         several: the edits of each run; without any it is the run itself.
         needs: what is read of each, no more than of the run that they continue.
-        advance: called with the number of runs that were finished on a batch of prompts.
+        advance: called for each batch of prompts.
 
     Raises:
         Exception: whatever an edit raises.
     """
     made = [tuple(edits) for edits in several]
-    edited = [cell_of(edits) for edits in made if edits]
-    engine = Engine(
-        baseline_run.lens,
-        baseline_run.tokens,
-        edited,
-        (),
-        plan=baseline_run.plan,
-        needs=needs,
-        baseline_run=baseline_run,
-    )
+    lens, tokens, edited = baseline_run.lens, baseline_run.tokens, [cell_of(edits) for edits in made if edits]
+    engine = Engine(lens, tokens, edited, (), plan=baseline_run.plan, needs=needs, baseline_run=baseline_run)
     found = iter(engine.outcomes(advance=advance))
     return [next(found) if edits else (baseline_run.read(needs), set()) for edits in made]
 

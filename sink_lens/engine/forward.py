@@ -4,7 +4,7 @@ If no loss is requested, a pass ends after the last layer that is read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -116,7 +116,7 @@ def run_applied(
     """The outcome of a run under edits that are checked; ``prompts`` are the batch's indices among all sequences."""
     last = lens.n_layers if needs.whole else needs.layers_end
     stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
-    collector = RunCollector(lens=lens, keys=needs.keys, by_token=True)
+    collector = RunCollector(lens=lens, keys=needs.keys, by_token=[])
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
@@ -151,6 +151,7 @@ class Early:
     """Loss of every token."""
 
 
+@dataclass(slots=True, kw_only=True)
 class RunCollector:
     """Collects what a run reads, and joins the results of its passes.
 
@@ -158,30 +159,25 @@ class RunCollector:
     run.
     """
 
-    def __init__(
-        self,
-        *,
-        lens: LensModel,
-        keys: tuple[int, ...],
-        begin: int = 0,
-        early: Early | None = None,
-        keep: bool = False,
-        by_token: bool = False,
-    ) -> None:
-        self.lens, self.keys, self.begin, self.early, self.keep = lens, keys, begin, early, keep
-        self.by_token: list[Tensor] | None = [] if by_token else None
-        """The loss of every token, if it is asked for; nan at padding."""
-        self.mass: dict[int, list[Tensor]] = {}
-        self.columns: dict[int, list[Tensor]] = {}
-        self.state: dict[int, list[Tensor]] = {}
-        self.kept: dict[tuple[str, int], list[Tensor]] = {}
-        self.asked: set[tuple[str, int]] = set()
-        self.losses: list[Tensor] = []
-        self.token_losses: Tensor | None = None
-        self.logits: list[Tensor] = []
-        self.early_logits: Tensor | None = None
-        self.bad: list[Tensor] = []
-        """Whether, in each pass, a value at its end was nan."""
+    lens: LensModel
+    keys: tuple[int, ...]
+    begin: int = 0
+    early: Early | None = None
+    keep: bool = False
+    """Keep the attention of every query and the loss of every token, for runs that continue this one."""
+    by_token: list[Tensor] | None = None
+    """Takes the loss of every token; nan at padding."""
+    mass: dict[int, list[Tensor]] = field(default_factory=dict)
+    columns: dict[int, list[Tensor]] = field(default_factory=dict)
+    state: dict[int, list[Tensor]] = field(default_factory=dict)
+    kept: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
+    asked: set[tuple[str, int]] = field(default_factory=set)
+    losses: list[Tensor] = field(default_factory=list)
+    token_losses: Tensor | None = None
+    logits: list[Tensor] = field(default_factory=list)
+    early_logits: Tensor | None = None
+    bad: list[Tensor] = field(default_factory=list)
+    """For each pass, True if a value at its end was nan."""
 
     def readers(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
@@ -312,12 +308,7 @@ class RunCollector:
         edits: Sequence[Edit],
         scored: tuple[int, ...] | None = None,
     ) -> Outcome:
-        """Join what was stored in all passes into one outcome; refuses values that are not finite.
-
-        Raises:
-            EditError: the values at the end of a pass are not finite.
-            SiteError: the bridge gives no pattern, or a site's hook point did not fire.
-        """
+        """Join what was stored in all passes into one outcome; refuses values that are not finite."""
         if read and not self.mass:
             raise SiteError(
                 "this bridge delegates its attention to a kernel that gives no pattern; need the eager one, or a "

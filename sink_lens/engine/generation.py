@@ -204,11 +204,7 @@ class _Cache:
         """The values of all positions that each step of an edit was shown, and what it made of them."""
 
     def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
-        """Logits of the token after ``tokens``, of which only those that are new are computed.
-
-        Raises:
-            EditError: an edit cannot be called, or does not do to earlier positions what it did.
-        """
+        """Logits of the token after ``tokens``, computed for new ones alone; refuses an edit that comes to differ."""
         n = tokens.shape[1]
         room = (0, 0, 0, 1)  # for one more position
         held = {place: tuple(nn.functional.pad(one, room) for one in several) for place, several in self.keys.items()}
@@ -260,17 +256,14 @@ def _logits_by_whole_pass(
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):
-        kept = {
-            name: None if chosen is None else tuple(index for index in chosen if index < n)
-            for name, chosen in (("positions", one.positions), ("keys", one.keys))
-        }
+        chosen = {name: getattr(one, name) for name in ("positions", "keys") if getattr(one, name) is not None}
+        kept = {name: tuple(index for index in indices if index < n) for name, indices in chosen.items()}
         if () not in kept.values():
             numbers.append(number)
             present.append(replace(one, **kept))
     applied = Applied(lens=lens, edits=tuple(present), n_sequences=1)
-    hooks: Any = applied.fwd_hooks(
-        sequences=slice(0, 1), valid=torch.ones(1, n, dtype=torch.bool), layers=range(lens.n_layers)
-    )
+    valid = torch.ones(1, n, dtype=torch.bool)
+    hooks: Any = applied.fwd_hooks(sequences=slice(0, 1), valid=valid, layers=range(lens.n_layers))
     with running(lens), torch.no_grad():
         out = lens.bridge.run_with_hooks(tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
     record.changed |= {numbers[number] for number in applied.changed}

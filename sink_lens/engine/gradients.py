@@ -78,14 +78,9 @@ def add_zero(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], ke
 def hooked_outcome(
     lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any], sequences: slice = slice(None)
 ) -> Outcome:
-    """The outcome of a run of the bridge with one's own hooks; gradients are kept where they are enabled.
+    """The outcome of one pass of the bridge with hooks, pairs (name, function); gradients are kept where enabled.
 
-    Args:
-        lens: the model.
-        batch: the sequences, all of which are in one pass.
-        metric: what is read.
-        hooks: pairs (hook name, function).
-        sequences: indices of the batch's sequences among all those of the metric.
+    ``sequences`` are the indices of the batch's sequences among all those of the metric.
     """
     layers, valid = metric.over(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}
@@ -112,10 +107,8 @@ def hooked_outcome(
             mass[layer] = torch.full((len(valid), lens.n_heads, len(metric.positions)), math.nan, dtype=torch.float32)
         reads.append((_hook_name(lens, "resid_post", layer), partial(read_state, layer=layer)))
     for site in metric.sites:
-        for key in (
-            [(site, layer) for layer in layers if layer in lens.having(site)] if SITES[site].per_layer else [(site, 0)]
-        ):
-            reads.append((_hook_name(lens, *key), partial(keep, key=key)))
+        having = [layer for layer in layers if layer in lens.having(site)] if SITES[site].per_layer else [0]
+        reads += [(_hook_name(lens, site, layer), partial(keep, key=(site, layer))) for layer in having]
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
     with running(lens):
         out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)

@@ -150,10 +150,8 @@ class Attending:
         """Additive attention mask of a layer: 0 for the keys that a query sees, else the type's least number."""
         reach, n = self.lens.reach(layer), self.layout.n_positions
         if reach not in self.masks:
-            query, key = (
-                torch.arange(self.layout.first, n, device=like.device)[:, None],
-                torch.arange(n, device=like.device),
-            )
+            key = torch.arange(n, device=like.device)
+            query = key[self.layout.first :, None]
             seen = (key <= query) & (key > query - (n if reach is None else reach))
             least = torch.finfo(like.dtype).min
             self.masks[reach] = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, least)

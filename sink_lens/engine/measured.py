@@ -3,11 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from hashlib import sha256
-from inspect import unwrap
 from typing import Any
-
-import torch
 
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric, as_metric, on_tokens, takes_logits
@@ -52,28 +48,6 @@ def metric_config(metric: Measured) -> dict[str, Any]:
     if not isinstance(metric, Metric):
         kind = "logits" if takes_logits(metric) else "outcome"
         name = getattr(metric, "__name__", "metric")
-        return {"name": name, "takes": kind, "holds": _held_values(metric), "code": hash_code(metric)}
+        return {"name": name, "takes": kind, "code": hash_code(metric)}
     found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name not in ("function", "on")}
-    return found | {"holds": _held_values(metric.function), "code": hash_code((metric.function, metric.on))}
-
-
-def _held_values(function: Callable[..., Any]) -> dict[str, Any]:
-    """Name -> number, text or hash of a tensor, for each value in the function's closure."""
-    found: dict[str, Any] = {}
-    inner = unwrap(function)
-    names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(inner, "__closure__", None) or (), strict=False):
-        value = cell.cell_contents
-        if isinstance(value, torch.Tensor):
-            whole = value.detach().cpu().contiguous()
-            found[name] = sha256(whole.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
-        elif _is_plain(value):
-            found[name] = value
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    """Check for a number, a text, None, or a list of such values."""
-    if isinstance(value, list | tuple):
-        return all(_is_plain(one) for one in value)
-    return value is None or isinstance(value, str | int | float)
+    return found | {"code": hash_code((metric.function, metric.on))}

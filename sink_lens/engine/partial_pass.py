@@ -13,7 +13,8 @@ edit changes (``Known``); and what lies behind the last attention where nothing 
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,14 +77,8 @@ class Known:
 
     def in_rows(self, layout: Layout) -> "Known":
         """The same activations repeated in the rows of a layout's cells."""
-        return Known(
-            layer=self.layer,
-            stream=layout.rows_of(self.stream),
-            **{
-                name: None if (tensor := getattr(self, name)) is None else layout.rows_of(tensor)
-                for name in ("attention", "z", "neurons")
-            },
-        )
+        held = {name: getattr(self, name) for name in ("stream", "attention", "z", "neurons")}
+        return replace(self, **{name: layout.rows_of(one) for name, one in held.items() if one is not None})
 
 
 _BEFORE_Z = frozenset({"resid_pre", "attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern"})
@@ -205,15 +200,12 @@ def compute_layer(
     family = lens.family
     found: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Take:
-        return lambda tensor: found.__setitem__(name, tensor)
-
     def tap(name: str, site: str) -> tuple[str, Take]:
-        return bridge_hook(SITES[site], family=family, layer=layer), keep(name)
+        return bridge_hook(SITES[site], family=family, layer=layer), partial(found.__setitem__, name)
 
     taps = [tap("stream", "resid_pre")]
     if layer not in lens.mixer_layers:
-        taps += [(f"blocks.{layer}.attn.hook_out", keep("attention")), tap("z", "z")]
+        taps += [(f"blocks.{layer}.attn.hook_out", partial(found.__setitem__, "attention")), tap("z", "z")]
     if family.mlp is not None and family.down is not None:
         taps.append(tap("neurons", "neurons"))
     first, stream = (0, None) if begin is None else begin

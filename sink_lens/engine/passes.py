@@ -85,9 +85,8 @@ class Passes:
             first: the first layer that any of them touches.
             begins: the first position of each cell.
         """
-        pack = _Pack(
-            passes=self, part=baseline.part, prompts=baseline.prompts, edits=edits, begins=begins, baseline=baseline
-        )
+        prompts = {"part": baseline.part, "prompts": baseline.prompts, "baseline": baseline}
+        pack = _Pack(passes=self, edits=edits, begins=begins, **prompts)
         outcomes = pack.run(first)
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
@@ -210,11 +209,9 @@ class _Pack:
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
                 ends[cell] = collector.finish(own, part=self.part, unembedded=self.needs.unembeds, **wanted)
-            for layer in read:
-                if layer not in collector.state:  # the pass ended with the attention of its last layer
-                    collector.state[layer] = [
-                        torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32)
-                    ]
+            for layer in read:  # the pass may have ended with the attention of its last layer
+                nothing = torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32)
+                collector.state.setdefault(layer, [nothing])
         copy_to_cpu(self.collectors)
         found = []
         for collector, edits, at in zip(self.collectors, self.edits, ends, strict=True):

@@ -84,11 +84,7 @@ def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
 
 
 def read_plan(path: FilePath) -> Plan:
-    """Read the ``plan.json`` that a run began with.
-
-    Raises:
-        RunError: the file holds something else.
-    """
+    """Read the ``plan.json`` that a run began with; refuses a damaged one."""
     try:
         plan = Plan(**json.loads(path.read_text(encoding="utf-8")))
         counts = (plan.prompts, plan.pack, plan.lanes)

@@ -36,11 +36,9 @@ class Lanes:
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
     def map(self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
-        """Call ``run`` for each item, one per lane, and return the results; if one fails, the others stop.
+        """Call ``run`` for each item (at most one a lane) and return the results; if one fails, the others stop.
 
-        Args:
-            run: called with a lane's copy of the model, one of the given, and an event that is set when it should stop.
-            given: at most as many as there are lanes.
+        ``run`` is called with a lane's copy of the model, the item, and an event that is set when it should stop.
         """
         stop = Event()
         futures = [

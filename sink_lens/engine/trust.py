@@ -76,15 +76,8 @@ def make_checked_run(
 ) -> BaselineRun:
     """Make the baseline run that a few cells at a time continue; its plan says how far the worst cell is off.
 
-    The baseline run and the given cells are compared with the bridge; other plans are tried (``check_plan``) only where
-    they differ more than they should.
-
-    Args:
-        lens: the model.
-        batch: the sequences.
-        cells: what is compared.
-        metrics: the numbers that are compared.
-        needs: what is read of the run.
+    The baseline run and the given cells are compared with the bridge by ``metrics``; other plans are tried
+    (``check_plan``) only where they differ more than they should. ``needs`` is what is read of the run.
     """
     plan = even_plan_of(lens, batch, needs)
     if plan.lanes > 1 and not can_copy(lens):

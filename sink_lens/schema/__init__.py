@@ -9,7 +9,7 @@ describe it there.
 import functools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
@@ -177,7 +177,7 @@ class Table:
 
 def table_of(kind: str, name: str) -> Table | None:
     """The table that a kind of run writes under this name; None if no such table is described."""
-    for table in TABLES.get(kind, ()):
+    for table in tables_of(kind):
         start, star, end = table.name.partition("*")
         if name == table.name or (star and name.startswith(start) and name.endswith(end)):
             return table
@@ -194,12 +194,17 @@ def column_names(kind: str, name: str) -> list[str]:
 def column_meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
     """Column -> its meaning, from that table of a kind of run that has the most of these columns."""
     asked = set(columns)
-    known = [{one.name: one.meaning for one in table.columns if one.name in asked} for table in TABLES.get(kind, ())]
+    known = [{one.name: one.meaning for one in table.columns if one.name in asked} for table in tables_of(kind)]
     return max(known, key=len, default={})
 
 
 _COLUMN = re.compile(r"(int|float|bool|str|any), ([^.]+)\. (.+)")
 _NAME = re.compile(r"(\w+)(?:/(\w+))?(\??)")
+
+
+def tables_of(kind: str) -> tuple[Table, ...]:
+    """The tables that a kind of run writes; none if there is no such kind."""
+    return _read_tables(kind) if kind in kinds() else ()
 
 
 @functools.cache
@@ -230,21 +235,6 @@ def _parse_column(name: str, text: str) -> list[Column]:
     return [Column(name=each, meaning=meaning, **given) for each, meaning in meanings.items()]
 
 
-class _Tables(Mapping[str, tuple[Table, ...]]):
-    """The tables of each kind, whose file is read when they are first asked for."""
-
-    def __getitem__(self, kind: str) -> tuple[Table, ...]:
-        return _read_tables(kind)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(kinds()))
-
-    def __len__(self) -> int:
-        return len(kinds())
-
-
-TABLES: Mapping[str, tuple[Table, ...]] = _Tables()
-"""Kind of run -> the tables that it writes."""
 NullName = Literal["analytical", "matrices", "pipeline", "shuffled", "relabelled"]
 NULLS: tuple[NullName, ...] = get_args(NullName)
 """Null distributions for the mean Kendall tau of a fingerprint; the published nulls come first."""

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..activations.precision import rounding
+from ..activations.precision import measure_rounding
 from ..activations.record import stream
 from ..chain import readings as r
 from ..chain.config import Thresholds
@@ -112,7 +112,7 @@ def card(
 def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
-    rounded = rounding(lens, batch, position=seen.location.sink_position)
+    rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate(seen, threshold=threshold), seen)
     keep, marked = sorted(sink_positions(seen)), seen.marked("attention")
     losses = {"clean": seen.losses}

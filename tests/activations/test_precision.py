@@ -6,7 +6,7 @@ import torch
 from rounding import assert_rows_close
 
 from analyses.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
-from sink_lens.activations.precision import HALF, in_float32, rounding
+from sink_lens.activations.precision import HALF, in_float32, measure_rounding
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
@@ -56,7 +56,7 @@ def test_what_is_left_of_a_large_value_is_rounding(dtype):
     batch = from_tensor(TOKENS)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        found = rounding(wrap(model), batch, position=2)
+        found = measure_rounding(wrap(model), batch, position=2)
     assert found.useless or dtype == torch.float16  # which of the two float16 is hangs on the order of sums
     assert found.useless == any("load the model in float32" in str(one.message) for one in warned)
     assert (found.dimension, found.spacing) == (7, {torch.bfloat16: 16.0, torch.float16: 2.0}[dtype])
@@ -75,7 +75,7 @@ def test_a_value_past_the_largest_of_the_type_is_said_not_to_be_finite():
         model.transformer.wpe.weight[9, 7] = 60_000
         model.transformer.h[1].mlp.c_proj.bias[7] = 30_000
     with pytest.warns(UserWarning, match="are not finite: in float32 the stream's dimension 7 is 90,0.. there"):
-        found = rounding(wrap(model.half().eval()), from_tensor(TOKENS), position=9)
+        found = measure_rounding(wrap(model.half().eval()), from_tensor(TOKENS), position=9)
     assert found.useless
     assert "float16's numbers end before; load the model in float32" in found.sentence()
 
@@ -85,11 +85,11 @@ def test_sequences_without_the_position_count_for_nothing():
     lengths = torch.tensor([12, 2, 12])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        alone = rounding(wrap(model), from_tensor(TOKENS[::2]), position=5)
-        found = rounding(wrap(model), from_tensor(TOKENS, lengths=lengths), position=5)
+        alone = measure_rounding(wrap(model), from_tensor(TOKENS[::2]), position=5)
+        found = measure_rounding(wrap(model), from_tensor(TOKENS, lengths=lengths), position=5)
     assert found.at_position == pytest.approx(alone.at_position, rel=0.05)
-    assert rounding(wrap(model), from_tensor(TOKENS[1:2], lengths=lengths[1:2]), position=5) is None
+    assert measure_rounding(wrap(model), from_tensor(TOKENS[1:2], lengths=lengths[1:2]), position=5) is None
 
 
 def test_a_model_in_float32_is_not_asked():
-    assert rounding(wrap(tiny("llama")), from_tensor(TOKENS), position=0) is None
+    assert measure_rounding(wrap(tiny("llama")), from_tensor(TOKENS), position=0) is None

@@ -349,7 +349,7 @@ def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, toke
     right, wrong = [5, 6, 7, 8], [11, 12, 13, 14]
     at, rows = tokens.lengths - 1, torch.arange(4)
     last = clean.logits[rows, at]
-    metrics = [logit_difference(right, wrong), kl_to(clean.logits), kl_to(clean.logits, position=-1)]
+    metrics = [logit_difference(right, wrong), kl_to(clean.logits)]
     metrics = [replace(one, name=str(place)) for place, one in enumerate(metrics)]
     engine = engine_of(lens, tokens, [cell_of(scale("z", 1.0))], metrics, prompts=prompts)
     found = swept(engine)

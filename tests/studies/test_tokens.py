@@ -11,7 +11,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.report.html import page_content
-from sink_lens.schema import TABLES
+from sink_lens.schema import tables_of
 from sink_lens.studies.tokens.config import TokensConfig
 from sink_lens.studies.tokens.run import dimension_table, is_delimiter, sink_tokens
 
@@ -54,7 +54,7 @@ def test_rates_by_token_and_by_position(delimiters):
 
 def test_every_table_is_there_and_the_page_shows_it(delimiters):
     _, _, found = delimiters
-    assert set(read_run(found.folder).tables) == {table.name for table in TABLES["tokens"]}
+    assert set(read_run(found.folder).tables) == {table.name for table in tables_of("tokens")}
     page = page_content(read_run(found.folder))
     assert "massive activations of 384 tokens in 8 sequences" in page.title
     assert [figure.key for figure in page.figures if figure.missing] == []
