@@ -63,7 +63,7 @@ def _plain_number(value: Any) -> Any:
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse arguments, by name, that a function's signature does not allow."""
+    """Refuse arguments, by name, that a function's signature does not allow, and axes of one name and two sizes."""
     hints, parameters, name_of = _type_hints(function), inspect.signature(function).parameters, _called_name(function)
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
@@ -72,20 +72,15 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
         for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
             if not is_of_type(one, hints[name]):
                 raise InputError(f"{name} of {name_of} is {value_in_words(one)}; need {type_in_words(hints[name])}")
-    _check_axis_sizes({name: (value, hints[name]) for name, value in given.items() if name in hints}, name_of=name_of)
-    check_seeds(given)
-
-
-def _check_axis_sizes(given: Mapping[str, tuple[Any, Any]], *, name_of: str) -> None:
-    """Refuse tensors whose axes have one name and different sizes."""
     known: dict[str, tuple[int, str]] = {}
-    for name, (value, hint) in given.items():
-        for axis, size in _named_axes(value, hint):
+    for name in [name for name in given if name in hints]:
+        for axis, size in _named_axes(given[name], hints[name]):
             first, of = known.setdefault(axis, (size, name))
             if size != first:
                 raise InputError(
                     f"the axis {axis!r} of {name_of} has {first:,} in {of} and {size:,} in {name}; need the same size"
                 )
+    check_seeds(given)
 
 
 def _named_axes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:

@@ -78,11 +78,7 @@ def refuse_unknown_names(
 ) -> None:
     """Refuse a name that is not among the known ones, and say which known one is nearest.
 
-    Args:
-        given: the names.
-        known: those that are known.
-        where: what has the names, for the error.
-        options: other names that somebody may have meant -> the known name.
+    ``where`` is what has the names. ``options`` are other names that somebody may have meant -> the known name.
     """
     known, options = list(known), options or {}
     for name in given:
@@ -161,13 +157,7 @@ def check_at_least(config: Any, least: float, *names: str) -> None:
 
 
 def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
-    """Refuse fields that were set although nothing reads them.
-
-    Args:
-        config: the configuration.
-        names: fields that are not read here.
-        reader: what would read them.
-    """
+    """Refuse fields among ``names`` that were set although nothing reads them here; ``reader`` would."""
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             value = visible(repr(getattr(config, field.name)), limit=200)

@@ -342,14 +342,11 @@ def operations_a_second() -> float:
 
 
 def seconds_a_token(n_weights: int, *, slowness: float) -> float:
-    """Seconds of a forward pass on the CPU for each token, at the speed of a product of matrices.
+    """Seconds of a forward pass on the CPU for each token, from the numbers that each token is multiplied by.
 
-    Too little for models of a few million parameters, whose time is that of Python, and where a sequence is so long
-    (several thousand tokens) that attention takes longer than the weights.
-
-    Args:
-        n_weights: numbers that each token is multiplied by.
-        slowness: time of a pass, relative to that of its products of matrices.
+    ``slowness`` is the time of a pass, relative to that of its products of matrices. Too little for models of a few
+    million parameters, whose time is that of Python, and where a sequence is so long (several thousand tokens) that
+    attention takes longer than the weights.
     """
     return slowness * 2 * n_weights / operations_a_second()
 

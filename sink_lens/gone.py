@@ -45,13 +45,7 @@ follows "use" in the error."""
 
 
 def refuse_removed(name: str, *, said: str = "", more: str = "") -> None:
-    """Raise a GoneError if something of this name in ``GONE`` was removed; it says what to use instead.
-
-    Args:
-        name: as in ``GONE``.
-        said: what the error begins with; the name if empty.
-        more: what the error ends with.
-    """
+    """Raise a GoneError if something of this name in ``GONE`` was removed: ``said`` was removed; use ..., ``more``."""
     for names, instead in GONE.items():
         if name in names:
             raise GoneError(f"{said or name} was removed; use {instead}{more}")

@@ -77,18 +77,13 @@ def kinds() -> Mapping[str, RunKind]:
     known = {kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS}
     for point in metadata.entry_points(group=GROUP):
         try:
-            kind = _check_kind(point.load(), known)
+            kind = point.load()
+            if not isinstance(kind, RunKind):
+                raise InputError(f"it is of type {type(kind).__name__}; need a sink_lens.kinds.RunKind")
+            if kind.name in known:
+                raise InputError("a kind of that name is there already; give it another name")
         except Exception as error:  # noqa: BLE001  # another's package must not take the commands of this one away
             warnings.warn(f"the kind of run {point.name!r} ({point.value}) is left out: {error}", stacklevel=2)
         else:
             known[kind.name] = kind
     return known
-
-
-def _check_kind(kind: object, known: Mapping[str, RunKind]) -> RunKind:
-    """Return what another package gives as a kind of run; refuses what is none, or bears a name that is taken."""
-    if not isinstance(kind, RunKind):
-        raise InputError(f"it is of type {type(kind).__name__}; need a sink_lens.kinds.RunKind")
-    if kind.name in known:
-        raise InputError("a kind of that name is there already; give it another name")
-    return kind

@@ -14,7 +14,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._line: Any = None
-        self._watched = is_terminal()
+        self._watched = sys.stderr.isatty()
         if not self._watched:
             options.setdefault("file", _Nowhere())
         super().__init__(*args, **options)
@@ -63,13 +63,7 @@ class _Nowhere:
         """Nothing is held back."""
 
 
-def is_terminal() -> bool:
-    """Check whether stderr is a terminal, where somebody may see the bar move."""
-    return sys.stderr.isatty()
-
-
 def _in_notebook() -> bool:
-    """Check whether this process is the kernel of a notebook."""
     found = sys.modules.get("IPython")
     shell = None if found is None else found.get_ipython()
     return type(shell).__name__ == "ZMQInteractiveShell"

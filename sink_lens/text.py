@@ -241,13 +241,8 @@ def layers_in_words(first: int, last: int) -> str:
 def ranges(text: str, *, name: str, also: str = "") -> list[int]:
     """Parse a set of indices: ``0-3,7`` gives [0, 1, 2, 3, 7], in the order written.
 
-    Args:
-        text: the text to parse.
-        name: name of the option, for the error message.
-        also: other words that the option accepts, for the error message, such as ``each, all, or``, and a space.
-
-    Raises:
-        InputError: the text is not a list of numbers and ranges.
+    For the error, ``name`` is the option's, and ``also`` other words that it accepts, such as ``each, all, or`` and a
+    space.
     """
     found: list[int] = []
     for piece in text.split(","):

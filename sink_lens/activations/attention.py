@@ -69,13 +69,9 @@ _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
 
 
 def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice = "auto") -> Kernel:
-    """Choose the attention kernel for a family on a device.
+    """Choose the attention kernel for a family on a device; refuses ``fused`` where it gives no exact log-sum-exp.
 
-    ``auto`` takes the fused kernel if it is exact and returns a log-sum-exp, else the eager kernel. The run records
-    the choice.
-
-    Raises:
-        KernelError: ``fused`` was requested but is not exact, or returns no log-sum-exp on this device.
+    ``auto`` takes the fused kernel if it is exact and returns a log-sum-exp, else the eager kernel.
     """
     reason = ""
     if family.soft_capped:
@@ -241,13 +237,7 @@ def _attention_by_rows(
 def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | None = None) -> Tensor:
     """Log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
 
-    Args:
-        score: the scores.
-        kernel: ``fused`` needs scores without a soft cap; it is checked once on each device and type.
-        sink: learned sink logits, which are in the denominator too.
-
-    Raises:
-        KernelError: the fused kernel is wrong here, or does not run.
+    The ``fused`` kernel needs scores without a soft cap; ``sink`` are learned sink logits, in the denominator too.
     """
     if kernel == "fused":
         _check_fused(score.query.device.type, score.query.dtype, score.query.shape[-1])

@@ -64,15 +64,10 @@ class Rounding:
 
 
 def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding | None:
-    """Compare a 16-bit model with the same weights in float32, on a few short sequences; warn where it matters.
+    """Compare a 16-bit model with the same weights in float32 at a position, such as the sink's; warn where it matters.
 
-    Args:
-        lens: the model.
-        batch: the sequences; the first 4 are read, up to 64 tokens each and past the position.
-        position: the position asked about, such as the sink's.
-
-    Returns:
-        None in a wider type, for a model that does not fit into memory, or where no sequence has the position.
+    The first 4 sequences are read, up to 64 tokens each and past the position. None in a wider type, for a model that
+    does not fit into memory, or where no sequence has the position.
     """
     if lens.dtype not in HALF or lens.offloaded:
         return None

@@ -216,9 +216,8 @@ class _ReadingPass:
             for layer, names in plan.items()
         }
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
-        self.lens, self.rows = lens, rows
+        self.lens, self.rows, self.found = lens, rows, found
         self.valid, self.tokens = part.valid.to(lens.device), part.tokens.to(lens.device)
-        self.found = found
 
     def put(self, layer: int, name: str, tensor: Tensor) -> None:
         """Hold a site's tensor of a layer until a reading has all that it asks for, then call the reading."""
@@ -238,7 +237,15 @@ class _ReadingPass:
         for reading in ready:
             self.waiting[layer].remove(reading)
             if (result := reading.read(view)) is not None:
-                self._store_result(result, reading=reading, layer=layer)
+                if not isinstance(result, Tensor) or result.dim() == 0 or len(result) != len(self.tokens):
+                    is_tensor = isinstance(result, Tensor)
+                    gave = f"a tensor of shape {tuple(result.shape)}" if is_tensor else type(result).__name__
+                    raise InputError(
+                        f"the reading {reading.name!r} gave {gave} for {len(self.tokens)} sequences; need the "
+                        "sequences as its first axis"
+                    )
+                own = result.detach().clone()  # on the GPU until the pass is done: each copy from there would wait
+                self.found[reading.name].setdefault(layer, []).append(own)
         still = {site for reading in self.waiting[layer] for site in reading.sites}
         for done in held.keys() - still:
             del held[done]
@@ -248,17 +255,6 @@ class _ReadingPass:
         for layer, waiting in self.waiting.items():
             for reading in waiting:
                 raise never_fired_error(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)
-
-    def _store_result(self, result: Tensor, *, reading: Reading, layer: int) -> None:
-        """Store a copy of what a reading gave in a layer; refuses what has not the sequences as its first axis."""
-        if not isinstance(result, Tensor) or result.dim() == 0 or len(result) != len(self.tokens):
-            gave = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
-            raise InputError(
-                f"the reading {reading.name!r} gave {gave} for "
-                f"{len(self.tokens)} sequences; need the sequences as its first axis"
-            )
-        own = result.detach().clone()  # on the GPU until the pass is done: each copy from there would wait for it
-        self.found[reading.name].setdefault(layer, []).append(own)
 
 
 def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:

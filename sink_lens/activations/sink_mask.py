@@ -195,11 +195,8 @@ def sink_positions(
 ) -> tuple[int, ...]:
     """Positions at which at least a share ``min_rate`` of (layer, head, sequence) has its sink, the strongest first.
 
-    Args:
-        rates: what ``sink_rates`` gives.
-        shortest: tokens of the shortest sequence; only positions that every sequence has can be sink positions.
-        min_rate: the least share.
-        most: the most positions.
+    ``rates`` are those of ``sink_rates``. Only positions before ``shortest``, the length of the shortest sequence, are
+    in every sequence and can be sink positions.
     """
     rate = rates.nanmean(dim=(0, 1))[:shortest]
     order = rate.nan_to_num(0.0).argsort(descending=True, stable=True)
@@ -212,9 +209,6 @@ def pieces_by_length(
     """The sequences in pieces for one forward pass each, with their indices, cut to the longest of the piece.
 
     The sequences of a piece have similar lengths (within a factor of 2), so that the sampled rows fit all of them.
-
-    Raises:
-        InputError: a batch size below 1.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"the batch size is {batch_size}; need at least 1. Give a larger one.")

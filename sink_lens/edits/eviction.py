@@ -16,9 +16,7 @@ from .constructors import At, Edit, EditError, edit
 def seen_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Tensor, "batch query key"]:
     """The keys that each query sees: itself and earlier tokens that are kept or not evicted yet.
 
-    Args:
-        kept: True at tokens that are never evicted, fewer in each sequence than the cache holds.
-        size: tokens in the cache, the query's own included.
+    ``kept`` tokens are never evicted, fewer in each sequence than the cache's ``size``, the query's own included.
     """
     length = kept.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()

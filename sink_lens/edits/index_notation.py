@@ -15,16 +15,13 @@ from .part import Indices
 
 
 def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
-    """The values of a grid's axis: a set of indices for each cell along it.
+    """The values of a grid's axis: a set of indices for each cell along it, each from ``first`` to ``size`` - 1.
 
     Args:
         given: ``each``, ``all``, a number, a range as text, or a list of these.
         name: name of the axis, for error messages.
         size: number of indices.
         first: the first index that can be edited.
-
-    Raises:
-        InputError: the value has another form, is empty or has an index twice, or an index does not exist.
     """
     need = range(first, size)
     if isinstance(given, str) and given == "all":

@@ -61,16 +61,9 @@ def tokens_to_average(
     *,
     sinks: Bool[Tensor, "batch position"] | None = None,
 ) -> Averaged:
-    """Find the tokens that a mean is over. ``mean_ordinary`` needs one pass of the model to find the sinks.
+    """Find the tokens that a mean is over; refuses ``mean_ordinary`` if every token is a sink.
 
-    Args:
-        lens: the model.
-        tokens: the sequences.
-        mean: name of the mean, from ``MEANS``.
-        sinks: the sinks, where they are known; ``sink_mask`` finds them if None.
-
-    Raises:
-        InputError: every token is a sink.
+    ``mean_ordinary`` needs one pass of the model to find the sinks with ``sink_mask``, unless ``sinks`` are given.
     """
     valid = tokens.valid.cpu()
     if mean != "mean_ordinary":

@@ -31,17 +31,7 @@ Token = int | str
 Answers = Token | Sequence[Token | Sequence[Token]]
 """A token, or one for each sequence, or several for each."""
 
-__all__ = [
-    "Metric",
-    "as_metric",
-    "dominance",
-    "evaluate",
-    "kl_to",
-    "logit_difference",
-    "loss",
-    "norm",
-    "sink_mass",
-]
+__all__ = ["Metric", "as_metric", "dominance", "evaluate", "kl_to", "logit_difference", "loss", "norm", "sink_mass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

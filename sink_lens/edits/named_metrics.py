@@ -143,15 +143,10 @@ def check_metric_fields(config: Any, name: str) -> None:
 
 
 def spec_of(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
-    """The metric of this name with the options that a configuration's fields give.
+    """The metric of this name with the options that a configuration's fields give: ``FIELDS``, or some of them.
 
-    Args:
-        config: has ``FIELDS``, or some of them.
-        name: of the metric.
-        token: gives the text or id of an option's text; without it every text has the id 0.
-
-    Raises:
-        InputError: a layer or token that the metric needs was not given.
+    ``token`` gives the text or id of an option's text; without it every text has the id 0. A layer or token that the
+    metric needs and the configuration lacks is refused.
     """
     layers, known = config.metric_layers, METRICS[name][0]
     if "layer" in known and (layers is None or len(layers) != 1):

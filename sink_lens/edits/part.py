@@ -108,13 +108,8 @@ class Part:
     def mesh(self, tensor: "Tensor", *, begin: int = 0, averaged: bool = False) -> "tuple[Tensor, ...] | None":
         """The index that selects this part of one layer's tensor, an open mesh; None if everything is chosen.
 
-        Args:
-            tensor: all values of the site, the sequences first.
-            begin: the position that the tensor begins with.
-            averaged: whether an axis of size 1 stands for all its indices.
-
-        Raises:
-            InputError: an index does not exist.
+        The tensor has all values of the site, the sequences first, and its positions begin at ``begin``. If
+        ``averaged``, an axis of size 1 stands for all its indices.
         """
         import torch
 

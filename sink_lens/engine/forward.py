@@ -251,16 +251,8 @@ class RunCollector:
     ) -> tuple[int, ...] | None:
         """Store the end of a pass: the logits at the scored positions, or the stream if the pass stopped before them.
 
-        Args:
-            out: the logits, or what the unembedding reads (not ``unembedded``), or the stream.
-            part: the sequences.
-            loss: take the loss.
-            logits: keep the logits.
-            scored: the positions in ``out``; None is all.
-            unembedded: the pass went through the unembedding.
-
-        Returns:
-            The positions whose logits are stored; None means all.
+        ``out`` are the logits, what the unembedding reads (not ``unembedded``), or the stream; ``scored`` where.
+        Returns the positions whose logits are stored. None means all.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
         self.bad.append((out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any())

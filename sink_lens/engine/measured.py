@@ -21,10 +21,8 @@ Measured = MetricSpec | Metric | Callable[[Outcome], Any]
 def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
     """Build the requested metrics for a model and its tokens, in the order given, with unique names.
 
-    Metrics asked for by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``.
-
-    Raises:
-        InputError: ``as_metric`` refuses a metric, or two metrics still have the same name.
+    Metrics asked for by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``. Two
+    that still have the same name are refused.
     """
     made = [
         one.metric(lens, partial(predictions, lens, tokens)) if isinstance(one, MetricSpec) else one for one in given

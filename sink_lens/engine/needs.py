@@ -65,10 +65,6 @@ class Needs:
         """Check whether a pass to the end makes logits: a loss alone is taken from the states before them."""
         return self.logits or not self.loss
 
-    def pass_end(self, n_layers: int) -> int:
-        """``layers_end``, or ``n_layers`` + 1 if the run goes to the end: ``last`` of a ``Pass``."""
-        return n_layers + 1 if self.whole else self.layers_end
-
     def scored(self, part: TokenBatch) -> tuple[int, ...] | None:
         """The positions whose logits are read, counted from the first one, over all sequences; None means all."""
         if self.positions is None:

@@ -41,13 +41,7 @@ class Packs(Generic[_Found]):
 
 
 def fill_packs(cells: Iterable[int], *, size: Callable[[int], int], most: int) -> list[Pack]:
-    """Divide cells, in their order, into packs whose sizes sum to at most ``most``; a larger cell has its own.
-
-    Args:
-        cells: the numbers of the cells.
-        size: positions that a cell computes.
-        most: positions of a pack.
-    """
+    """Divide cells, in their order, into packs whose sizes sum to at most ``most``; a larger cell has its own."""
     packs: list[list[int]] = []
     held = 0
     for cell in cells:
@@ -69,12 +63,7 @@ def run_packs(
 ) -> list[_Found]:
     """Run packs and take each cell's outcome; return what ``take`` gives, in no particular order.
 
-    Args:
-        several: the packs.
-        lens: the model that runs them one after the other.
-        lanes: if given, each pack runs in the lane that is free next.
-        failed: what a cell that fails gives; None raises its error.
-        advance: called with the number of cells that were finished.
+    With lanes, each pack runs in the lane that is free next. Without ``failed``, an error of a cell is raised.
     """
     if lanes is None:
         every = [_run_in_turn(one, one.packs, lens, Event(), failed=failed, advance=advance) for one in several]

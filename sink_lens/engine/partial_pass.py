@@ -137,12 +137,9 @@ class Pass:
 
 
 def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: Pass) -> Tensor | None:
-    """Layers ``first`` to ``last`` - 1 of the bridge; the logits if ``last`` is its number of layers + 1.
+    """Layers ``first`` to ``last`` - 1 of the bridge on whole sequences; the logits if ``last`` is ``n_layers`` + 1.
 
-    Args:
-        lens: the model, within ``running.block_of_passes``.
-        tokens: the sequences, whole.
-        asked: what is computed.
+    It runs within ``running.block_of_passes``.
     """
     layout, first, last = asked.layout, asked.first, asked.last
     hooks: list[tuple[str, Any]] = []

@@ -79,11 +79,7 @@ class Passes:
     ) -> tuple[list[Outcome], list[list[bool]]]:
         """Run cells that share a forward pass; return the outcome of each, and which of its edits changed anything.
 
-        Args:
-            edits: the edits of each cell.
-            baseline: the baseline run of the same prompts.
-            first: the first layer that any of them touches.
-            begins: the first position of each cell.
+        ``edits`` and ``begins`` (its first position) are of each cell; ``first`` is the first layer that any touches.
         """
         prompts = {"part": baseline.part, "prompts": baseline.prompts, "baseline": baseline}
         pack = _Pack(passes=self, edits=edits, begins=begins, **prompts)
@@ -145,7 +141,7 @@ class _Pack:
                 stream = known.stream
             elif first > 0:
                 stream = self.layout.rows_of(self.baseline.streams[first].to(self.lens.device))
-        last = self.needs.pass_end(self.lens.n_layers)
+        last = self.lens.n_layers + 1 if self.needs.whole else self.needs.layers_end
         visits = self._visits(first)
         for cell, collector in enumerate(self.collectors):
             for site, layer, take in collector.readers(read=read, sites=self.needs.sites, valid=self.valid):

@@ -101,7 +101,7 @@ def make_engine(
     whole: bool = False,
     keep_plan: Callable[[Plan], object] = lambda plan: None,
 ) -> Engine:
-    """Make the engine that runs some cells, by a plan that was compared with the bridge.
+    """Make the engine that runs some cells, by a plan that was compared with the bridge and is given to ``keep_plan``.
 
     Args:
         lens: the model.
