@@ -1,5 +1,6 @@
 """Progress bars: text that moves for whoever watches, and one line at the end where the output is kept, as in a log."""
 
+import io
 import sys
 from typing import Any
 
@@ -16,7 +17,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
         self._line: Any = None
         self._watched = sys.stderr.isatty()
         if not self._watched:
-            options.setdefault("file", _Nowhere())
+            options.setdefault("file", io.StringIO())
         super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
@@ -50,17 +51,6 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
             self._line = display({"text/plain": text}, raw=True, display_id=True)
         else:
             self._line.update({"text/plain": text}, raw=True)
-
-
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        """Take a text."""
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
 
 
 def _in_notebook() -> bool:

@@ -18,7 +18,6 @@ from ..models.sites import SITES
 from ..text import span
 
 if TYPE_CHECKING:  # a dry run counts parts without torch
-    import torch
     from jaxtyping import Shaped
     from torch import Tensor
 
@@ -113,6 +112,8 @@ class Part:
         """
         import torch
 
+        from ..models.memory import copy_to_device
+
         names = ("sequence", *SITES[self.site].parts)
         vectors: list[Tensor | None] = [None]
         for name, indices, size in zip(names[1:], self.index, tensor.shape[1:], strict=True):
@@ -122,7 +123,11 @@ class Part:
                 continue
             for index in (min(indices), max(indices)):
                 checked_index(name, index - first, size)
-            vectors.append(_index_tensor(indices, device=tensor.device) - first)
+            if tuple(indices) == tuple(range(indices[0], indices[-1] + 1)):  # made on the device, the others are copied
+                vector = torch.arange(indices[0], indices[-1] + 1, device=tensor.device)
+            else:
+                vector = copy_to_device(torch.tensor(indices), tensor.device)
+            vectors.append(vector - first)
         if all(vector is None for vector in vectors):
             return None
         whole = [torch.arange(size, device=tensor.device) for size in tensor.shape]
@@ -165,14 +170,3 @@ def checked_index(what: str, index: int, size: int, *, of: str = "") -> int:
         whose = f" of the edit {of!r}" if of else ""
         raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")
     return index
-
-
-def _index_tensor(indices: Sequence[int], *, device: "torch.device") -> "Tensor":
-    """Indices as a tensor on the device; consecutive ones are made there, others are copied."""
-    import torch
-
-    from ..models.memory import copy_to_device
-
-    if tuple(indices) == tuple(range(indices[0], indices[-1] + 1)):
-        return torch.arange(indices[0], indices[-1] + 1, device=device)
-    return copy_to_device(torch.tensor(indices), device)

@@ -67,10 +67,7 @@ def round_to(
 ) -> Float[Tensor, "batch position value"]:
     """Round values to a format; the arithmetic is in float32 and the result has the type of the values.
 
-    Args:
-        x: the values; their last axis holds the channels.
-        form: the format.
-        keep: True at values that stay as they are and do not count for a scale.
+    The last axis holds the channels. Values at which ``keep`` is True stay as they are and do not count for a scale.
     """
     values = x.float()
     if keep is not None:

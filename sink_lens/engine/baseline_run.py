@@ -35,20 +35,11 @@ class BaselineRun:
         most: int | None = None,
         lanes: Lanes | None = None,
     ) -> None:
-        """Prepare the run; nothing is computed before it is read.
+        """Prepare the run; nothing is computed before it is read. Refuses a bridge on which somebody's hook stands.
 
-        Args:
-            lens: the model.
-            tokens: the sequences.
-            plan: the batches of prompts, and the module that runs them.
-            needs: what is read of it; cells read no more.
-            edits: those of the run, and of all its cells.
-            every: of this many sequences one is run; 1 is all.
-            most: batches of prompts that are kept; None keeps all.
-            lanes: those of another run of the same model; None makes its own.
-
-        Raises:
-            InputError: somebody's hook stands on the bridge.
+        The cells that continue the run share its ``edits`` and read no more than its ``needs``. Of ``every`` so many
+        sequences one is run. At most ``most`` batches of prompts are kept; None keeps all. ``lanes`` are those of
+        another run of the same model; None makes its own.
         """
         check_no_hooks(lens)
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs

@@ -74,19 +74,10 @@ class Engine:
         needs: Needs | None = None,
         baseline_run: BaselineRun | None = None,
     ) -> None:
-        """Prepare the blocks; nothing is run yet.
+        """Prepare the blocks; nothing is run yet. Refuses a model that can only be measured.
 
-        Args:
-            lens: the model.
-            tokens: the sequences.
-            cells: what to run.
-            metrics: what to read.
-            plan: the forwards.
-            needs: what the passes keep; None is what the metrics read.
-            baseline_run: the run that the cells continue, of the same sequences and plan; None is the baseline.
-
-        Raises:
-            ModelError: the model can only be measured.
+        ``needs`` is what the passes keep; None is what the metrics read. ``baseline_run`` is the run that the cells
+        continue, of the same sequences and plan; None is the baseline.
         """
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
@@ -301,14 +292,8 @@ def outcomes(
 ) -> list[tuple[Outcome, set[int]]]:
     """Outcomes of runs that continue another run, each under its own edits, and which edits changed anything.
 
-    Args:
-        baseline_run: the run that they continue, with its edits.
-        several: the edits of each run; without any it is the run itself.
-        needs: what is read of each, no more than of the run that they continue.
-        advance: called for each batch of prompts.
-
-    Raises:
-        Exception: whatever an edit raises.
+    Without edits it is the run itself. ``needs`` is what is read of each, no more than of the run that they continue;
+    ``advance`` is called for each batch of prompts. What an edit raises is raised.
     """
     made = [tuple(edits) for edits in several]
     lens, tokens, edited = baseline_run.lens, baseline_run.tokens, [cell_of(edits) for edits in made if edits]

@@ -31,17 +31,14 @@ def metric_gradients(
     """Gradient of a metric, summed over sequences, for the tensors of sites in a baseline run of the bridge.
 
     It is taken through a zero tensor that is added at the site, since the tensor that a hook receives is not always the
-    one that later computations use.
+    one that later computations use. All sequences are in one pass.
 
     Args:
         lens: the model.
-        batch: the sequences, all of which are in one pass.
-        metric: what is derived.
+        batch: the sequences.
+        metric: what is derived; refused if it has no gradient.
         at: (site, layer) -> a tensor of the site's shape.
         embedding: the stream before layer 0; None is the sequences' own.
-
-    Raises:
-        InputError: the metric has no gradient.
     """
     with exclusive_use(lens), torch.enable_grad():
         zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}

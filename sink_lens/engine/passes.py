@@ -115,16 +115,13 @@ class _Pack:
         self.part, self.prompts, self.edits, self.baseline = part, prompts, edits, baseline
         n_sequences, n_positions = part.tokens.shape
         self.layout = Layout(n_sequences=n_sequences, n_positions=n_positions, begins=tuple(begins))
-        n, lens, early = passes.n_sequences, self.lens, None if baseline is None else baseline.early
+        of_run = {"lens": self.lens, "n_sequences": passes.n_sequences}
         self.applied = [
-            Applied(lens=lens, edits=tuple(some), n_sequences=n, begin=begin)
-            for some, begin in zip(edits, begins, strict=True)
+            Applied(edits=tuple(some), begin=begin, **of_run) for some, begin in zip(edits, begins, strict=True)
         ]
-        self.collectors = [
-            RunCollector(lens=lens, keys=self.needs.keys, begin=begin, early=early, keep=baseline is None)
-            for begin in begins
-        ]
-        self.valid = part.valid.to(lens.device)
+        read = {"lens": self.lens, "keys": self.needs.keys, "early": baseline and baseline.early}
+        self.collectors = [RunCollector(begin=begin, keep=baseline is None, **read) for begin in begins]
+        self.valid = part.valid.to(self.lens.device)
 
     def run(self, first: int, *, keep: Kept | None = None) -> list[Outcome]:
         """Run all cells from layer ``first`` on, and return their outcomes; ``keep`` takes the keys and values."""

@@ -101,16 +101,10 @@ def make_engine(
     whole: bool = False,
     keep_plan: Callable[[Plan], object] = lambda plan: None,
 ) -> Engine:
-    """Make the engine that runs some cells, by a plan that was compared with the bridge and is given to ``keep_plan``.
+    """Make the engine that runs some cells, by a plan that was compared with the bridge.
 
-    Args:
-        lens: the model.
-        batch: the sequences.
-        cells: what to run.
-        metrics: what to read.
-        batch_size: sequences a forward; None chooses it by their length and the free memory.
-        whole: all sequences are in one forward, since a metric gives one number for all of them.
-        keep_plan: called with the plan.
+    A forward has ``batch_size`` sequences; None chooses it by their length and the free memory. It has all of them if
+    ``whole``, since a metric gives one number for all. ``keep_plan`` is called with the plan.
     """
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
     if batch_size is not None:
