@@ -1,0 +1,93 @@
+"""``isolate``, ``amplify`` and ``ablate`` on the planted model, whose answer is known."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lenses import speaking
+from planted_sequences import planted_lens, sequences
+
+from sink_lens import TokenBatch, read_run
+from sink_lens.errors import InputError
+from sink_lens.studies.interventions import ablate, amplify, isolate
+
+
+def test_isolating_reports_both_positions_by_layer_and_the_loss(tmp_path):
+    _, lens = planted_lens()
+    study = isolate(lens, target_positions=[9, 15], tokens=sequences(), out=tmp_path / "run", progress=False)
+    assert study.tables["summary"]["target_position"].tolist() == [9, 15]
+    layers = study.tables["layers"]
+    assert len(layers) == 2 * lens.n_layers
+    assert {"target_mass", "baseline_sink_mass", "sink_mass"} <= set(layers.columns)
+    summary = study.tables["summary"].iloc[0]
+    assert summary["loss_change_nats"] == pytest.approx(summary["loss_nats"] - summary["baseline_loss_nats"], abs=1e-5)
+    assert summary["outcome"] == "unchanged"  # the planted sink follows its token, not the variance
+    assert "Position 9 isolated in all layers" in study.headline
+    usual = isolate(lens, tokens=sequences(), out=tmp_path / "usual", progress=False)
+    assert usual.tables["summary"]["target_position"].tolist() == [10]  # 32 // 3
+
+
+def test_sequences_of_unequal_length_count_as_those_cut_to_the_shortest(tmp_path):
+    _, lens = planted_lens()
+    whole = sequences()
+    lengths = whole.lengths.clone()
+    lengths[1] = 20
+    unequal = dataclasses.replace(whole, lengths=lengths)
+    found, cut = (
+        isolate(lens, target_positions=[9], tokens=one, out=tmp_path / name, progress=False).tables["summary"]
+        for name, one in (("unequal", unequal), ("cut", whole.cut(20)))
+    )
+    pd.testing.assert_frame_equal(found, cut)
+    assert found["n"].tolist() == [whole.n_sequences]
+    with pytest.raises(InputError, match="the target position is 19; need one from 1 to 18"):
+        isolate(lens, target_positions=[19], tokens=unequal, out=tmp_path / "late", progress=False)
+
+
+def test_amplifying_sweeps_factors_and_centres(tmp_path):
+    _, lens = planted_lens()
+    study = amplify(
+        lens, target_position=9, layers=[0], factors=(1.0, 4.0), tokens=sequences(), out=tmp_path / "run",
+        progress=False,
+    )  # fmt: skip
+    summary = study.tables["summary"]
+    assert list(zip(summary["centre"], summary["factor"], strict=True)) == [
+        (centre, factor) for centre in ("values", "aggregated", "none") for factor in (1.0, 4.0)
+    ]
+    ones = summary.query("factor == 1")
+    assert (ones["times"] == 1).all()
+    assert (ones[["change", "change_low", "change_high"]] == 0).all(axis=None)
+    assert np.allclose(summary["change"], summary["target_mass"] - summary["baseline_target_mass"], atol=1e-6)
+    assert (summary["change_low"] <= summary["change"]).all()
+    assert (summary["change"] <= summary["change_high"]).all()
+    assert (ones["loss_change_nats"] == 0).all()
+    assert set(read_run(tmp_path / "run").tensors("centring_means")) >= {"values.0", "aggregated.4"}
+
+
+def test_the_norm_only_control_needs_no_means(tmp_path):
+    _, lens = planted_lens()
+    out = tmp_path / "run"
+    amplify(
+        lens, target_position=9, layers=[0], factors=(2.0,), centres=("none",), tokens=sequences(), out=out,
+        progress=False,
+    )  # fmt: skip
+    assert not (out / "centring_means.safetensors").exists()
+
+
+def test_the_planted_neuron_alone_is_the_smallest_set(tmp_path):
+    truth, lens = planted_lens()
+    study = ablate(lens, tokens=sequences(), out=tmp_path / "run", progress=False)
+    (row,) = study.tables["summary"].to_dict("records")
+    assert row["neurons"] == f"{truth.layer}.{truth.neuron}"
+    assert row["removes"]
+    assert row["removed_share"] > 0.5 > row["random_max"]
+    assert f"L{truth.layer}.N{truth.neuron}" in study.headline
+    assert "removes" in study.headline
+
+
+def test_a_model_without_growth_steps_is_not_ablated(tmp_path):
+    lens = speaking("gpt_oss")
+    ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match="has no growth step on these tokens"):
+        ablate(lens, tokens=TokenBatch.from_tensor(ids), out=tmp_path / "run", progress=False)
