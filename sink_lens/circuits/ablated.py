@@ -32,7 +32,7 @@ def circuit_values(
     """
     runs.check_weights()
     values = torch.full((len(kept), runs.n_pairs), torch.nan, dtype=torch.float64)
-    matrices = [torch.from_numpy(runs.graph.matrix(one, fill=False)) for one in kept]  # type: ignore[arg-type]
+    matrices = [torch.from_numpy(runs.graph.matrix(one)) for one in kept]
     for rows in runs.batches(copies=2):
         begin = runs.begin(rows)
         replaced = runs.replacements(rows, begin=begin)
@@ -121,7 +121,6 @@ class _Ablated:
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _store_embedding(self, x: Tensor, hook: object) -> None:
-        """Store the difference between the embedding and its replacement."""
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
     def _project(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
@@ -133,7 +132,6 @@ class _Ablated:
         return self._replace_late(x, new if x.dim() == 4 else new.flatten(2))
 
     def _read_mlp(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
-        """Change the MLP's input to the stream with its edges' writers only."""
         own = self.runs.weights.layers[layer]
         return self._replace_late(x, apply_norm(self._streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
@@ -150,13 +148,11 @@ class _Ablated:
         return x
 
     def _read_last(self, x: Tensor, hook: object) -> Tensor:
-        """Change the final norm's input to the stream with its edges' writers only."""
         graph = self.runs.graph
         read = self._streams(("logits", graph.n_layers), ("logits",))
         return self._replace_late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _keep_site(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
-        """Keep the tensor at a site for the layer's ``_store_written``."""
         self.kept[site, layer] = x[:, self.begin :]
 
     def _store_written(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:

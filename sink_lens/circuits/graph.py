@@ -244,9 +244,9 @@ class Graph:
                     found[row, column] = writer.kind == reader.kind
         return found
 
-    def matrix(self, values: np.ndarray, *, fill: float = 0.0) -> np.ndarray:
-        """Values of edges as [span writer reader]; ``fill`` where there is no edge."""
-        found = np.full((len(self.spans), len(self.writers), len(self.readers)), fill, dtype=values.dtype)
+    def matrix(self, values: np.ndarray) -> np.ndarray:
+        """Values of edges as [span writer reader]; 0 where there is no edge."""
+        found = np.zeros((len(self.spans), len(self.writers), len(self.readers)), dtype=values.dtype)
         found[self.ends] = values
         return found
 

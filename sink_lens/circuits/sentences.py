@@ -30,7 +30,15 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
         sizes: shares of the edges that were run.
     """
     row = summary.to_dict("records")[0]
-    sentences = [_faithfulness_sentence(row), *_incomplete_sentences(row), *_rule_sentences(row), *_sink_sentences(row)]
+    sentences = [_faithfulness_sentence(row)]
+    if not is_complete(row):
+        at_sink = " The sink's position can be the cause; resample, or freeze the sink." * bool(row["sink_share"] > 0)
+        sentences.append(
+            "Do not rank edges by these scores: they should sum to the difference of the metric, and sum to "
+            f"{percent(row['completeness'])} of it (error by pair: median {percent(row['completeness_error_median'])})."
+            f" Ask for more points.{at_sink}"
+        )
+    sentences += [*_rule_sentences(row), *_sink_sentences(row)]
     if np.isfinite(row["rank_correlation"]):
         sentences.append(
             f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
@@ -90,19 +98,6 @@ def _integrates(row: Mapping[str, Any]) -> bool:
     """Check whether scores are integrals from the replaced to the clean input."""
     method = METHODS.get(row["method"])
     return method is not None and method.integrates and method.along == "inputs"
-
-
-def _incomplete_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Warn of scores that do not sum to the metric's difference."""
-    if is_complete(row):
-        return []
-    said = (
-        "Do not rank edges by these scores: they should sum to the difference of the metric, and sum to "
-        f"{percent(row['completeness'])} of it (error by pair: median {percent(row['completeness_error_median'])}). "
-        "Ask for more points."
-    )
-    at_sink = " The sink's position can be the cause; resample, or freeze the sink."
-    return [said + at_sink * bool(row["sink_share"] > 0)]
 
 
 def _nodes_sentence(row: Mapping[str, Any]) -> str:

@@ -29,15 +29,10 @@ def test_a_chain_of_edges_is_connected_and_what_leads_nowhere_is_not():
     assert set(graph.names[connected_edges(graph, some, outputs=outputs)]) == {"m1->logits", "input->m1"}
 
 
-def test_a_greedy_circuit_grows_from_the_output_and_a_random_one_has_as_many_edges_between_layers():
+def test_a_random_circuit_has_as_many_edges_between_layers():
     graph = Graph(n_layers=3, n_heads=4, n_kv_heads=2, d_model=4)
     values = np.random.default_rng(0).normal(size=graph.n_edges)
-    outputs = [len(graph.readers) - 1]
-    found = greedy_edges(graph, values, 30, outputs=outputs)
-    assert found.sum() == 30
-    best = graph.ends[2] == outputs[0]
-    first = np.flatnonzero(best)[np.abs(values[best]).argmax()]
-    assert found[first]
+    found = greedy_edges(graph, values, 30, outputs=[len(graph.readers) - 1])
     other = random_circuit_like(graph, found, generator=np.random.default_rng(1))
     layers = [np.array([one.layer for one in some]) for some in (graph.writers, graph.readers)]
     for mask in (found, other):

@@ -73,10 +73,10 @@ def test_there_is_an_edge_from_every_writer_to_every_reader_that_comes_after_it(
     assert graph.n_edges == len(wanted)
     assert [graph.index[name] for name in wanted] == [*range(len(wanted))]
     values = np.arange(1, len(wanted) + 1)
-    matrix = graph.matrix(values, fill=-1)
+    matrix = graph.matrix(values)
     for number, (span, writer, reader) in enumerate(zip(*graph.ends, strict=True)):
         assert matrix[span, writer, reader] == values[number]
-    assert (matrix == -1).sum() == matrix.size - len(wanted)
+    assert (matrix == 0).sum() == matrix.size - len(wanted)
     for reader in range(len(graph.readers)):
         mine = graph.ends[1][(graph.ends[2] == reader) & (graph.ends[0] == 0)]
         assert mine.tolist() == [*range(graph.before(reader))]
