@@ -234,18 +234,13 @@ class Circuit:
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = False) -> Check:
         """Compare the scores of sampled edges with their effects when each edge is really patched.
 
-        Half of the edges are drawn from the circuit, half from the edges outside it. The second half bounds how many
-        edges the circuit lacks (``Check.at_most``).
+        Half of the edges are drawn from the circuit, half from the edges outside it (fewer where there are not so
+        many). The second half bounds how many edges the circuit lacks (``Check.at_most``).
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
-
-        Args:
-            edges: number of edges to patch; fewer where the circuit or the rest has fewer.
-            pairs: number of prompt pairs that each edge is patched on.
-            progress: show a bar.
         """
-        given: dict[str, Any] = {"seed": self.seed, "edges": edges, "pairs": pairs, "progress": progress}
-        return checks.check_edges(self.runs, self.scores, self.chosen, **given)
+        how: dict[str, Any] = {"seed": self.seed, "edges": edges, "pairs": pairs, "progress": progress}
+        return checks.check_edges(self.runs, self.scores, self.chosen, **how)
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = False) -> pd.DataFrame:
         """Compare a real patch of every node with the scores of its edges; what gradients do not see shows here.

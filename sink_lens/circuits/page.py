@@ -162,15 +162,9 @@ def _curve(run: Run) -> tuple[str, Figure]:
 def _listed_parts(
     key: str, title: str, name: str, see: str, heads: Mapping[str, str] | None = None, *, first: Sequence[str] = ()
 ) -> Listed:
-    """List a table of edges or nodes, if the run has it, under the names that the pictures give them.
+    """List a run's table of edges or nodes, if it has it, under the names that the pictures give them.
 
-    Args:
-        key: of the table on the page.
-        title: of the table on the page.
-        name: of the run's table.
-        see: what the table says.
-        heads: its columns; all if None.
-        first: columns by whose magnitude the rows are sorted, the largest first; the run's order if empty.
+    ``heads`` are its columns, all if None; ``first`` the columns by whose magnitude the rows are sorted, if any.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:

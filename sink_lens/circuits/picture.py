@@ -80,15 +80,10 @@ class EdgeCircuit(Drawable):
 def edge_figure(
     edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", of: int | None = None
 ) -> Figure:
-    """Edges with their scores; the width of a line is the magnitude of the score.
+    """Edges (writer, reader and score, the largest first); the width of a line is the magnitude of the score.
 
-    Args:
-        edges: the columns writer, reader and score, the largest first.
-        n_layers: layers of the model.
-        group: heads that share a key-value head; an edge into one is divided among those of its heads that are in the
-            picture.
-        title: above the figure.
-        of: edges of the circuit, of which these are the strongest part.
+    An edge into a key-value head that a ``group`` of heads shares is divided among those of them that are in the
+    picture. The title says of how many edges (``of``) these are the strongest part.
     """
     if of is not None and of > len(edges):
         title = f"{title}\nThe strongest {len(edges)} of {of:,} edges".strip()

@@ -3,8 +3,7 @@
 A part is written pass by pass, so that a run that was killed loses one pass.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any
 
 from safetensors.numpy import load_file
@@ -40,15 +39,9 @@ def score_edges(
     only: Collection[str] | None = None,
     progress: bool = False,
 ) -> Scores:
-    """Score every edge.
+    """Score every edge; the scores of other pairs than those of ``only``, the names of a shard's parts, stay 0.
 
-    Args:
-        runs: the pairs.
-        config: the method, and the points of integrated gradients.
-        writer: the run folder that has and gets the parts; None keeps nothing.
-        name: of the scores, and of their parts.
-        only: the names of the parts of a shard; the scores of other pairs stay 0.
-        progress: show a progress bar.
+    The run folder of ``writer`` has and gets the parts; without one nothing is kept.
     """
     method = config.method
     limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps, "tolerance": config.tolerance}
@@ -64,44 +57,34 @@ def score_edges(
                 return own
             return score(some, method=method, **limits, scale=scale, advance=bar.update)
 
+        def is_read(file: str, rows: range) -> bool:
+            """Take the scores of some pairs if the folder has them."""
+            if writer is None or not writer.has(file):
+                return False
+            held = load_file(writer.folder / f"{file}.safetensors")
+            found.values[rows], found.steps[rows] = held["scores"], held["steps"]
+            bar.update(len(rows))
+            return True
+
+        def write(file: str, rows: range) -> None:
+            """Write the scores of some pairs, once."""
+            if writer is not None and not writer.has(file):
+                writer.write_tensors(file, {"scores": found.values[rows], "steps": found.steps[rows]})
+
         for rows in [range(runs.n_pairs)] if writer is None else parts_of(runs.n_pairs):
             part = part_name(name, rows)
             if only is not None and part not in only:
                 continue
-            kept = _Kept(writer, found, bar.update)
-            if not kept.read(part, rows):
+            if not is_read(part, rows):
                 some = runs.some(rows)
                 for batch in some.batches(copies=3):
                     own = rows[batch]
                     name_of_pass = part if own == rows else f"{part}-pairs-{own.start}-{own.stop}"
-                    if not kept.read(name_of_pass, own):
+                    if not is_read(name_of_pass, own):
                         one = batch_of(some.some(range(batch.start, batch.stop)))
                         found.values[own], found.steps[own] = one.values, one.steps
-                        kept.write(name_of_pass, own)
-                kept.write(part, rows)
+                        write(name_of_pass, own)
+                write(part, rows)
             if writer is not None:
                 writer.clear(f"{part}-pairs-")
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Scores in a run folder: of each part, and of each of its passes until the part is whole."""
-
-    writer: RunWriter | None
-    found: Scores
-    advance: Callable[[float], object]
-
-    def read(self, name: str, rows: range) -> bool:
-        """Take the scores of some pairs if the folder has them."""
-        if self.writer is None or not self.writer.has(name):
-            return False
-        held = load_file(self.writer.folder / f"{name}.safetensors")
-        self.found.values[rows], self.found.steps[rows] = held["scores"], held["steps"]
-        self.advance(len(rows))
-        return True
-
-    def write(self, name: str, rows: range) -> None:
-        """Write the scores of some pairs, once."""
-        if self.writer is not None and not self.writer.has(name):
-            self.writer.write_tensors(name, {"scores": self.found.values[rows], "steps": self.found.steps[rows]})

@@ -231,11 +231,7 @@ def _named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> 
 
 
 def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
-    """A call's configuration: ``config`` (the default if None) with the fields that are not None over it.
-
-    Raises:
-        InputError: an unknown field, or a value that cannot be used.
-    """
+    """A call's configuration: ``config`` (the default if None) with the fields that are not None over it."""
     given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
     return make_config(PatchConfig, config, given, where="patch")
 
