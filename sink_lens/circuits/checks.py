@@ -79,8 +79,7 @@ def check_edges(
     runs: Runs, scores: Scores, chosen: Bool[np.ndarray, " edge"], *, seed: int, edges: int, pairs: int, progress: bool
 ) -> Check:
     """Compare the scores of sampled edges with real patches; see ``Circuit.check``."""
-    generator = np.random.default_rng([seed, 4])
-    names = scores.graph.names
+    generator, names = np.random.default_rng([seed, 4]), scores.graph.names
     able = patchable_edges(names)
     inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
     some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)

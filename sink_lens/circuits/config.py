@@ -159,8 +159,8 @@ class CircuitConfig:
             refuse_unread_fields(self, "length", reader="task text")
         if self.reads != "sink_mass":
             refuse_unread_fields(self, "metric_layers", reader="metric sink_mass")
-        for name, at in self.positions_by_span.items():
-            if isinstance(at, str) and self.task != "file":
+        for name, at in self.columns_of_spans.items():
+            if self.task != "file":
                 raise InputError(
                     f"the span {name} has the positions {at!r}, which may be a column of a file of pairs, and the task "
                     f"is {self.task}; need positions such as {name}=-2,-1 or {name}=4-6, or the task file"

@@ -29,8 +29,7 @@ def draw_weights(
     weights = np.zeros((draws, len(names)), dtype=np.float32)
     for name in dict.fromkeys(names.tolist()):
         rows = np.flatnonzero(names == name)
-        picked = generator.integers(len(rows), size=(draws, len(rows)))
-        for column in picked.T:
+        for column in generator.integers(len(rows), size=(draws, len(rows))).T:
             weights[np.arange(draws), rows[column]] += 1
     return weights / len(names)
 
@@ -79,11 +78,7 @@ def most_edges_outside(found: int, *, sampled: int, total: int) -> int:
     """Upper 95% bound of the number of edges of some kind outside a circuit, from a sample of them.
 
     Exact for a sample without replacement: with one edge more, so few in the sample have a probability of at most 5%.
-
-    Args:
-        found: edges of the kind in the sample.
-        sampled: edges of the sample.
-        total: edges outside.
+    ``found`` of the ``sampled`` edges are of the kind.
     """
     counts = range(found, total - sampled + found + 1)
     return found - 1 + bisect_left(counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05))

@@ -52,9 +52,8 @@ class Task:
     @property
     def sha256(self) -> str:
         """Hash of what the pairs have beside their tokens."""
-        return sha256(
-            repr((self.correct, self.incorrect, self.templates, sorted(self.spans.items()))).encode()
-        ).hexdigest()
+        held = self.correct, self.incorrect, self.templates, sorted(self.spans.items())
+        return sha256(repr(held).encode()).hexdigest()
 
     @property
     def metric(self) -> "Metric":

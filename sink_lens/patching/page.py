@@ -92,9 +92,8 @@ def _changed_labels(run: Run) -> dict[int, str]:
 
 def _title(run: Run) -> str:
     """The page's title: the strongest patch and its effect."""
-    title = (
-        f"Patching the {site_words(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
-    )
+    site, direction = site_words(run.config.get("site", "activations")), visible(run.config.get("direction", ""))
+    title = f"Patching the {site}, {direction}"
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
@@ -148,9 +147,8 @@ def _metric_text(run: Run) -> str:
     """The metric in words, with the tokens that it compares."""
     name = visible(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
-    return (
-        f"{name} ({token_text(correct)} − {token_text(incorrect)})" if name == "logit difference" and correct else name
-    )
+    named = name == "logit difference" and correct
+    return f"{name} ({token_text(correct)} − {token_text(incorrect)})" if named else name
 
 
 def _strongest_text(table: pd.DataFrame) -> str:
@@ -206,9 +204,8 @@ def _map_figure(run: Run) -> tuple[str, Figure]:
     way = way if value == "normalised_effect" else "raises the metric, blue lowers it"
     see = f"Each cell is a place that was {put}; red {way}."
     texts = _position_labels(run)
-    title = "\n".join(
-        [_metric_text(run), *([] if texts and "position" in by else _prompt_sentences(run))]
-    )  # else axes name them
+    prompts = [] if texts and "position" in by else _prompt_sentences(run)  # else axes name them
+    title = "\n".join([_metric_text(run), *prompts])
     return see, patch_map(table, by=by, value=value, labels=texts, title=title)
 
 

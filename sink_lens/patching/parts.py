@@ -97,14 +97,9 @@ def site_key(site: str, layer: int) -> tuple[str, int]:
 def random_parts_like(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
     """Random parts of as many indices in the same layers: other units, else other heads, positions or keys.
 
-    None if the part is everything that its layers have.
-
-    Args:
-        part: the part that they are controls of; none of its own indices is drawn.
-        sizes: of the site's axes after the sequence axis.
-        shortest: tokens of the shortest sequence; only positions that every sequence has are drawn.
-        draws: most of them; fewer where there are not so many.
-        seed: of the draws; parts that differ only in the drawn axis share theirs.
+    None of the part's own indices is drawn, nor a position that the shortest sequence lacks. There are fewer than
+    ``draws`` where there are not so many, and none if the part is everything that its layers have. Parts that differ
+    only in the drawn axis share their draws.
     """
     names = SITES[part.site].parts
     size_of = dict(zip(names, sizes, strict=True))
