@@ -67,7 +67,7 @@ class Judge:
         """True if the difference that faithfulness is divided by is told from 0."""
         return bool(self.gap.low > 0 or self.gap.high < 0)
 
-    def used(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
+    def on_paths(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
         """Those edges of a circuit that are on a path from the input to the metric; only they are run, as in EAP-IG."""
         graph = self.runs.graph
         return connected_edges(graph, circuit, outputs=outputs_of(self.runs.metric, graph))
@@ -81,11 +81,11 @@ class Judge:
         nothing, is not what replaces it. Its edges would carry that.
         """
         unlike: dict[bytes, int] = {}
-        at = [unlike.setdefault(self.used(one).tobytes(), len(unlike)) for one in circuits]
+        at = [unlike.setdefault(self.on_paths(one).tobytes(), len(unlike)) for one in circuits]
         different = np.stack([np.frombuffer(one, dtype=bool) for one in unlike])
         return circuit_values(self.runs, different, advance=advance).numpy()[at]
 
-    def judged(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
+    def faithfulness_of(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
         """``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95%; nan for one pair) of every circuit.
 
         The pairs of numerator and denominator are drawn together, the same for every circuit.
@@ -186,11 +186,11 @@ def curve(
             for draw in range(asked.random):
                 put("random", share, n, random_circuit_like(graph, one, generator=generator), draw)
     about = pd.DataFrame(rows)[["by", "share", "n", "connected", "nodes", "draw"]]
-    judged = judge.judged(judge.values(np.stack(masks), advance=advance))
+    judged = judge.faithfulness_of(judge.values(np.stack(masks), advance=advance))
     return Curve(frame=pd.concat([about, judged], axis=1), gap=judge.gap)
 
 
 def size_fields(judge: Judge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
     """Fields of a circuit's row in the curve: its edges, and the nodes that they touch."""
-    used = judge.used(circuit)
-    return {"connected": int(used.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][used])) + 1}
+    connected = judge.on_paths(circuit)
+    return {"connected": int(connected.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1}

@@ -97,13 +97,13 @@ def evaluate(
             "the circuit was found on these same pairs, which flatters it; need other pairs, such as another seed's",
             stacklevel=2,
         )
-    if not judge.used(own.chosen).any():
+    if not judge.on_paths(own.chosen).any():
         raise InputError("no edge of the circuit lies on a path from the input to the metric; need one that does")
     masks = [own.chosen, ~own.chosen]
     masks += [random_circuit_like(graph, own.chosen, generator=generator) for _ in range(random)]
     names = ("circuit", "without", *["random"] * random)
     rows = [{"by": by, "n": mask.sum()} | size_fields(judge, mask) for by, mask in zip(names, masks, strict=True)]
-    frame = pd.concat([pd.DataFrame(rows), judge.judged(judge.values(np.stack(masks)))], axis=1)
+    frame = pd.concat([pd.DataFrame(rows), judge.faithfulness_of(judge.values(np.stack(masks)))], axis=1)
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)
         more = curve(judge, own.scores, asked=asked).frame[list(frame.columns)]

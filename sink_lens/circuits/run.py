@@ -280,7 +280,7 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
     def judged_curve() -> pd.DataFrame:
         """The table of the curve with the circuit's rows; the gap that it is divided by is written first."""
         found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
-        chosen, _ = one_circuit(half, found.frame, config=config, given=given)
+        chosen, _ = choose_circuit(half, found.frame, config=config, given=given)
         own = _judged_rows(chosen, half)
         gap = chosen.judge.gap if chosen.given else found.gap
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
@@ -290,7 +290,7 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
     areas = areas_of(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
     writer.write_table("areas", areas)
     gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
-    circuit, rule = one_circuit(half, curve, config=config, given=given)
+    circuit, rule = choose_circuit(half, curve, config=config, given=given)
     writer.write_table("nodes", circuit.nodes)
     writer.once("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
@@ -393,7 +393,7 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
     )
 
 
-def one_circuit(
+def choose_circuit(
     half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig, given: SavedCircuit | None
 ) -> tuple[Circuit, str]:
     """The one circuit of a run, and the rule that chose it.
@@ -414,7 +414,7 @@ def one_circuit(
     share = steady_share(curve)
     if given is not None:
         mask = given.on(half.graph).chosen
-        circuit, rule = replace(half, chosen=half.judge.used(mask), size=int(mask.sum()), given=True), "given"
+        circuit, rule = replace(half, chosen=half.judge.on_paths(mask), size=int(mask.sum()), given=True), "given"
     elif config.choice == "threshold" or config.edges is not None:
         circuit, rule = half, "threshold" if config.choice == "threshold" else "asked"
     elif share < 1:
@@ -445,7 +445,7 @@ def _judged_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
         some = np.stack([masks[name] for name in names])
         rows = pd.DataFrame([size_fields(judge, mask) for mask in some]).assign(by=names, n=some.sum(1), draw=0)
         rows["share"] = rows["n"] / circuit.graph.n_edges
-        frames.append(pd.concat([rows, judge.judged(judge.values(some))], axis=1))
+        frames.append(pd.concat([rows, judge.faithfulness_of(judge.values(some))], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -504,7 +504,7 @@ def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: Judge) -> d
     inside, together, undecided = (core[name].to_numpy(bool) for name in ("core", "together", "undecided"))
     does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
     mask = np.isin(circuit.graph.names, core.loc[inside, "edge"].to_numpy())
-    (alone,) = judge.judged(judge.values(mask[None])).to_dict("records")
+    (alone,) = judge.faithfulness_of(judge.values(mask[None])).to_dict("records")
     return {
         "core_edges": int(inside.sum()),
         "confirmed_edges": int((does & ~together).sum()),

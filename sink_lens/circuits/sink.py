@@ -47,6 +47,8 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
         largest = np.argsort(-size, kind="stable")[:_TOP]
         share, top = float(size[there].sum() / (size.sum() or np.nan)), float(there[largest].mean())
     runs = with_position_apart(judge.runs, position)
-    kept = judge.judged(replace(judge, runs=runs).values((runs.graph.ends[0] != 0)[None])).to_dict("records")[0]
+    kept = judge.faithfulness_of(replace(judge, runs=runs).values((runs.graph.ends[0] != 0)[None])).to_dict("records")[
+        0
+    ]
     found = (float(kept[name]) for name in ("faithfulness", "low", "high"))
     return {"sink_share": share, "sink_share_top": top} | dict(zip(names, found, strict=True))

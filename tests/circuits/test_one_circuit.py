@@ -62,7 +62,7 @@ def test_core_edges_that_cancel_can_go_together_and_all_others_are_confirmed(nam
     if name == "opposed":
         without = np.ones(circuit.graph.n_edges, dtype=bool)
         without[core[together]] = False
-        kept = circuit.judge.judged(circuit.judge.values(without[None]))["faithfulness"].item()
+        kept = circuit.judge.faithfulness_of(circuit.judge.values(without[None]))["faithfulness"].item()
         assert kept == pytest.approx(1, abs=0.05)
         assert together.sum() >= 4
 
@@ -96,7 +96,7 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     held = circuits.read(tmp_path / "c.json")
     assert (held.chosen == run.circuit.chosen).all()
     curve = run.tables["curve"].set_index("by")
-    again = run.circuit.judge.judged(run.circuit.judge.values(held.chosen[None])).iloc[0]
+    again = run.circuit.judge.faithfulness_of(run.circuit.judge.values(held.chosen[None])).iloc[0]
     assert curve.loc["circuit", "faithfulness"] == summary["faithfulness"] == pytest.approx(again["faithfulness"])
     assert f"9 of 110 edges (8.2%) and keeps {again['faithfulness']:.0%}" in run.sentences[1]
     assert summary["picture_edges"] == run.frame["drawn"].sum() == 9
@@ -120,7 +120,7 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     assert (told["rule"], told["edges"], told["chosen_on"]) == ("given", 6, 0)
     mask = np.isin(held.graph.names, half["edge"].to_numpy())
     every, part = Judge(runs=given.circuit.runs, seed=0), run.circuit.judge
-    judged = every.judged(every.values(np.stack([mask, ~mask])))["faithfulness"]
+    judged = every.faithfulness_of(every.values(np.stack([mask, ~mask])))["faithfulness"]
     assert told["judged_on"] == given.circuit.runs.n_pairs == 2 * part.runs.n_pairs  # a given circuit chooses nothing
     assert [told["faithfulness"], told["without_faithfulness"]] == pytest.approx(judged.tolist())
     assert told["gap"] == pytest.approx(every.gap.estimate)
