@@ -42,6 +42,8 @@ def attribution_patch(
     """
     lens = as_lens(lens)
     settings = patch_config(config, lens=lens, fields=fields)
+    if settings.edits:
+        raise InputError("attribution_patch approximates patches of the unedited model; leave out edits")
     if settings.put != "source":
         raise InputError(
             f"approximate and put {settings.put!r} were given; a gradient approximates values of the other run alone: "

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..edits.constructors import At, Edit, edit
 from ..edits.part import Part
-from ..engine.cells import Cell, cell_of
+from ..engine.cells import Cell, cell_of, cone
 from ..errors import InputError
 from ..models.memory import copy_to_device
 from ..models.sites import SITES
@@ -23,6 +23,7 @@ def cell_of_patch(
     *,
     run: Mapping[tuple[str, int], Tensor],
     source: Mapping[tuple[str, int], Tensor],
+    edits: tuple[Edit, ...] = (),
 ) -> Cell:
     """The patch of a part as a cell; it begins at the first of the part's positions where the two runs differ."""
     site, begin = part.site, 0
@@ -41,11 +42,14 @@ def cell_of_patch(
         return copy_to_device(own.of(source[site, at.layer][at.sequences]), values.device, values.dtype)
 
     patch = edit(site, change, **{**own.where, "label": f"patch {site}"})
-    return Cell(touches=((site, own.layers),), begin=begin, make=lambda references: (patch,))
+    touched, first = cone(edits)
+    if edits:
+        begin = min(begin, first)
+    return Cell(touches=((site, own.layers), *touched), begin=begin, make=lambda references: (*edits, patch))
 
 
-def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit) -> Cell:
-    """The edit that ``make`` makes of a part as a cell; refuses an edit of another site.
+def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
+    """The edit that ``make`` makes of a part as a cell, beside ``edits``; refuses an edit of another site.
 
     Raises:
         InputError: what was made is no edit of this site.
@@ -54,4 +58,4 @@ def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit) -> Cell:
     if not isinstance(made, Edit) or made.site != part.site:
         kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
         raise InputError(f"what was to be put into a part of {part.site!r} is {kind}; need an edit of that site")
-    return cell_of((made,))
+    return cell_of((*edits, made))

@@ -96,6 +96,8 @@ class PatchConfig:
     """First token of each text: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
     put: Put = field(default="source", metadata={"objects": True})
     """What a patch puts into its part: the other run's values (source), or an edit of the patched run, as in sweep."""
+    edits: tuple[Any, ...] = field(default=(), metadata={"file_only": True, "objects": True})
+    """Edits of ``sink_lens.edits`` that are made in both runs and beside every patch."""
     factor: float | None = None
     """With --put scale: the factor. With --put set: the number that values are set to."""
     controls: int = 5
@@ -120,6 +122,7 @@ class PatchConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        object.__setattr__(self, "edits", (self.edits,) if hasattr(self.edits, "site") else tuple(self.edits))
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_at_least(self, 1, "steps", "check", "batch_size")
         check_at_least(self, 0, "screen", "controls")

@@ -71,10 +71,10 @@ def patch(
             patches ``resid_pre``, ``attn_out`` and ``mlp_out`` in one frame, with the column ``site``; each has a run
             folder in ``out``.
 
-    Two fields are more than texts. ``metric`` is a name, one of ``sink_lens.edits.metrics``, or a function of the
+    Three fields are more than texts. ``metric`` is a name, one of ``sink_lens.edits.metrics``, or a function of the
     ``logits`` or of an ``Outcome``. ``put`` is a name, such as ``source`` (the other run's values), ``mean_ordinary``
     or ``scale`` (with ``factor=2.0``), or any edit, as a function of the site and the arguments that choose a part,
-    such as ``edits.zero``.
+    such as ``edits.zero``. ``edits`` are made in both runs and beside every patch, so that an edited model is patched.
 
     With ``screen``, the effects of all cells are approximated first (``attribution_patch``), and only those with the
     largest are patched; the frame then has the column ``approximation``, as a check of it.
@@ -149,7 +149,8 @@ class _Request:
         """Name -> hash of each function that was given: a run that goes on must have the same."""
         asked = self.config
         found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
-        return found | ({"put": hash_code(asked.put)} if callable(asked.put) else {})
+        found |= {"put": hash_code(asked.put)} if callable(asked.put) else {}
+        return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
 
     def measure(self, kept: Kept | None, *, progress: bool) -> dict[str, Measured]:
         """Identity of a part -> the metric under its patch, of all patches or of those of a shard."""
@@ -206,6 +207,8 @@ def _make_request(
     config.check_together()
     if not callable(config.put):
         check_put(config)
+    if config.edits and config.screen:
+        raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
     if config.screen and config.put != "source":
         raise InputError("screen approximates patches from the other run; leave out screen, or put")
     runs, grid, pair = prepare_runs(lens, clean, corrupted, config=config)

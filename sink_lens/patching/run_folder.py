@@ -88,16 +88,16 @@ def open_run(
 ) -> RunWriter:
     """Open the folder, which may hold a part of the same run; ``how`` is for ``create_run``.
 
-    Functions are recorded by their names, and by ``code``, the hashes of what they do.
+    Functions and edits are recorded by their names, and by ``code``, the hashes of what they do.
     """
     provenance = describe_provenance(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     provenance |= {"holder": process_name()} if part else {}
-    asked = asdict(replace(config, metric="loss", put="source")) | {"metric_name": metric.name}
+    asked = asdict(replace(config, metric="loss", put="source", edits=())) | {"metric_name": metric.name}
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
     put: Any = config.put
     asked |= {"put": getattr(put, "__qualname__", type(put).__name__) if callable(put) else put}
-    asked |= {"pair": [pair.clean.hash, pair.corrupted.hash]}
+    asked |= {"edits": [one.label for one in config.edits], "pair": [pair.clean.hash, pair.corrupted.hash]}
     asked |= {"code": dict(code)} if code else {}
     return create_run(
         Path(out),

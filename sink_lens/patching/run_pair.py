@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..arguments import value_in_words
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
@@ -50,6 +51,8 @@ class RunPair:
     """The site in the baseline run."""
     given: Mapping[tuple[str, int], Tensor]
     """The site in the source run."""
+    edits: tuple[Edit, ...] = ()
+    """What is changed in both runs, and beside every patch."""
 
     @classmethod
     def of(
@@ -61,6 +64,7 @@ class RunPair:
         site: str,
         metric: Metric,
         grid: Sequence[Part],
+        edits: tuple[Edit, ...] = (),
         is_source: bool = True,
     ) -> "RunPair":
         """Make both runs and keep their values at the site; warns if these are equal and ``is_source``."""
@@ -69,10 +73,10 @@ class RunPair:
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
         if one_run:
             options |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
-        runs = [run_with(lens, tokens, sites=(site,), **options) for tokens in (run, source)]
+        runs = [run_with(lens, tokens, edits, sites=(site,), **options) for tokens in (run, source)]
         held, given = (one.tensors for one in runs)
         if not one_run:
-            runs = [run_for_metric(lens, tokens, metric=metric) for tokens in (run, source)]
+            runs = [run_for_metric(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
         baseline, wanted = (evaluate(metric, one) for one in runs)
         if is_source and all(torch.equal(held[key], given[key]) for key in given):
             warnings.warn(
@@ -88,6 +92,7 @@ class RunPair:
             source=wanted,
             held=held,
             given=given,
+            edits=edits,
         )
 
     @property
@@ -156,9 +161,9 @@ class RunPair:
         able = self.can_change if make is None else self.reads
         todo = [part for part in parts.values() if able(part)]
         if make is None:
-            patches = [cell_of_patch(part, run=self.held, source=self.given) for part in todo]
+            patches = [cell_of_patch(part, run=self.held, source=self.given, edits=self.edits) for part in todo]
         else:
-            patches = [cell_of_edit(part, sizes=self.sizes, make=make) for part in todo]
+            patches = [cell_of_edit(part, sizes=self.sizes, make=make, edits=self.edits) for part in todo]
         if not patches:
             return found
         engine = self._engine(patches, kept=kept, batch_size=batch_size)
@@ -203,11 +208,12 @@ class RunPair:
         return make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
 
 
-def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric) -> Outcome:
-    """Run the model, and keep what a metric reads."""
+def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
+    """Run the model, under edits if any are given, and keep what a metric reads."""
     return run_with(
         lens,
         tokens,
+        edits,
         positions=metric.positions,
         layers=metric.over(lens.n_layers) or (lens.n_layers - 1,),
         sites=metric.sites,
@@ -233,7 +239,13 @@ def _named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> 
 def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
     """A call's configuration: ``config`` (the default if None) with the fields that are not None over it."""
     given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
-    return make_config(PatchConfig, config, given, where="patch")
+    found = make_config(PatchConfig, config, given, where="patch")
+    for one in found.edits:
+        if not isinstance(one, Edit):
+            raise InputError(
+                f"edits have {value_in_words(one)}; need edits of sink_lens.edits, such as edits.zero('z')"
+            )
+    return found
 
 
 def prepare_runs(
@@ -254,5 +266,5 @@ def prepare_runs(
     read = on_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.chosen_indices)
-    at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid}
+    at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}
     return RunPair.of(lens, run, source, **at, is_source=is_source), grid, pair

@@ -11,13 +11,12 @@ import transformer_lens.patching as reference
 from lenses import lens_of, speaking
 from matplotlib.figure import Figure
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
+from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import freeze, zero
 from sink_lens.engine.forward import run_with, sequence_loss
 from sink_lens.errors import InputError, SiteError
-from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
 from sink_lens.patching import path, run_pair
 from sink_lens.patching.attribution import attribution_patch
@@ -101,23 +100,24 @@ def test_every_site_of_every_family_is_patched(family):
 
 
 def test_a_patch_of_its_own_values_changes_nothing_and_says_so():
-    model, clean = tiny("llama"), torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]])
-    with torch.no_grad():
-        model.get_input_embeddings().weight[8] = model.get_input_embeddings().weight[5]
-    corrupted = clean.where(clean != 5, 8)  # another token of the same embedding
+    lens, (clean, corrupted) = speaking(), pair()
     with pytest.warns(UserWarning, match="the same z: patching it changes nothing"):
-        found = patch(wrap(model), clean, corrupted, site="z", metric=DIFFERENCE)
+        found = patch(lens, clean, corrupted, site="z", metric=DIFFERENCE, edits=zero("z"))
     assert (found.frame["effect"] == 0).all()
     assert not found.frame["changed"].any()
 
 
-def test_a_configuration_holds_functions_as_the_call_does():
-    lens, given = speaking(), {"metric": DIFFERENCE, "put": zero}
+def test_a_configuration_holds_functions_and_edits_as_the_call_does():
+    lens, given = speaking(), {"metric": DIFFERENCE, "put": zero, "edits": zero("mlp_out", layers=[0])}
     at = {"site": "z", "by": ("layer",), "controls": 0, "progress": False}
     called = patch(lens, *pair(), **given, **at)
     held = patch(lens, *pair(), config=PatchConfig(**given), **at)
     assert held.frame.equals(called.frame)
-    assert not held.frame.equals(patch(lens, *pair(), metric=DIFFERENCE, **at).frame)
+    assert not held.frame.equals(patch(lens, *pair(), **{**given, "edits": ()}, **at).frame)
+    with pytest.raises(InputError, match=r"edits have 3 .*; need edits of sink_lens\.edits"):
+        patch(lens, *pair(), metric=DIFFERENCE, edits=[3])
+    with pytest.raises(InputError, match="approximates patches of the unedited model; leave out edits"):
+        attribution_patch(lens, *pair(), metric=DIFFERENCE, edits=zero("z"))
 
 
 def test_equal_prompts_are_refused_before_the_model_runs(monkeypatch):

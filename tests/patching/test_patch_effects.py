@@ -247,6 +247,10 @@ def in_notebook(text):
 OWN = {
     "metric": ("def g(run): return run.loss * {}\ndef f(run): return g(run)", lambda f: {"metric": f}),
     "put": ("def f(site, **where): return edits.scale(site, {}, **where)", lambda f: {"put": f, "site": "z"}),
+    "edits": (
+        "def g(x): return x * {}\ndef f(x, at): return g(x)",
+        lambda f: {"edits": edits.edit("z", f, layers=[1])},
+    ),
 }
 
 
@@ -303,6 +307,7 @@ def test_a_layer_below_0_counts_from_the_last(tmp_path):
                 tokens,
                 tokens.flip(1),
                 metric="loss",
+                edits=edits.scale("z", 3.0, layers=[first]),
                 put=lambda site, **where: edits.zero(site, **{**where, "layers": [last]}),
                 progress=False,
                 **{**part, "layers": [last]},
