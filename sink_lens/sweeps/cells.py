@@ -104,7 +104,15 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
         of_group[group] = [numbers[spec.identity] for spec in controls]
     own = [_control_numbers(spec, of_group, every=every, most=grid.controls) for spec in specs]
     return Cells(
-        every=[_engine_cell(spec) for spec in every],
+        every=[
+            Cell(
+                touches=((spec.part.site, spec.part.layers),),
+                begin=min(spec.part.positions or (0,)),
+                make=lambda references, spec=spec: (spec.edit(references),),
+                tokens=spec.part.tokens,
+            )
+            for spec in every
+        ],
         columns=[spec.columns for spec in every],
         n=len(specs),
         drawn=[number for numbers in of_group.values() for number in numbers],
@@ -122,13 +130,3 @@ def _control_numbers(
     own = set(spec.part.indices_on(axis) or ())
     drawn = of_group[group_of(spec, axis=axis)]
     return [number for number in drawn if not own & set(every[number].part.indices_on(axis) or ())][:most]
-
-
-def _engine_cell(spec: EditSpec) -> Cell:
-    """The engine's cell of one edit: the site and layers that it touches, its first position, and how to make it."""
-    return Cell(
-        touches=((spec.part.site, spec.part.layers),),
-        begin=min(spec.part.positions or (0,)),
-        make=lambda references: (spec.edit(references),),
-        tokens=spec.part.tokens,
-    )

@@ -1,8 +1,5 @@
 """A sweep of edits over a grid of cells: its figures and its page."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, largest_first, shown_table
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -67,7 +64,10 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
     drawn = swept_panels(frame, value=value)
     mapped = [np.nanmax(np.abs(rows[value].to_numpy(float)), initial=0.0) for _, rows, axes in drawn if len(axes) > 1]
     limit = float(max(mapped, default=0.0)) or 1.0  # one scale for all maps
-    figure = canvas(width=8.0, height=0.4 + sum(_panel_height(rows, axes) for _, rows, axes in drawn))
+    heights = [  # a line's is fixed, a map's grows with its rows
+        2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * rows[axes[0]].nunique()), 5.5) for _, rows, axes in drawn
+    ]
+    figure = canvas(width=8.0, height=0.4 + sum(heights))
     images = []
     for index, (name, rows, axes) in enumerate(drawn):
         place = (len(drawn), 1, index + 1)
@@ -110,11 +110,6 @@ def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(name, frame.loc[[one == name for one in names]]) for name in dict.fromkeys(names)]
 
 
-def _panel_height(rows: pd.DataFrame, axes: list[str]) -> float:
-    """Height of a panel in inches: a line's is fixed, a map's grows with its rows."""
-    return 2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]].to_numpy(float).tolist()))), 5.5)
-
-
 def _draw_line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
     """Draw ``value`` over one swept axis, with intervals of effects and labels at the largest; returns the axes."""
     rows = frame.sort_values(axis)
@@ -155,17 +150,6 @@ def _least_effect(run: Run) -> float:
     return float(run.provenance.get("least_effect") or 0.0)
 
 
-def _headline(run: Run) -> list[str]:
-    """The sentences below the page's title."""
-    return words.sentences(_cell_rows(run), least=_least_effect(run), means=run.provenance.get("means", ()))
-
-
-def _short_cell_name(row: Mapping[Any, Any]) -> str:
-    """A cell's name for the forest plot; a long one keeps its end, which tells cells apart."""
-    name = cell_name(row)
-    return name if len(name) <= _LABEL else f"{name[: _LABEL // 2]} … {name[-_LABEL // 2 :]}"
-
-
 def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     """A forest plot: every cell's effect with its interval, the strongest first; grey if it does not stand out.
 
@@ -175,7 +159,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
         metric: its name, for the axis.
     """
     rows = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
-    rows = rows.sort_values("effect", key=abs, ascending=False, kind="stable")
+    rows = largest_first(rows, "effect")
     told_apart = stands_out(rows)
     named = len(rows) <= _MOST_NAMED
     shown = rows.head(_MOST_NAMED)
@@ -206,7 +190,9 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_ylim(len(part) - 0.5, -0.5)
         if with_names:
-            axes.set_yticks(y, [_short_cell_name(row) for row in part.to_dict("records")])
+            names, half = [cell_name(row) for row in part.to_dict("records")], _LABEL // 2
+            # a long name keeps its end, which tells cells apart
+            axes.set_yticks(y, [one if len(one) <= _LABEL else f"{one[:half]} … {one[-half:]}" for one in names])
             axes.tick_params(axis="y", labelsize=FONT - 2)
             legend(axes, columns=2)
         else:
@@ -249,6 +235,13 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
     def there(run: Run) -> bool:
         return "cells" not in run.tables or len(metrics_of(run.tables["cells"])) > which
 
+    def has_map(run: Run) -> bool:
+        """Check whether some kind of edit was swept over two axes or more, and some cell stands out."""
+        if "cells" not in run.tables or not there(run):
+            return False
+        parts = [part for _, part in _rows_by_edit(of(run))]
+        return any(len(swept_columns(part)) > 1 for part in parts) and bool(stands_out(of(run)).any())
+
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
     return (
         Drawn(key=f"effects-{which}", title=f"Every cell{number_of}", make=every, data=of, when=there),
@@ -257,28 +250,18 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
             title=f"Where{number_of}",
             make=mapped,
             data=of,
-            when=lambda run: "cells" in run.tables and there(run) and _has_map(of(run)),
+            when=has_map,
         ),
     )
-
-
-def _has_map(rows: pd.DataFrame) -> bool:
-    """Check whether some kind of edit was swept over two axes or more, and some cell stands out."""
-    return any(len(swept_columns(part)) > 1 for _, part in _rows_by_edit(rows)) and bool(stands_out(rows).any())
 
 
 def _cell_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the strongest cells of each metric, with intervals and controls."""
     table = _cell_rows(run)
-    rows = pd.concat(
-        [
-            table.loc[table["metric"] == metric]
-            .sort_values("effect", key=abs, ascending=False, kind="stable")
-            .head(_EACH)
-            for metric in metrics_of(table)
-        ]
-        or [table]
-    )
+    metrics, rows = metrics_of(table), table
+    if metrics:
+        rows = largest_first(table.loc[table["metric"].isin(metrics)], "effect").groupby("metric").head(_EACH)
+        rows = rows.sort_values("metric", key=lambda column: column.map(metrics.index), kind="stable")
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
         if {low, high} <= set(rows.columns):
             marks = [MARK if 0 < n < FEW else "" for n in rows["n"]] if "n" in rows.columns else [""] * len(rows)
@@ -303,7 +286,9 @@ def _failed_table(run: Run) -> tuple[str, PageTable]:
 
 SWEEP = Page(
     title=_title,
-    headline=_headline,
+    headline=lambda run: words.sentences(
+        _cell_rows(run), least=_least_effect(run), means=run.provenance.get("means", ())
+    ),
     figures=tuple(drawn for which in range(4) for drawn in _effect_figures(which)),
     tables=(
         Listed(key="cell-table", title="Strongest cells", make=_cell_table),

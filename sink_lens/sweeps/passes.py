@@ -1,6 +1,5 @@
 """Count the passes of a sweep: the share of layers and positions that each cell runs, without torch."""
 
-from ..edits.named_edits import EditSpec
 from ..estimate import Pass, Passes, Sizes, bytes_of_forward
 from ..models.header import check_fits
 from ..models.sites import SITES
@@ -30,7 +29,10 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
     last = header.n_layers - 1 if unembeds else max(layer for layer in read if layer is not None)
     specs, drawn = config.grid.specs(header, n_positions=n_positions)
     every = {spec.identity: spec for spec in (*specs, *drawn)}.values()
-    runs = [max(0, last + 1 - _first_edited_layer(spec, n_layers=header.n_layers)) for spec in every]
+    begins = [  # the first layer that an edit changes; none of a site behind all layers
+        min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else header.n_layers for spec in every
+    ]
+    runs = [max(0, last + 1 - first) for first in begins]
     made = float(_BESIDE)
     for spec, run in zip(every, runs, strict=True):
         weights = run / header.n_layers * header.n_body + unembeds * header.n_vocab
@@ -49,8 +51,3 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
             "passes, one cell at a time": f"{len(every) + 1:,}",
         },
     )
-
-
-def _first_edited_layer(spec: EditSpec, *, n_layers: int) -> int:
-    """First layer that an edit changes, of a model with ``n_layers``; that number for a site behind all layers."""
-    return min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else n_layers

@@ -405,9 +405,7 @@ def link_rows(run: Run) -> list[LinkRow]:
         "criterion",
         "verdict",
     )
-    table = judged_links(run, columns=columns)
-    wanted = [*columns, *(name for name in ("is_primary", "measured", *QUESTIONS) if name in table.columns)]
-    rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
+    rows: list[Any] = judged_links(run, columns=columns).to_dict("records")
     known = {link.name: link for link in named_links(run)}
     effects, frames = _intervention_texts(run), tables(run)
     shown = []
@@ -475,12 +473,14 @@ def _rows_of_link(
     for statistic in dict.fromkeys(row["statistic"] for row in rows):
         of = [row for row in rows if row["statistic"] == statistic]
         first, primary = of[0], not shown
+        is_share = str(statistic).endswith("_share")
         nulls = [
             (name_in_words(_safe_text(row["null_name"])), number(row["null_value"]))
             for row in of
-            if _is_null_shown(row)
+            if not (is_share and abs(row["null_value"]) > 1)  # no null of a share is over 1
         ]
-        criterion, decided = _plain_words(_safe_text(first["criterion"])), _safe_text(first["verdict"])
+        criterion, decided = _safe_text(first["criterion"]), _safe_text(first["verdict"])
+        criterion = re.sub(r"\b\w+_\w+\b", lambda found: name_in_words(found[0]), criterion)
         shown.append(
             LinkRow(
                 link=visible(name),
@@ -505,16 +505,6 @@ def _rows_of_link(
             )
         )
     return shown
-
-
-def _plain_words(text: str) -> str:
-    """The sentence with its code names in plain words: ``s2_ratio`` becomes "S2 ratio"."""
-    return re.sub(r"\b\w+_\w+\b", lambda found: name_in_words(found[0]), text)
-
-
-def _is_null_shown(row: Mapping[str, Any]) -> bool:
-    """Check whether to show a null beside its statistic: not if the statistic is a share and the null is over 1."""
-    return not (str(row["statistic"]).endswith("_share") and abs(row["null_value"]) > 1)
 
 
 def _safe_text(value: Any) -> str:

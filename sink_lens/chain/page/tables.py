@@ -184,17 +184,6 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(table, heads)
 
 
-def _has_makers(run: Run) -> bool:
-    """Check whether sets of makers were ablated."""
-    table = run.optional("maker_sets", columns=["set"])
-    return table is not None and len(table) > 0
-
-
-def _has_paths(run: Run) -> bool:
-    """Check whether paths were measured, on a model with a sink."""
-    return "paths" in run.tables and has_interventions(run)
-
-
 def has_interventions(run: Run) -> bool:
     """Check whether interventions were asked for, and there is a sink to remove."""
     links = run.optional("links", columns=["verdict"])
@@ -240,9 +229,19 @@ def _statistic_table(run: Run) -> tuple[str, PageTable]:
 
 
 TABLES = (
-    Listed(key="maker-table", title="The makers of the sink", make=_maker_table, when=_has_makers),
+    Listed(
+        key="maker-table",
+        title="The makers of the sink",
+        make=_maker_table,
+        when=lambda run: "maker_sets" in run.tables and len(run.tables["maker_sets"]) > 0,
+    ),
     Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=has_interventions),
-    Listed(key="path-table", title="Paths of the sink", make=_path_table, when=_has_paths),
+    Listed(
+        key="path-table",
+        title="Paths of the sink",
+        make=_path_table,
+        when=lambda run: "paths" in run.tables and has_interventions(run),
+    ),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=has_interventions),
     Listed(key="beside-table", title="Further statistics of the links", make=_statistic_table),
     Listed(key="super-table", title="Super neurons", make=_super_neuron_table),

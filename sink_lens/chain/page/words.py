@@ -110,7 +110,13 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
         found.append(Phrase(key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)))
     if "links" in tables and not len(tables.get("effects", ())):
         return [*found, Phrase(key="untested", text="What makes it was not tested", rows=("effects: no rows",))]
-    return [*found, *_carrier_phrases(tables), *_maker_phrases(tables), *_no_part_phrases(tables)]
+    answers = answers_by_link(tables)
+    idle = [
+        words.no_part
+        for link, words in WORDS.items()
+        if words.no_part is not None and all(answers.get(link, {}).get(name) == "no" for name in BOTH)
+    ]
+    return [*found, *_carrier_phrases(tables), *_maker_phrases(tables), *idle]
 
 
 def _maker_phrases(tables: Tables) -> list[Phrase]:
@@ -181,16 +187,6 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
             more = words.named_without(tables)
         found += [] if more is None else [more]
     return found
-
-
-def _no_part_phrases(tables: Tables) -> list[Phrase]:
-    """A phrase on the links that play no part, those of which both answers are no; none if there are none."""
-    answers = answers_by_link(tables)
-    return [
-        words.no_part
-        for link, words in WORDS.items()
-        if words.no_part is not None and all(answers.get(link, {}).get(name) == "no" for name in BOTH)
-    ]
 
 
 def remarks(tables: Tables, link: str) -> list[str]:
