@@ -24,7 +24,7 @@ def amplification_curve(
     an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control. There are no rows where no
     layer with attention comes before the growth.
     """
-    layers, reads, rng = setting.early_layers, setting.next_layers, np.random.default_rng(setting.seed)
+    layers, reads, rng = setting.early_layers, setting.next_layers, np.random.default_rng(setting.config.seed)
     columns = column_names("trace", "amplification")
     if not layers:
         return pd.DataFrame(columns=columns)

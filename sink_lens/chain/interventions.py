@@ -60,7 +60,7 @@ def effect_table(
     trial = Trial(setting=setting, generator=setting.generator(), means=means, curve=curve)
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
     asked = {"uniform": setting.uniform_mass(), "masked": _loss_without_sink(setting)}
-    rng = np.random.default_rng(setting.seed)
+    rng = np.random.default_rng(setting.config.seed)
     tested = [link for link in links if link.name in {name for name, _ in found}]
     says = {link.name: f"testing link {at} of {len(tested)}: {link.target}" for at, link in enumerate(tested, start=1)}
     rows = []

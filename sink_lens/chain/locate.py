@@ -100,10 +100,6 @@ class Location:
         """The layers whose aggregated values feed the growth; see ``feeding_layers``."""
         return feeding_layers(self.growth_layers, attention=attention)
 
-    def step_of(self, layer: int) -> GrowthStep:
-        """The growth step that a layer belongs to."""
-        return next(step for step in self.steps if layer in step.layers)
-
     def entering(self, layer: int) -> tuple[int, ...]:
         """Outlier dimensions of the stream that a layer reads."""
         return self.outliers.get(layer - 1, ())

@@ -99,7 +99,7 @@ def choose_target(setting: Setting, *, lacks_sink: bool) -> Target | None:
     """Choose the quantity whose makers are searched: the sink, else sink logits or outlier dimensions, else none."""
     if not lacks_sink:
         return "sink"
-    if setting.lens.family.sink_logit and bool((setting.null_mass > setting.threshold).any()):
+    if setting.lens.family.sink_logit and bool((setting.null_mass > setting.config.threshold).any()):
         return "sink logit"
     return "outlier dimensions" if setting.location.outliers else None
 
@@ -350,7 +350,7 @@ def _target_layers(setting: Setting, target: Target) -> list[int]:
     if target == "outlier dimensions":
         return [layer for layer in sorted(setting.location.outliers) if layer >= 0] or [0]
     if target == "sink logit":
-        return (setting.null_mass > setting.threshold).any(1).nonzero().flatten().tolist()
+        return (setting.null_mass > setting.config.threshold).any(1).nonzero().flatten().tolist()
     return list(setting.sink_layers)
 
 
@@ -415,7 +415,7 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
 def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
     """The table ``maker_sets``, with random sets as controls."""
     target, generator = found.target, setting.generator()
-    rng = np.random.default_rng(setting.seed)
+    rng = np.random.default_rng(setting.config.seed)
     (baseline,) = _run_ablations(setting, [[]], target=target, loss=True)
     few = setting.of_controls
     (baseline_of_few,) = _run_ablations(setting, [[]], target=target, loss=True, of=few)
@@ -459,7 +459,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
         (run,) = _run_ablations(setting, [parts], target=target, loss=True)
         done[frozenset(parts)] = name, run
         own = row(parts, name, "", run)
-        drawn = [_matched_parts(setting, parts, generator) for _ in range(min(setting.n_controls, FEW_CONTROLS))]
+        drawn = [_matched_parts(setting, parts, generator) for _ in range(min(setting.config.controls, FEW_CONTROLS))]
         drawn = [some for some in drawn if some]
         runs = _run_ablations(setting, drawn, target=target, loss=True, of=few)
         controls = [row(some, RANDOM, name, one) for some, one in zip(drawn, runs, strict=True)]

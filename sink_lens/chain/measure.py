@@ -43,8 +43,6 @@ class Panel:
     """What was found in the panel; its sink positions are among those."""
     positions: Int[Tensor, " position"]
     """The sampled positions."""
-    rows: Int[Tensor, " row"]
-    """The sampled query positions."""
     s1: dict[tuple[str, int], Float[Tensor, " position"]]
     """(site, layer) -> standard deviation over sequences, mean over the values (S1)."""
     shortest: int
@@ -152,7 +150,6 @@ def scout(
     sink rates, which come first; where the position is given, none are read.
     """
     few = tokens[:_SCOUTS].cut(max(_SCOUT_LENGTH, (position or 0) + 1))
-    rows = sampled_queries(few.n_positions)
     shortest = min(few.n_positions, int(tokens.lengths.min()))
     found: tuple[int, ...] = () if position is None else (position,)
     if position is None:
@@ -169,7 +166,7 @@ def scout(
     typical = r.typical_readings(sinks, positions=sites)
     streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical])
     nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
-    at = {"positions": sites, "rows": rows, "shortest": shortest, "lasting": lens.lasting}
+    at = {"positions": sites, "shortest": shortest, "lasting": lens.lasting}
     panel = Panel(streamed=streamed, sink_positions=sinks, location=nothing, s1={}, **at)
     return refind(panel, config=config, forced=forced)
 
@@ -249,14 +246,12 @@ def measure(
         progress=label is not None,
         label=label or "",
     )
-    s1 = {place: moment.std().float().mean(-1) for place, moment in moments.items()}
     panel = Panel(
         streamed=streamed,
         sink_positions=sinks,
         location=Location(sink_positions=sinks, sink_found=False, steps=(), outliers={}),
         positions=positions,
-        rows=rows,
-        s1=s1,
+        s1={place: moment.std().float().mean(-1) for place, moment in moments.items()},
         shortest=int(tokens.lengths.min()),
         lasting=lens.lasting,
     )

@@ -74,8 +74,7 @@ def split_layers(
     """
     splits = []
     rows = slice(None) if chosen is None else list(chosen)
-    for layer in panel.location.growth_layers:
-        step = panel.location.step_of(layer)
+    for layer, step in ((layer, one) for one in panel.location.steps for layer in one.layers):
         weights = mlp_weights(lens, layer=layer)
         for position in panel.location.sink_positions:
             index = panel.sink_positions.index(position)
@@ -87,6 +86,7 @@ def split_layers(
                 site: by * panel.at(f"{site}_at_sinks", layer)[:, index, step.dimension] for site in lens.adding(layer)
             }
             output, change = added["mlp_out"], torch.stack([*added.values()]).sum(0)
+            share = measures.contribution_share(terms[rows], change=change[rows])
             splits.append(
                 LayerSplit(
                     layer=layer,
@@ -95,9 +95,7 @@ def split_layers(
                     terms=terms,
                     change=change,
                     error=float(((terms.sum(1) + bias - output).abs() / change.abs().clamp(min=1e-6)).max()),
-                    is_super=measures.super_neurons(
-                        measures.contribution_share(terms[rows], change=change[rows]), share=super_share
-                    ),
+                    is_super=measures.super_neurons(share, share=super_share),
                 )
             )
     return splits
@@ -117,8 +115,11 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
         activations = panel.at("neurons_at_sinks", layer)[:, index]
         spike = measures.spike_ratio(activations, elsewhere=panel.at("neurons_elsewhere", layer))
         n_neurons = activations.shape[1]
-        up_rank = measures.norm_rank(measures.row_norms(weights.w_up)).cpu()
-        gate_rank = None if weights.w_gate is None else measures.norm_rank(measures.row_norms(weights.w_gate)).cpu()
+        ranks = [
+            [pd.NA] * n_neurons if weight is None else measures.norm_rank(measures.row_norms(weight)).cpu().numpy()
+            for weight in (weights.w_gate, weights.w_up)
+        ]
+        gate_rank, up_rank = (pd.array(rank, dtype="Int64") for rank in ranks)
         expert = {} if lens.d_expert is None else {"expert": np.arange(n_neurons) // lens.d_expert}
         frames.append(
             pd.DataFrame(
@@ -132,10 +133,8 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
                     "contribution": split.terms.mean(0).numpy(),
                     "contribution_share": measures.contribution_share(split.terms, change=split.change).numpy(),
                     "outlier_dimension": split.step.dimension,
-                    "gate_norm_rank": pd.array(
-                        [pd.NA] * n_neurons if gate_rank is None else gate_rank.numpy(), dtype="Int64"
-                    ),
-                    "up_norm_rank": pd.array(up_rank.numpy(), dtype="Int64"),
+                    "gate_norm_rank": gate_rank,
+                    "up_norm_rank": up_rank,
                     "column_kurtosis": measures.column_kurtosis(weights.w_down).cpu().numpy(),
                     "top_dimension": weights.w_down.abs().argmax(0).cpu().numpy(),
                     "is_super": super_neurons(splits, layer=layer).numpy(),

@@ -230,7 +230,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     reads = {ALL_STEPS: list(everything)}
     reads |= {number: layers for number, layers in lanes.items() if layers and len(lanes) > 1}
     paths = list(paths_between(setting, groups=groups, lanes=lanes))
-    rng, generator = np.random.default_rng(setting.seed), setting.generator()
+    rng, generator = np.random.default_rng(setting.config.seed), setting.generator()
     whole, few = short.baseline, short.of_controls
     edits = [writings.cut(path) for path in paths]
     found = short.runs(edits, layers=everything, quiet=True, label="paths" if progress else None)
@@ -324,7 +324,7 @@ def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int
 
 def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) -> tuple[str, list[Path]]:
     """(name of the controls, control paths) of a path: its neurons or dimensions drawn at random from the others."""
-    draws = range(min(setting.n_controls, PATH_CONTROLS))
+    draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
         size = setting.lens.d_model
         drawn = {

@@ -364,7 +364,7 @@ def _sink_logit_table(setting: Setting) -> pd.DataFrame:
     The screen ``integrated`` is that mass over the largest; the other screens are 0.
     """
     null = setting.null_mass  # layer, head
-    layers, heads = (null > setting.threshold).nonzero(as_tuple=True)
+    layers, heads = (null > setting.config.threshold).nonzero(as_tuple=True)
     table = pd.DataFrame({"kind": "sink logit", "layer": layers.numpy(), "unit": heads.numpy()})
     values = null[layers, heads].double().numpy()
     for name in SCREENS:

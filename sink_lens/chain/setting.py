@@ -35,8 +35,8 @@ from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
 from ..models.sites import sites_of
 from ..progress import tqdm
-from ..schema import ALL_STEPS, LEAST_SINK, SINK_THRESHOLD
-from .config import CONTROL_SEQUENCES, TraceConfig
+from ..schema import ALL_STEPS, LEAST_SINK
+from .config import TraceConfig
 from .locate import GrowthStep, Location
 from .readings import OTHERS_FROM, evenly_spaced
 
@@ -66,11 +66,6 @@ class Segment:
     """Those with attention, in which a sink can be read."""
     every: tuple[int, ...] = ()
     """All of them."""
-
-    @property
-    def growth_layers(self) -> tuple[int, ...]:
-        """The layers of its growth steps."""
-        return tuple(layer for step in self.steps for layer in step.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +109,10 @@ class Setting:
     baseline_run: BaselineRun = field(repr=False)
     """The baseline run, with its loss and the stream after every layer, as interventions continue it."""
     segments: tuple[Segment, ...]
-    seed: int
-    n_controls: int
-    """Draws of every random control that decides an answer."""
+    config: TraceConfig
+    """The question: its seed, threshold, and numbers of controls and of their sequences are used."""
     averaged: Averaged = field(repr=False)
     """The tokens that mean ablation takes its mean over."""
-    control_sequences: int = CONTROL_SEQUENCES
-    """Most sequences for controls."""
-    threshold: float = SINK_THRESHOLD
-    """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     """Layer -> mask of its super neurons, and of the neurons that the screen and its ablations found."""
     makers: tuple[Maker, ...] = ()
@@ -208,17 +198,17 @@ class Setting:
         return torch.stack(found).nanmean(1)
 
     def generator(self) -> torch.Generator:
-        """A new random generator for the controls, seeded by ``seed``: each call gives the same draws."""
-        return torch.Generator().manual_seed(self.seed)
+        """A new random generator for the controls, seeded alike: each call gives the same draws."""
+        return torch.Generator().manual_seed(self.config.seed)
 
     def control_positions(self, position: int) -> list[int]:
-        """At most ``n_controls`` evenly spaced positions, neither sink nor target, after ``position`` if possible."""
+        """At most ``config.controls`` spaced positions, neither sink nor target, after ``position`` if possible."""
         length = self.tokens.n_positions
         taken = {*self.location.sink_positions, self.target_position}
         free = [p for p in range(position + 1, length - 1) if p not in taken]
-        if len(free) < self.n_controls:
+        if len(free) < self.config.controls:
             free = [p for p in range(1, length - 1) if p not in taken]
-        return evenly_spaced(free, self.n_controls)
+        return evenly_spaced(free, self.config.controls)
 
     def run(self, edits: Sequence[Edit], **how: Any) -> Outcome:
         """Outcome of one run under edits; ``how`` are the options of ``runs``."""
@@ -258,7 +248,7 @@ class Setting:
     @cached_property
     def of_controls(self) -> BaselineRun:
         """The baseline run cut to the sequences on which random controls are run."""
-        return self.baseline_run.fewer(self.control_sequences)
+        return self.baseline_run.fewer(self.config.control_sequences)
 
     def reading(self, positions: Sequence[int]) -> BaselineRun:
         """The baseline run that reads attention to these positions; the stored one if it reads just these."""
@@ -329,8 +319,8 @@ class Setting:
         drawn = {}
         for layer, units in chosen.items():
             n = self.lens.n_neurons(layer) if site == "neurons" else self.lens.d_model
-            drawn[layer] = [random_others(units, n=n, generator=generator) for _ in range(self.n_controls)]
-        return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.n_controls)]
+            drawn[layer] = [random_others(units, n=n, generator=generator) for _ in range(self.config.controls)]
+        return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)]
 
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
@@ -380,11 +370,8 @@ def setting_of(
         target_position=target,
         baseline_run=make_checked_run(lens, few, cells, metrics, needs=needs),
         segments=segments(location, n_layers=lens.n_layers, attention=lens.attention_layers),
-        seed=config.seed,
-        n_controls=config.controls,
-        control_sequences=config.control_sequences,
+        config=config,
         averaged=tokens_to_average(lens, few, "mean_ordinary", sinks=sinks),
-        threshold=config.threshold,
         super_neurons=super_neurons or {},
         makers=tuple(makers),
     )

@@ -103,7 +103,8 @@ def _row(
     """A row of ``summary``: attention to target and sink position and loss, with and without the edits; the outcome."""
     assert baseline.loss is not None  # both were asked for it
     assert edited.loss is not None
-    loss = paired_difference(edited.loss.numpy(), baseline.loss.numpy(), generator=np.random.default_rng(setting.seed))
+    rng = np.random.default_rng(setting.config.seed)
+    loss = paired_difference(edited.loss.numpy(), baseline.loss.numpy(), generator=rng)
     at = {"target_position": target_position, "sink_position": setting.sink_position}
     return {
         "read_layers": span(reads),

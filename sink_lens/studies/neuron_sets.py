@@ -84,7 +84,7 @@ def find_sets(setting: Setting, *, progress: bool = False) -> tuple[list[Found],
             f"{setting.lens.name} has no growth step on these tokens, so there are no layers to look for neurons in; "
             "lower growth_factor, or use other tokens"
         )
-    rng = np.random.default_rng(setting.seed)
+    rng = np.random.default_rng(setting.config.seed)
     found, rows = [], []
     with tqdm(desc="ablating sets", unit="run", disable=not progress, leave=False) as bar:
         for segment in steps:
@@ -173,7 +173,7 @@ def _set_rows(setting: Setting, found: Found, *, rng: np.random.Generator) -> It
         for neuron in chosen:
             yield row("leave one out", [one for one in chosen if one != neuron], loss=False, **usual)
     generator = setting.generator()
-    for _ in range(setting.n_controls):
+    for _ in range(setting.config.controls):
         drawn = [
             (layer, unit)
             for layer, units in _by_layer(chosen).items()
@@ -244,7 +244,7 @@ def _of_same_ranks(setting: Setting, found: Found, generator: torch.Generator) -
         return
     setting.tensors("neurons", layers=outside)  # all in one pass
     order = {layer: rank_neurons(setting, layers=[layer], step=step) for layer in outside}
-    for _ in range(setting.n_controls):
+    for _ in range(setting.config.controls):
         drawn: dict[Neuron, None] = {}
         for neuron in found.neurons:
             layer = outside[int(torch.randint(len(outside), (), generator=generator))]

@@ -135,7 +135,6 @@ def test_find_names_the_step_and_the_dimension_after_it():
 def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_quarter():
     location = Location(sink_positions=(0,), sink_found=True, steps=(step(1, 2), step(5, 5)), outliers={})
     assert location.feeding(range(8)) == (0, 1)
-    assert location.step_of(2) is location.steps[0]
     nothing = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
     assert nothing.feeding(range(8)) == (0, 1)
     assert nothing.feeding(range(2)) == (0,)

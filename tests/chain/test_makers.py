@@ -92,7 +92,8 @@ def test_sets_are_tested_on_other_sequences_beside_random_sets_of_their_size_wit
 
 def test_what_sink_logits_take_is_summed_in_float32_in_a_model_of_half_precision():
     pattern = torch.tensor([0.25, 0.25, 2**-10], dtype=torch.bfloat16).expand(2, 1, 3, 3)  # their sum rounds to 0.5
-    setting = SimpleNamespace(null_mass=torch.eye(5)[4][:, None], threshold=0.3)  # layer 4 alone has a sink logit
+    config = SimpleNamespace(threshold=0.3)
+    setting = SimpleNamespace(null_mass=torch.eye(5)[4][:, None], config=config)  # layer 4 alone has a sink logit
     found = makers._target_size(setting, SimpleNamespace(tensors={("pattern", 4): pattern}), "sink logit")
     assert found.numpy().tolist() == [0.5 - 2**-10] * 2
 

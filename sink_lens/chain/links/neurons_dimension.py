@@ -167,7 +167,7 @@ def ablate_direction(setting: Setting, *, generator: torch.Generator) -> list[In
         return x * (removed(x, spans[at.layer], at.layer).norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[..., None]
 
     controls = []
-    for _ in range(setting.n_controls):
+    for _ in range(setting.config.controls):
         drawn = {at: torch.randn(one.shape, generator=generator, dtype=torch.float32) for at, one in spans.items()}
         controls.append((edit_of({at: torch.linalg.qr(one)[0] for at, one in drawn.items()}, "random span"),))
     beside = {"position": setting.sink_position, "reads": setting.sink_layers, "is_primary": False}

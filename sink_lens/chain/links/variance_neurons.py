@@ -82,7 +82,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
 def _freeze_neurons(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
     """Freeze the super neurons of a growth step, or of all steps, against other neurons of the same layers."""
     known = setting.super_neurons
-    layers = known if segment.number == ALL_STEPS else segment.growth_layers  # makers may stand in other layers
+    grown = [layer for step in segment.steps for layer in step.layers]
+    layers = known if segment.number == ALL_STEPS else grown  # makers may stand in other layers
     masks = {layer: known[layer] for layer in layers if layer in known}
     return _freeze_masks(setting, masks, position=position, generator=generator)
 

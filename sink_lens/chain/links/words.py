@@ -106,7 +106,8 @@ def _dimensions_text(tables: Tables) -> str:
     if table is None or effects is None:
         return ""
     read = effects.loc[effects["link"].eq("dimension_key"), "read_layers"]
-    layers = [layer - 1 for layer in _layer_numbers(str(read.iloc[0]))] if len(read) else []
+    ends = [part.split("-") for part in str(read.iloc[0]).split(",") if part] if len(read) else []  # as in 1-2,11
+    layers = [layer - 1 for part in ends for layer in range(int(part[0]), int(part[-1]) + 1)]
     position = effects["position"].loc[read.index[0]] if len(read) and "position" in effects.columns else None
     here = table["is_outlier"].eq(True) & table["layer"].isin(layers) & table["sink_position"].eq(position)
     names = sorted({int(one) for one in table.loc[here, "dimension"]})
@@ -115,28 +116,12 @@ def _dimensions_text(tables: Tables) -> str:
     return f"dimension {names[0]}" if len(names) == 1 else f"{len(names)} outlier dimensions"
 
 
-def _layer_numbers(text: str) -> list[int]:
-    """The numbers of the layers that a text such as ``1-2,11`` lists."""
-    ends = [part.split("-") for part in text.split(",") if part]
-    return [layer for part in ends for layer in range(int(part[0]), int(part[-1]) + 1)]
-
-
 def cancels_bias(tables: Tables) -> bool:
     """Check whether the outlier dimensions point against the keys' bias, and leave the sink's key short."""
     rows = statistics_by_name(tables, "dimension_key")
     if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
         return False
     return rows["bias_cancelled"]["ci_low"] > CANCELS and rows["key_norm_ratio"]["ci_high"] < CANCELS
-
-
-def is_carried_by_direction(tables: Tables) -> bool:
-    """Check that the span of what the makers write carries the sink beyond random spans and beyond its norm alone."""
-    rows = interventions_by_name(tables)
-    if not {SPAN, RESCALED} <= set(rows):
-        return False
-    span, norm = rows[SPAN], rows[RESCALED]
-    least = float(span["ci_low"])
-    return least > INTERVENTION_FLOOR and least > float(span["control_largest"]) and least > float(norm["ci_high"])
 
 
 def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
@@ -148,8 +133,15 @@ def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
 
 
 def _direction_phrase(tables: Tables) -> Phrase | None:
-    """Say that a direction carries the sink, if dimensions stand out and were shown not to."""
-    if not is_carried_by_direction(tables) or not _dimensions_text(tables):
+    """Say that a direction carries the sink, if dimensions stand out and were shown not to.
+
+    The span of what the makers write must carry it beyond random spans and beyond its norm alone.
+    """
+    made = interventions_by_name(tables)
+    if not {SPAN, RESCALED} <= set(made) or not _dimensions_text(tables):
+        return None
+    beyond = (INTERVENTION_FLOOR, float(made[SPAN]["control_largest"]), float(made[RESCALED]["ci_high"]))
+    if not all(float(made[SPAN]["ci_low"]) > one for one in beyond):
         return None
     rows = (
         f"effects: {SPAN}, its controls, and {RESCALED}",
