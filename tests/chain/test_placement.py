@@ -22,8 +22,8 @@ from sink_lens.schema import column_names
 
 @pytest.fixture(scope="module")
 def table_of(planted_at):
-    """The builder of the planted model's table, with its sink and without."""
-    return functools.cache(lambda sink=True: placement_table(planted_at(sink=sink).setting))
+    """The builder of the planted model's table."""
+    return functools.cache(lambda: placement_table(planted_at().setting))
 
 
 def cells(*sinks):
@@ -131,12 +131,6 @@ def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at
     assert cell["ordinary_mass"] == pytest.approx(float(torch.stack(masses).mean()))
     norms = found.state.norm(dim=-1)
     assert cell["norm_ratio"] == pytest.approx(float((norms[..., 0] / norms[..., 1:].median(-1).values).mean(1).max()))
-
-
-def test_nothing_planted_is_no_sink(table_of):
-    table = table_of(sink=False)
-    assert not table["is_sink"].any()
-    assert binding_kind(table) == "no sink"
 
 
 def test_a_typed_in_bos_is_no_ordinary_token(planted_at, config):

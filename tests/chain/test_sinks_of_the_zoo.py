@@ -121,14 +121,6 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
         assert first["ci_low"] > 1.25
 
 
-def test_with_a_sink_every_link_is_judged(tmp_path):
-    _, result = traced("bos_neuron", tmp_path / "run", config=FEW)
-    assert result.location.sink_found
-    assert "not applicable" not in set(result.links["verdict"])
-    assert len(result.tables["mediation"])
-    assert (result.tables["effects"]["uniform_sink_mass"] < result.tables["effects"]["baseline_sink_mass"]).all()
-
-
 # --- attention that is no softmax over all earlier keys
 
 

@@ -274,15 +274,9 @@ def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path)
     assert repeated.tables["conditions"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
 
 
-# --- a model by name, and what is recorded
-
-
 def test_the_default_folder_is_named_after_model_and_time():
     assert default_folder("org/My Model.gguf").parent == Path("runs")
     assert default_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
-
-
-# --- interrupted
 
 
 # --- cut
