@@ -88,7 +88,7 @@ def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[in
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)
-    room: list[tuple[int, int, int, int]] = []  # which of its sequence, sequence, position, tokens after it
+    room: list[tuple[int, int, int, int]] = []  # rank in its sequence, sequence, position, tokens after it
     for number, own in by_sequence.items():
         for rank, position in enumerate(own):
             start = own[rank - 1] + 1 if rank else int(batch.bos)

@@ -59,7 +59,15 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     rows = _Rows()
     _attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
     _state_rows(rows, panel)
-    _growth_rows(rows, lens, panel, super_share=config.super_share)
+    growing = panel.location.growth_layers
+    rows.add("growth_steps", len(panel.location.steps), unit="steps")
+    for layer in range(lens.n_layers):
+        rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
+    splits = split_layers(lens, panel, super_share=config.super_share)
+    counts = {layer: int(super_neurons(splits, layer=layer).sum()) for layer in growing}
+    for layer, count in counts.items():
+        rows.add("super_neurons", count, layer=layer, unit="neurons")
+    rows.add("super_neurons", sum(counts.values()), unit="neurons")
     rows.add("loss", panel["loss"].nanmean(), unit="nats")
     return rows.frame()
 
@@ -126,16 +134,3 @@ def _state_rows(rows: _Rows, panel: Panel) -> None:
         rows.by_layer(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
     ratio = panel.norm_ratio().nanmean(1)
     rows.by_layer("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")
-
-
-def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: float) -> None:
-    """Add the rows on growth steps and super neurons, whose share of a layer's change is at least ``super_share``."""
-    growing = panel.location.growth_layers
-    rows.add("growth_steps", len(panel.location.steps), unit="steps")
-    for layer in range(lens.n_layers):
-        rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
-    splits = split_layers(lens, panel, super_share=super_share)
-    counts = {layer: int(super_neurons(splits, layer=layer).sum()) for layer in growing}
-    for layer, count in counts.items():
-        rows.add("super_neurons", count, layer=layer, unit="neurons")
-    rows.add("super_neurons", sum(counts.values()), unit="neurons")

@@ -47,18 +47,8 @@ from .setting import Edits, Setting, bar, mean_mass, random_others, shorten
 
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
-EMBEDDING, ATTENTION, MIXERS, MLPS, INPUTS, SUPER, MAKERS, EVERYTHING, KEY, SINK = (
-    "embedding",
-    "attention",
-    "mixers",
-    "MLPs",
-    "layer inputs",
-    "super neurons",
-    "makers",
-    "everything",
-    "key",
-    "sink",
-)
+EMBEDDING, ATTENTION, MIXERS, MLPS, INPUTS = "embedding", "attention", "mixers", "MLPs", "layer inputs"
+SUPER, MAKERS, EVERYTHING, KEY, SINK = "super neurons", "makers", "everything", "key", "sink"
 """Names of sources and targets."""
 SUBLAYERS = {ATTENTION: "attn_out", MIXERS: "mixer_out", MLPS: "mlp_out", INPUTS: "per_layer_out"}
 """Source -> the site of what it adds, in the layers that have it."""

@@ -203,12 +203,10 @@ class Setting:
 
     def control_positions(self, position: int) -> list[int]:
         """At most ``config.controls`` spaced positions, neither sink nor target, after ``position`` if possible."""
-        length = self.tokens.n_positions
-        taken = {*self.location.sink_positions, self.target_position}
-        free = [p for p in range(position + 1, length - 1) if p not in taken]
-        if len(free) < self.config.controls:
-            free = [p for p in range(1, length - 1) if p not in taken]
-        return evenly_spaced(free, self.config.controls)
+        taken, controls = {*self.location.sink_positions, self.target_position}, self.config.controls
+        free = [p for p in range(1, self.tokens.n_positions - 1) if p not in taken]
+        later = [p for p in free if p > position]
+        return evenly_spaced(later if len(later) >= controls else free, controls)
 
     def run(self, edits: Sequence[Edit], **how: Any) -> Outcome:
         """Outcome of one run under edits; ``how`` are the options of ``runs``."""

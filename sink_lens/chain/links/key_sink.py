@@ -6,7 +6,6 @@ from typing import cast
 import numpy as np
 import torch
 from einops import einsum
-from jaxtyping import Float
 from scipy.optimize import brentq
 from scipy.special import expit
 from torch import Tensor
@@ -48,9 +47,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         sums = keys.cumsum(2)
         if window < n_keys:
             sums = torch.cat([sums[:, :, :window], sums[:, :, window:] - sums[:, :, :-window]], dim=2)
-        seen = _key_logit(query, sums)
-        places = [plan.sink_position, *control_positions(n_keys, key=plan.sink_position, controls=one.controls)]
         grouped = query.unflatten(1, (keys.shape[1], -1))
+        seen = (grouped * sums[:, :, None]).sum(-1).flatten(1, 2)  # of all keys that a query sees
+        places = [plan.sink_position, *control_positions(n_keys, key=plan.sink_position, controls=one.controls)]
         products = einsum(
             grouped,
             keys[:, :, places],
@@ -65,11 +64,6 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
     found = [Reading(name="positive_share", sites=("q", "k"), function=positive_share)]
     return [*found, Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage)]
-
-
-def _key_logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:
-    """Product of each query with the key at its position."""
-    return (query.unflatten(1, (keys.shape[1], -1)) * keys[:, :, None]).sum(-1).flatten(1, 2)
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -105,9 +99,8 @@ def _advantage_floor(config: TraceConfig, length: int) -> float:
 
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate the sink's key, against the keys at other positions."""
-    setting, position = trial.setting, trial.setting.sink_position
-    layers = setting.lens.key_layers(setting.sink_layers)
-    kept = setting.keep_site("k", layers=layers, position=position)
+    setting = trial.setting
+    kept = setting.keep_site("k", layers=setting.lens.key_layers(setting.sink_layers), position=setting.sink_position)
     return [removal(kept, setting=setting, name="mean ablation of the key")]
 
 

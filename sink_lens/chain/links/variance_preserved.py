@@ -111,11 +111,11 @@ def _written_variance(evidence: Evidence, rng: np.random.Generator) -> Statistic
 
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate what the attention writes at the sink, against the same at other positions."""
-    setting, position = trial.setting, trial.setting.sink_position
+    setting = trial.setting
     if not setting.feeding:
         return []
     layers = setting.having("attn_out", range(max(1, min(setting.sink_layers)))) or setting.feeding
-    written = setting.keep_site("attn_out", layers=layers, position=position)
+    written = setting.keep_site("attn_out", layers=layers, position=setting.sink_position)
     return [removal(written, setting=setting, name="mean ablation of attn_out")]
 
 
