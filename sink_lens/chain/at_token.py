@@ -38,7 +38,7 @@ class Occurrences:
     """Occurrences of the token in the given sequences; those with enough room around them became rows."""
 
 
-def at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occurrences:
+def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occurrences:
     """The occurrences of the token that ``config.at`` names.
 
     Raises:

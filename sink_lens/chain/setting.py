@@ -305,14 +305,14 @@ class Setting:
     def keep_beside(self, site: str, chosen: Units, *, position: int, generator: torch.Generator) -> Kept:
         """Mean ablate units at the sink position, or freeze them at another; controls do it to others of the layers."""
         at = {"position": position, "mean": position == self.sink_position}
-        controls = self.others(site, chosen, generator=generator)
+        controls = self.draw_others(site, chosen, generator=generator)
         return Kept(
             edits=self.keep_units(site, chosen, **at),
             controls=tuple(self.keep_units(site, units, **at) for units in controls),
             size=sum(map(len, chosen.values())),
         )
 
-    def others(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
+    def draw_others(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
         """Random units, one draw a control: layer -> as many units of that layer as are chosen, none of them chosen."""
         drawn = {}
         for layer, units in chosen.items():

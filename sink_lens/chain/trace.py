@@ -36,7 +36,7 @@ from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_folder, read_run
 from ..text import size_text
 from . import summary, tables
-from .at_token import Occurrences, at_token
+from .at_token import Occurrences, cut_at_token
 from .config import EVERY_INTERVENTION, TraceConfig
 from .evidence import Evidence, gather_evidence
 from .inputs import (
@@ -156,7 +156,7 @@ def trace(
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
     other = None if sequences is not None or config.at is not None else other_bos_condition(lens, batch, config=config)
-    there = None if config.at is None else at_token(lens, batch, config=config)
+    there = None if config.at is None else cut_at_token(lens, batch, config=config)
     batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
     if config.target_position is not None:
@@ -237,7 +237,7 @@ class _Asked:
     links: Sequence[Link]
     progress: bool
 
-    def measured(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
+    def measure(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
         """Measure some sequences, with the readings of all links; ``how`` goes to ``scout_and_measure``."""
         own, shown = [link.readings for link in self.links], label if self.progress else None
         return scout_and_measure(self.lens, batch, **{"config": self.config, "own": own, "label": shown} | how)
@@ -292,19 +292,19 @@ def _locate_and_measure(asked: _Asked) -> summary.Located:
             _LOG.info("%s", said)
             answered.append(place)
 
-    panel = asked.measured(batch, position=given, tell=answer)
+    panel = asked.measure(batch, position=given, tell=answer)
     at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
     moved = align_sinks(batch, panel["rate_by_key"], **at) if there is None else None
     if moved is not None:
         batch = moved
-        panel = asked.measured(batch, label="measuring, aligned")
+        panel = asked.measure(batch, label="measuring, aligned")
     answer(panel["rate_by_key"][..., : panel.shortest])
     compared = panel.location.sink_found and moved is None and there is None
     others = sinks_elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if compared else {}
     n_asked = batch.n_sequences
     if others:  # what makes a sink at the studied position is asked where it is one
         batch = batch[[number for number in range(n_asked) if number not in others]]
-        panel = asked.measured(batch, label="measuring where the sink is")
+        panel = asked.measure(batch, label="measuring where the sink is")
     n_with_other = batch.n_sequences
     batch, panel = _keep_sequences_with_sink(asked, batch, panel)
     about = {"elsewhere": tuple(others.values()), "lacking": n_with_other - batch.n_sequences, "n_asked": n_asked}
@@ -327,9 +327,9 @@ def _keep_sequences_with_sink(asked: _Asked, batch: TokenBatch, panel: Panel) ->
         return batch, panel
     some = batch[having]
     label = "measuring where there is a sink"
-    found = asked.measured(some, label=label, position=given)
+    found = asked.measure(some, label=label, position=given)
     if found.location.sink_position != position:
-        found = asked.measured(some, label=label, position=position)
+        found = asked.measure(some, label=label, position=position)
     return (some, found) if found.location.sink_found else (batch, panel)
 
 
@@ -399,7 +399,7 @@ def _condition_table(asked: _Asked, located: summary.Located) -> pd.DataFrame:
     rows = [tables.condition_row(located.panel, condition=name, chosen=True, config=config)]
     if other is not None:
         name = names[other.bos]
-        of_other = asked.measured(other, label=f"{name} BOS", own=(), only=CONDITION_READINGS)
+        of_other = asked.measure(other, label=f"{name} BOS", own=(), only=CONDITION_READINGS)
         rows.append(tables.condition_row(of_other, condition=name, chosen=False, config=config))
     return pd.DataFrame(rows)
 

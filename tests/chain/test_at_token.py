@@ -8,7 +8,7 @@ import torch
 from lenses import lens_of, speaking
 
 from analyses.zoo import build
-from sink_lens.chain.at_token import at_token, token_ids
+from sink_lens.chain.at_token import cut_at_token, token_ids
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
@@ -39,7 +39,7 @@ def asked(**changes):
 def test_a_row_has_one_occurrence_and_it_stands_at_one_position():
     zoo, lens = delimited()
     token = zoo.delimiters[0]
-    found = at_token(lens, drawn(), config=asked(at=str(token)))
+    found = cut_at_token(lens, drawn(), config=asked(at=str(token)))
     assert (found.ids, found.position) == ((token,), 8)
     assert found.found == int((drawn().tokens == token).sum())
     rows = found.tokens.tokens
@@ -54,7 +54,7 @@ def test_bos_stays_in_front():
     ids = drawn().tokens.clone()
     ids[:, 0] = 1
     batch = dataclasses.replace(drawn(), tokens=ids, bos=True, bos_condition="with")
-    found = at_token(lens, batch, config=asked(at=str(zoo.delimiters[0])))
+    found = cut_at_token(lens, batch, config=asked(at=str(zoo.delimiters[0])))
     assert found.position == 9
     assert (found.tokens.tokens[:, 0] == 1).all()
     assert (found.tokens.tokens[:, 9] == zoo.delimiters[0]).all()
@@ -120,4 +120,4 @@ def test_what_cannot_be_traced_is_refused(at, text):
     lens = speaking("llama")
     ids = torch.randint(3, 290, (48, 40), generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match=text):
-        at_token(lens, from_tensor(ids), config=asked(at=at, min_sink_rate=0.9))
+        cut_at_token(lens, from_tensor(ids), config=asked(at=at, min_sink_rate=0.9))

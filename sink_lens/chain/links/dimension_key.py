@@ -203,7 +203,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)
 
-    drawn = setting.others("attn_in", entering, generator=trial.generator)
+    drawn = setting.draw_others("attn_in", entering, generator=trial.generator)
     reads = tuple(layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in entering)
     rest = edit_of(entering, ALL_BUT, but=True)
     return [

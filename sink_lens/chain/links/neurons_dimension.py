@@ -108,7 +108,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 for layer, units in supers.items()
             )
 
-        controls = setting.others("resid_post", chosen, generator=generator)
+        controls = setting.draw_others("resid_post", chosen, generator=generator)
         name = "entries of down_proj to the outlier dimensions x 0"
         found.append(Intervention(name=name, edits=entries(chosen), controls=tuple(map(entries, controls)), **at_sink))
     if by_layer:
