@@ -41,7 +41,7 @@ class TokenBatch:
     """True if the first token of every sequence is BOS."""
     bos_condition: BosCondition
     """The requested BOS condition: "auto", "with" or "without"."""
-    seed: int | None
+    seed: int | None = None
     """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
 
     @staticmethod
@@ -75,10 +75,9 @@ class TokenBatch:
                 an argument is out of range.
         """
         _check_size(sequences, length)
-        first = bos_ids(tokenizer, bos)
+        size = {"sequences": sequences, "length": length, "bos": bos}
         ids = text_ids(text, tokenizer)
-        tokens = _cut_ids(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
-        return _batch_without_padding(tokens, source=f"text:{name}", first=first, bos_condition=bos)
+        return _cut_batch(ids, tokenizer, what=f"the text '{name}'", source=f"text:{name}", **size)
 
     @staticmethod
     @checked
@@ -101,7 +100,6 @@ class TokenBatch:
             source="prompts",
             bos=bool(bos_ids(tokenizer, bos)),
             bos_condition=bos,
-            seed=None,
         )
 
     @staticmethod
@@ -134,8 +132,8 @@ class TokenBatch:
                 is out of range.
         """
         _check_size(sequences, length)
-        first = bos_ids(tokenizer, bos)
-        needed = sequences * (length - len(first))
+        size = {"sequences": sequences, "length": length, "bos": bos}
+        needed = sequences * (length - len(bos_ids(tokenizer, bos)))
         documents: list[str] = []
         ids: list[int] = []
         count = 0
@@ -152,10 +150,7 @@ class TokenBatch:
         else:
             ids = text_ids("\n\n".join(documents), tokenizer)
         name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
-        tokens = _cut_ids(
-            ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'"
-        )
-        return _batch_without_padding(tokens, source=f"dataset:{name}", first=first, bos_condition=bos)
+        return _cut_batch(ids, tokenizer, what=f"the data set '{name}'", source=f"dataset:{name}", **size)
 
     @staticmethod
     @checked
@@ -211,7 +206,6 @@ class TokenBatch:
             source="tensor",
             bos=bos is not None and bool((tokens[:, :1] == bos).all()),
             bos_condition="auto",
-            seed=None,
         )
 
     @staticmethod
@@ -391,16 +385,18 @@ def batch_of(
     return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
 
 
-def _cut_ids(
+def _cut_batch(
     ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
     *,
     sequences: int,
     length: int,
-    first: Sequence[int],
+    bos: BosCondition,
     what: str,
-) -> list[list[int]]:
-    """Pieces of ``length`` tokens spread evenly over N ids: piece i of S begins at floor(i N / S), after ``first``."""
+    source: str,
+) -> TokenBatch:
+    """Sequences of ``length`` tokens spread evenly over N ids: that number i of S begins at floor(i N / S)."""
+    first = bos_ids(tokenizer, bos)
     body = length - len(first)
     if len(ids) < sequences * body:
         fit = len(ids) // body
@@ -409,26 +405,16 @@ def _cut_ids(
             f"{length}{' with BOS' if first else ''} ({fit} would fit). Give more text, fewer sequences or a "
             f"shorter length."
         )
-    rows = []
-    for index in range(sequences):
-        start = index * len(ids) // sequences
-        row = list(ids[start : start + body])
+    starts = [index * len(ids) // sequences for index in range(sequences)]
+    rows = [list(ids[start : start + body]) for start in starts]
+    for index, row in enumerate(rows):
         refuse_own_bos(row, tokenizer, what=f"sequence {index} of {what}")
-        rows.append([*first, *row])
-    return rows
-
-
-def _batch_without_padding(
-    tokens: list[list[int]], *, source: str, first: Sequence[int], bos_condition: BosCondition
-) -> TokenBatch:
-    """Make a batch of sequences of one length, without padding and without a seed."""
     return TokenBatch(
-        tokens=torch.tensor(tokens),
-        lengths=torch.full((len(tokens),), len(tokens[0])),
+        tokens=torch.tensor([[*first, *row] for row in rows]),
+        lengths=torch.full((sequences,), length),
         source=source,
         bos=bool(first),
-        bos_condition=bos_condition,
-        seed=None,
+        bos_condition=bos,
     )
 
 
@@ -582,5 +568,4 @@ def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
 
 
 def _type_and_shape(tensor: Tensor) -> str:
-    """The type and shape of a tensor, for an error."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -165,7 +165,6 @@ def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, 
 
 
 def _base_layer(layer: Any) -> nn.Module:
-    """The original layer that an adapter's layer wraps."""
     return layer.original_module if hasattr(layer, "original_module") else layer.get_base_layer()
 
 

@@ -210,5 +210,4 @@ def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, compone
 
 
 def _project_between_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
-    """Output of a projection, with its input and output passed through the component's two hooks."""
     return component.hook_out(forward(component.hook_in(x)))

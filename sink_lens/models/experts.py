@@ -172,7 +172,6 @@ def mlp_parts(block: Any) -> dict[str, Any]:
 
 
 def _count_neurons(block: Any) -> int:
-    """Number of neurons of an MLP, over all its experts and its dense part."""
     parts = mlp_parts(block)
     dense = parts["dense"].down.weight.shape[1] if "dense" in parts else 0
     return dense + (parts["experts"].num_experts * expert_width(parts["experts"]) if "experts" in parts else 0)

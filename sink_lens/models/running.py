@@ -13,8 +13,6 @@ shows, a metric may look at the model), and ``alone`` keeps those of the pool's 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from itertools import repeat
-from operator import contains, getitem
 from typing import Any
 
 from torch import nn
@@ -106,20 +104,23 @@ def inside_pass(lens: LensModel) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_eval_mode(lens: LensModel) -> Iterator[None]:
-    """Within the block, all modules of both paths are in eval mode and uncompiled; the caller has ``exclusive_use``."""
-    settings, changed = lens.state.unchanged.settings, list[tuple[dict[str, Any], str, Any]]()
-    if any(map(getitem, settings, repeat("training"))):
-        changed += [(own, "training", True) for own in settings if own["training"]]
-    if any(map(contains, settings, repeat(COMPILED))):
-        changed += [(own, COMPILED, own[COMPILED]) for own in settings if COMPILED in own]
-    for own, name, _ in changed:
-        own[name] = None if name == COMPILED else False
+def _set_aside(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
+    """Within the block, attributes of modules (``settings``) are False, or None where they hold no truth value."""
+    changed = [(own, name, own[name]) for name in names for own in settings if own.get(name)]
+    for own, name, before in changed:
+        own[name] = False if before is True else None
     try:
         yield
     finally:
         for own, name, before in changed:
             own[name] = before
+
+
+@contextlib.contextmanager
+def in_eval_mode(lens: LensModel) -> Iterator[None]:
+    """Within the block, all modules of both paths are in eval mode and uncompiled; the caller has ``exclusive_use``."""
+    with _set_aside(lens.state.unchanged.settings, "training", COMPILED):
+        yield
 
 
 @contextlib.contextmanager
@@ -153,27 +154,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         if module is not None and id(module) not in seen:
             seen[id(module)] = module
             waiting.extend(module._modules.values())
-    training = [module for module in seen.values() if module.training]
-    for module in training:
-        module.training = False
-    try:
+    with _set_aside(list(map(vars, seen.values())), "training"):
         yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextlib.contextmanager
 def without_compiled_forwards(model: nn.Module) -> Iterator[None]:
     """Within the block, modules that ``compile`` was called on run their uncompiled forward."""
-    compiled = [(vars(module), vars(module)[COMPILED]) for module in model.modules() if COMPILED in vars(module)]
-    for own, _ in compiled:
-        own[COMPILED] = None
-    try:
+    with _set_aside(list(map(vars, model.modules())), COMPILED):
         yield
-    finally:
-        for own, call in compiled:
-            own[COMPILED] = call
 
 
 @contextlib.contextmanager

@@ -79,7 +79,6 @@ class Site:
 
 
 def _join(*parts: str | None) -> str:
-    """Paths joined by dots, without empty ones."""
     return ".".join(part for part in parts if part)
 
 

@@ -246,12 +246,10 @@ class Values:
             )
 
     def _versions_and_hashes(self) -> list[tuple[int, int]]:
-        """Current version counter and hash of the bits, for each tensor."""
         return [(0 if one.is_inference() else one._version, _hash_of_bits(one)) for _, one in self._named]
 
 
 def _changed_error(found: str, *, also: str = "") -> ModelError:
-    """The error for a model that was changed after it was wrapped, with what was found."""
     return ModelError(
         f"the model was changed after it was wrapped: {found}; need the model as it was. Wrap it again{also}"
     )

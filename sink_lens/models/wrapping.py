@@ -305,6 +305,5 @@ def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _set_tensor(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
-    """Replace the parameter or buffer at a dotted path of the model."""
     path, _, leaf = key.rpartition(".")
     setattr(model.get_submodule(path), leaf, tensor)

@@ -142,7 +142,7 @@ def test_the_model_is_the_configuration():
     assert (found.num_hidden_layers, found.hidden_size, found.intermediate_size) == (2, 16, 24)
     assert (found.num_attention_heads, found.num_key_value_heads, found.rms_norm_eps) == (2, 1, 1e-5)
     assert (found.tie_word_embeddings, found.vocab_size, found.max_position_embeddings) == (False, VOCAB_SIZE, LENGTH)
-    assert model.model.layers[0].self_attn.gamma.shape == (2, 8)
+    assert model.model.layers[0].self_attn.value_norm.shape == (2, 8)
 
 
 def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
@@ -155,7 +155,7 @@ def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
     attention = variant.model.layers[1].self_attn
     # gamma is the size of the first token's head output, which these value weights make: std of 16 products
     expected = attention.v_proj.weight.detach().norm(dim=1).mean()
-    assert float(attention.gamma.detach()[0]) == pytest.approx(float(expected), rel=0.2)
+    assert float(attention.value_norm.detach()[0]) == pytest.approx(float(expected), rel=0.2)
 
 
 def test_matched_gains_are_measured_at_the_trainings_length_and_said(tmp_path):

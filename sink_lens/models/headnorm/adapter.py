@@ -94,11 +94,10 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
             gate = self.head_gate(seen)
         z_raw = attn_output.unflatten(-1, (-1, self._attention.head_dim))
         positions, self._positions = self._positions, None
-        return self.head_out(z_raw, self._attention.gamma, gate, positions)
+        return self.head_out(z_raw, self._attention.value_norm, gate, positions)
 
     @property
     def _attention(self) -> Any:
-        """The wrapped ``HeadNormAttention`` module."""
         return self.original_component
 
 

@@ -81,7 +81,6 @@ class _HeadNorm(torch.autograd.Function):
 
 
 def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
-    """One over the root mean square of the last axis."""
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
@@ -142,7 +141,8 @@ class HeadNormAttention(LlamaAttention):
             self.q_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
             self.k_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
         shape = {"shared": (d_head,), "per_head": (n_heads, d_head)}.get(config.value_norm)
-        self.value_norm = None if shape is None else nn.Parameter(torch.ones(shape))  # Trainers do not decay this name
+        self.value_norm = None if shape is None else nn.Parameter(torch.ones(shape))
+        """gamma, the gain of the heads' norm; the Trainer of transformers does not decay names with ``_norm``."""
         self.sinks = None
         if config.attention in _WITH_SINKS:
             self.sinks = nn.Parameter(torch.zeros(n_heads), requires_grad=config.attention == "sink_logit")
@@ -188,7 +188,7 @@ class HeadNormAttention(LlamaAttention):
             **kwargs,
         )
         gate = self.head_gate(hidden_states) if self.gated else None
-        return self.o_proj(self.head_out(z_raw, self.gamma, gate, positions)), pattern
+        return self.o_proj(self.head_out(z_raw, self.value_norm, gate, positions)), pattern
 
     def bias_logits(
         self, query: Float[Tensor, "batch position head d_head"]
@@ -197,14 +197,6 @@ class HeadNormAttention(LlamaAttention):
         if self.key_bias is None:
             return None
         return (query * self.key_bias).sum(-1).transpose(1, 2) * self.scaling
-
-    @property
-    def gamma(self) -> nn.Parameter | None:
-        """The gain of the heads' norm, [d_head] or [head d_head]; None without a norm.
-
-        The parameter is called ``value_norm`` because the Trainer of transformers does not decay names with ``_norm``.
-        """
-        return self.value_norm
 
     def counted(self, position_ids: Tensor | None) -> Tensor | None:
         """The position ids that scale the heads' output; None if the output is not scaled.
@@ -248,10 +240,10 @@ class HeadNormAttention(LlamaAttention):
 
         ``matched`` is not known here: it depends on the layers before, and the whole model sets it (``begin_gains``).
         """
-        if self.gamma is None or was_loaded(self.gamma):
+        if self.value_norm is None or was_loaded(self.value_norm):
             return
         if self.config.value_norm_init == "ones":
-            initialization.ones_(self.gamma)
+            initialization.ones_(self.value_norm)
         elif self.config.value_norm_init == "dummy_pass":
             self.set_gamma(self.first_token_size(draws=1, biased=True))
         elif self.config.value_norm_init == "first_token":
@@ -260,9 +252,9 @@ class HeadNormAttention(LlamaAttention):
     @torch.no_grad()
     def set_gamma(self, sizes: Float[Tensor, " head"]) -> None:
         """Let each head's gain be its size; a shared gain their mean."""
-        assert self.gamma is not None  # it has one to set
-        sizes = sizes.mean() if self.gamma.ndim == 1 else sizes[:, None]
-        initialization.copy_(self.gamma, sizes.to(self.gamma.dtype).expand_as(self.gamma))
+        assert self.value_norm is not None  # it has one to set
+        sizes = sizes.mean() if self.value_norm.ndim == 1 else sizes[:, None]
+        initialization.copy_(self.value_norm, sizes.to(self.value_norm.dtype).expand_as(self.value_norm))
 
 
 def written_out_attention(
@@ -406,12 +398,12 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
         Gains of a model without memory for its weights (on the device ``meta``) stay as they are.
         """
-        with_gain = [one for one in self._attentions() if one.gamma is not None]
+        with_gain = [one for one in self._attentions() if one.value_norm is not None]
         if self.config.value_norm_init != "matched":
             for one in with_gain:
                 one.begin_gamma()
             return
-        loaded = all(was_loaded(one.gamma) for one in with_gain)
+        loaded = all(was_loaded(one.value_norm) for one in with_gain)
         if loaded or any(parameter.is_meta for parameter in self.parameters()):
             return
         for one, sizes in zip(with_gain, self.sizes_without_norm(), strict=True):
@@ -420,7 +412,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
     @torch.no_grad()
     def mean_gains(self) -> list[float]:
         """The mean of each layer's gain of the heads' norm; empty without such a norm."""
-        return [one.gamma.float().mean().item() for one in self._attentions() if one.gamma is not None]
+        return [one.value_norm.float().mean().item() for one in self._attentions() if one.value_norm is not None]
 
     @torch.no_grad()
     def sizes_without_norm(self) -> Float[Tensor, "layer head"]:
@@ -436,7 +428,6 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         squares = torch.zeros(len(attentions), config.num_attention_heads, dtype=torch.float64)
 
         def add(layer: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            """Add the mean squares of some sequences, before norm and gate."""
             squares[layer] += inputs[0].float().square().mean((1, 3)).sum(0).cpu()
 
         gains, modes = [one.value_norm for one in attentions], [one.training for one in attentions]
@@ -454,7 +445,6 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         return (squares / len(tokens)).sqrt().float()
 
     def _attentions(self) -> list[HeadNormAttention]:
-        """The attention modules of all layers, in order."""
         return [module for module in self.modules() if isinstance(module, HeadNormAttention)]
 
 

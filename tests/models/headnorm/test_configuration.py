@@ -34,7 +34,7 @@ def test_auto_model_opens_the_stack_of_a_folder(tmp_path):
     model.save_pretrained(tmp_path)
     stack = AutoModel.from_pretrained(tmp_path)
     assert type(stack) is type(model.model)
-    assert torch.equal(stack.layers[0].self_attn.gamma, model.model.layers[0].self_attn.gamma)
+    assert torch.equal(stack.layers[0].self_attn.value_norm, model.model.layers[0].self_attn.value_norm)
 
 
 @pytest.mark.parametrize(

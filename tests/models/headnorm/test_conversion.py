@@ -86,9 +86,9 @@ def test_a_model_of_the_class_keeps_its_variant(tokens):
     source = tiny("headnorm_gate")
     made = convert(source)
     assert torch.equal(logits(made, tokens), logits(source, tokens))
-    assert made.model.layers[0].self_attn.gamma.equal(source.model.layers[0].self_attn.gamma)
+    assert made.model.layers[0].self_attn.value_norm.equal(source.model.layers[0].self_attn.value_norm)
     shared = convert(source, value_norm="shared")
-    assert shared.model.layers[0].self_attn.gamma.shape == (16,)
+    assert shared.model.layers[0].self_attn.value_norm.shape == (16,)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi3", "olmo2"])

@@ -191,7 +191,7 @@ def test_all_positions_have_one_size_at_first(norm, attention, tokens):
     torch.testing.assert_close(size, size[:1, :1].expand_as(size), rtol=1e-3, atol=0)
     raw = captured(model, tokens, "head_out").square().mean(-1).sqrt()
     assert raw[:, 0].mean() / raw[:, -1].mean() > 1.3 or attention == "sigmoid"
-    gamma = model.model.layers[0].self_attn.gamma
+    gamma = model.model.layers[0].self_attn.value_norm
     assert gamma.shape == ((12,) if norm == "shared" else (4, 12))
     torch.testing.assert_close(size[0, 0].mean(), gamma.mean(), rtol=1e-3, atol=0)
 
@@ -222,7 +222,7 @@ def test_gamma_begins_at_the_size_of_the_first_tokens_output():
     )  # fmt: skip
     model = HeadNormForCausalLM(config)
     for layer in model.model.layers:
-        gamma = layer.self_attn.gamma
+        gamma = layer.self_attn.value_norm
         assert gamma.mean().item() == pytest.approx(0.1 * 16, rel=0.03)
         assert (gamma == gamma[:, :1]).all()
         assert torch.equal(gamma[0], gamma[1])  # of one kv head
@@ -246,7 +246,7 @@ def test_the_dummy_pass_of_the_authors_is_one_draw_with_a_biased_deviation():
     torch.manual_seed(5)
     value = (torch.randn(1, 48) @ attention.v_proj.weight.T).view(4, 12)  # the first token's output is its value
     wanted = (value - value.mean(1, keepdim=True)).square().mean(1).sqrt()  # over 12, not 11
-    torch.testing.assert_close(attention.gamma, wanted[:, None].expand(4, 12))
+    torch.testing.assert_close(attention.value_norm, wanted[:, None].expand(4, 12))
     torch.manual_seed(5)
     assert not torch.allclose(attention.first_token_size(), wanted, rtol=1e-3)
 
@@ -280,10 +280,10 @@ def test_matched_gains_begin_at_the_size_of_z_without_the_norm(more):
     assert all(torch.equal(weights[name], one) for name, one in plain.named_parameters())
     wanted = sizes_by_hand(plain, 24)
     for layer, sizes in enumerate(wanted):
-        gain = per_head.model.layers[layer].self_attn.gamma
+        gain = per_head.model.layers[layer].self_attn.value_norm
         assert (gain == gain[:, :1]).all()
         torch.testing.assert_close(gain[:, 0], sizes, rtol=0.1, atol=0)
-        alike = shared.model.layers[layer].self_attn.gamma
+        alike = shared.model.layers[layer].self_attn.value_norm
         torch.testing.assert_close(alike, gain[:, 0].mean().expand(12))
     if not more:
         ratio = per_head.model.layers[0].self_attn.first_token_size() / wanted[0]
@@ -299,7 +299,7 @@ def test_matched_gains_depend_on_the_length_and_leave_the_random_state_alone(tmp
     torch.testing.assert_close(torch.tensor(short.mean_gains()), plain, rtol=0.1, atol=0)
     assert min(short.mean_gains()) > 1.3 * max(of_seed(value_norm="shared", value_norm_init="matched").mean_gains())
     with torch.no_grad():
-        short.model.layers[1].self_attn.gamma.fill_(7.0)
+        short.model.layers[1].self_attn.value_norm.fill_(7.0)
     short.save_pretrained(tmp_path)
     found = HeadNormForCausalLM.from_pretrained(tmp_path)
     assert found.mean_gains() == short.mean_gains()
@@ -317,7 +317,7 @@ def test_matched_gains_of_a_folder_without_them_are_measured_on_its_weights(tmp_
     loaded = HeadNormForCausalLM.from_pretrained(tmp_path, value_norm="per_head", value_norm_init="matched")
     converted = convert(model, value_norm="per_head", value_norm_init="matched")
     for found in (loaded, converted):
-        gains = torch.stack([layer.self_attn.gamma[:, 0] for layer in found.model.layers])
+        gains = torch.stack([layer.self_attn.value_norm[:, 0] for layer in found.model.layers])
         torch.testing.assert_close(gains, sizes_by_hand(model, 24), rtol=0.1, atol=0)
 
 
@@ -334,12 +334,12 @@ def test_the_first_weights_have_the_sizes_of_the_paper_and_follow_the_seed():
         wanted = 0.02 / 4 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
         if one.ndim > 1:
             assert one.std().item() == pytest.approx(wanted, rel=0.15), name
-    assert first.model.layers[0].self_attn.gamma.mean().item() == pytest.approx(0.02 * 8, rel=0.1)
+    assert first.model.layers[0].self_attn.value_norm.mean().item() == pytest.approx(0.02 * 8, rel=0.1)
     assert (
         HeadNormForCausalLM(HeadNormConfig(**fields, attention="sink_logit")).model.layers[1].self_attn.sinks == 0
     ).all()
     ones = HeadNormConfig(**fields, value_norm="per_head", value_norm_init="ones")
-    assert (HeadNormForCausalLM(ones).model.layers[1].self_attn.gamma == 1).all()
+    assert (HeadNormForCausalLM(ones).model.layers[1].self_attn.value_norm == 1).all()
 
 
 def test_gains_sink_logits_and_biases_are_not_decayed():
