@@ -3,16 +3,14 @@
 A cached folder is named after the SHA-256 of its GGUF file.
 """
 
-import contextlib
 import importlib.util
-import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..data.cache import (
     MANIFEST,
@@ -22,7 +20,6 @@ from ..data.cache import (
     lock_folder,
     read_manifest,
     sha256_of,
-    size_and_time,
     write_manifest,
     write_new_folder,
 )
@@ -90,8 +87,8 @@ def check_magic(gguf: Path) -> None:
 def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
     """Convert a GGUF file to a safetensors folder with float32 weights, in the cache, at the first call.
 
-    Later calls reuse the folder after checking the size of each file, and the hash of files with a new time stamp. A
-    damaged folder is made again, with a warning. A second process waits for the first.
+    Later calls hash the GGUF file and reuse the folder, after checking the size of each file in it, and the hash of
+    those with a new time stamp. A damaged folder is made again, with a warning. A second process waits for the first.
 
     Args:
         gguf: the GGUF file; its content, not its name, decides the name of the folder.
@@ -104,8 +101,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     say = announce or _LOG.info
     gguf = Path(os.path.realpath(expand_home(gguf)))  # resolve() raises at a loop of links
     check_magic(gguf)
-    source = _file_marks(gguf)
-    digest = _gguf_hash(gguf, source=source)
+    digest = sha256_of(gguf)
     if digest != _DEFAULT_SHA256 and gguf in [file.resolve() for file in _default_files()]:
         again = _INSTALL.replace("install", "install --force-reinstall")
         raise ModelError(
@@ -114,7 +110,6 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
         )
     folder = _models_folder() / digest
     if _find_fault(folder) is None:
-        _note_marks(folder, source)
         return folder
     try:
         with lock_folder(
@@ -131,7 +126,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
                     stacklevel=2,
                 )
             say(f"Converting {gguf.name} to safetensors: done once, in seconds to minutes")
-            _convert_into(gguf, source=source, digest=digest, folder=folder)
+            _convert_into(gguf, folder=folder)
     except OSError as error:
         raise ModelError(
             f"the cache {cache_folder()} cannot be written ({error.strerror or error}); need room and "
@@ -151,7 +146,7 @@ def local_files(name: str) -> Path | None:
         return path if path.is_dir() else None
     path = Path(os.path.realpath(path))
     check_magic(path)
-    folder = _models_folder() / _gguf_hash(path, source=_file_marks(path))
+    folder = _models_folder() / sha256_of(path)
     return folder if _find_fault(folder) is None else path
 
 
@@ -193,71 +188,28 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
-def _convert_into(gguf: Path, *, source: Mapping[str, Any], digest: str, folder: Path) -> None:
+def _convert_into(gguf: Path, *, folder: Path) -> None:
     """Write the safetensors conversion of a GGUF file into a cache folder; the caller holds the folder's lock.
 
     Raises:
-        ModelError: the file was changed or replaced since its marks (``source``) and its hash were read.
+        ModelError: the file was changed or replaced since the folder was named after its hash.
     """
     from .gguf_conversion import convert_gguf  # which imports torch
 
     with write_new_folder(folder) as part:
         convert_gguf(gguf, folder=part)
-        if _file_marks(gguf) != source:
+        if sha256_of(gguf) != folder.name:
             raise ModelError(f"{gguf} was changed while it was converted; need a file that stays. Load it again")
         packages = {name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")}
-        content = {"format": _FORMAT, "name": gguf.name, "source": {**source, "sha256": digest}, "versions": packages}
-        write_manifest(part, content)
-
-
-def _file_marks(gguf: Path) -> dict[str, Any]:
-    """Size, time and inode of a file, by which an unchanged file is recognised without reading it.
-
-    Size and time alone do not do: ``cp -p``, ``tar`` and package managers give another file the time of the first. Its
-    inode and the time at which the file system last changed its entry are not theirs to choose.
-    """
-    status = gguf.stat()
-    return {"path": str(gguf), **size_and_time(gguf), "inode": status.st_ino, "ctime_ns": status.st_ctime_ns}
-
-
-def _note_marks(folder: Path, source: Mapping[str, Any]) -> None:
-    """Rewrite the size and times of a GGUF file in its conversion's manifest, when its content is found unchanged."""
-    if source.items() <= (_read_manifest(folder) or {}).get("source", {}).items():
-        return
-    # a cache that is only read: the file is read again next time
-    with contextlib.suppress(OSError), lock_folder(folder):
-        manifest = _read_manifest(folder)
-        if manifest is not None:
-            content = {**manifest, "source": {**source, "sha256": folder.name}}
-            from ..records import write_whole  # which imports pandas: a dry run reads no more than headers
-
-            write_whole(folder / MANIFEST, f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode())
-
-
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Read the manifest of a conversion in the current format; None if there is no valid manifest."""
-    manifest = read_manifest(folder)
-    if manifest is None or manifest.get("format") != _FORMAT:
-        return None
-    source = manifest.get("source")
-    if not isinstance(source, dict) or source.get("sha256") != folder.name:
-        return None
-    return manifest if {"path", "bytes", "mtime_ns"} <= source.keys() else None
+        write_manifest(part, {"format": _FORMAT, "name": gguf.name, "path": str(gguf), "versions": packages})
 
 
 def _find_fault(folder: Path) -> str | None:
     """Describe what is wrong with a conversion in the cache, such as that there is none; None if it is intact."""
-    manifest = _read_manifest(folder)
-    return f"no whole {MANIFEST} of this version" if manifest is None else find_fault(folder, manifest)
-
-
-def _gguf_hash(gguf: Path, *, source: Mapping[str, Any]) -> str:
-    """SHA-256 of a GGUF file; read from the manifest of its conversion if that is of this very file, unchanged."""
-    for folder in _models_folder().iterdir() if _models_folder().is_dir() else ():
-        manifest = _read_manifest(folder)
-        if manifest is not None and source.items() <= manifest["source"].items():
-            return folder.name
-    return sha256_of(gguf)
+    manifest = read_manifest(folder)
+    if manifest is None or manifest.get("format") != _FORMAT:
+        return f"no whole {MANIFEST} of this version"
+    return find_fault(folder, manifest)
 
 
 def _models_folder() -> Path:

@@ -1,30 +1,24 @@
 """The model as it was when it was wrapped: a lens is frozen, and refuses a model that was changed since.
 
-A lens has two paths that share one set of parameters, and facts about them that were found once: the bridge's copy of
-the modules, the family, the sites whose edits take effect. Whoever exchanges a part of the model (an adapter,
-``load_state_dict(assign=True)``, a resized embedding, another module, a hook) exchanges it on one path, so that the two
-paths are two models from then on, and each gives numbers without a word. Taking the change in would mean to wrap again,
-which drops the hooks that the user has put on the bridge. So it is refused, with what was found.
+A lens has two paths that share one set of parameters, and facts about them that were found once. Whoever exchanges a
+part of the model (an adapter, ``load_state_dict(assign=True)``, a resized embedding, another module, a hook) exchanges
+it on one path, so that the two paths are two models from then on, and each gives numbers without a word. To take the
+change in would be to wrap again, which drops the hooks that the user has put on the bridge. So it is refused.
 
-**What may change.** Values in place: both paths hold the same tensors, so that a training step, ``load_state_dict``,
-``copy_`` or ``parameter.data.mul_`` reach both. Train and eval mode, gradients on and off, ``compile`` (passes run
-uncompiled), the attention kernel, special tokens and other settings that no number hangs on, gradient checkpointing.
-Hooks at the bridge's hook points, which are what the bridge is for. Hooks of the libraries that put them on a module by
-themselves and change no number (``_LIBRARIES``): accelerate's, which move weights, and those of transformers, which
-keep hidden states.
+**What may change.** Values in place: both paths hold the same tensors. Train and eval mode, gradients on and off,
+``compile`` (passes run uncompiled), the attention kernel, settings that no number hangs on, gradient checkpointing.
+Hooks at the bridge's hook points, and those of the libraries that put them on a module by themselves (``_LIBRARIES``).
 
 **What is watched**, on the plain model, inside the bridge, and on the user's own model where it has adapters:
 
 - the object under each name of ``_parameters``, ``_buffers`` and ``_modules``, whether a module has a ``forward`` of
   its own, and the settings (numbers and names) of modules and of the configuration;
-- the address of each parameter's and buffer's memory, since ``parameter.data = ...`` keeps the object. Parts of a fused
-  projection that the bridge has as views would keep the old memory;
+- the address of each parameter's and buffer's memory, since ``parameter.data = ...`` keeps the object;
 - forward hooks and forward pre-hooks;
 - whether the bridge is in compatibility mode, which folds and centres its weights;
 - the values of tensors of which a path has copies (``copied``): a merged adapter, and the projections that a stock
-  bridge splits. Those cannot follow a change in place, so it is refused too. Their version counters are compared and,
-  since ``data`` goes round the counter, a hash of their bits. A result that is checked by more passes later (a circuit,
-  approximated patches) notes the values of all weights likewise, and refuses those passes after a change in place.
+  bridge splits. They cannot follow a change in place. Version counters are compared and, since ``data`` goes round the
+  counter, a hash of their bits. A result that is checked by more passes later notes the values of all weights likewise.
 
 It is a list of (container, key, object) that is made once and compared by identity in C: walking the modules takes a
 hundred times as long. Weights that accelerate keeps on disk or elsewhere are exchanged at each forward, and so is the
