@@ -35,7 +35,12 @@ def bos_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) 
         return [bos]
     if condition == "without" or tokenizer is None:
         return []
-    prefix = _added_prefix(tokenizer)
+    alone, whole = text_ids("a", tokenizer), list(tokenizer("a", verbose=False)["input_ids"])
+    if alone:
+        starts = (start for start in range(len(whole)) if whole[start : start + len(alone)] == alone)
+        prefix = whole[: next(starts, 0)]
+    else:  # it knows no such text
+        prefix = whole[:1] if whole[:1] == [bos] else []
     if prefix not in ([], [bos]):
         raise InputError(
             f"this tokenizer puts ids {prefix} in front of a text, and its BOS token is {bos}; need nothing "
@@ -177,13 +182,3 @@ def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | No
     if not ids:
         raise InputError("the tokenizer has no ordinary token below vocab_size; need at least one. Check both.")
     return ids
-
-
-def _added_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of the special tokens that the tokenizer itself puts in front of a text."""
-    alone = text_ids("a", tokenizer)
-    whole = list(tokenizer("a", verbose=False)["input_ids"])
-    if not alone:
-        return whole[:1] if whole[:1] == [bos_id(tokenizer)] else []
-    starts = (start for start in range(len(whole)) if whole[start : start + len(alone)] == alone)
-    return whole[: next(starts, 0)]

@@ -135,20 +135,14 @@ class TokenBatch:
         size = {"sequences": sequences, "length": length, "bos": bos}
         needed = sequences * (length - len(bos_ids(tokenizer, bos)))
         documents: list[str] = []
-        ids: list[int] = []
         count = 0
         for index, row in enumerate(dataset):
-            document = _document_text(row, index, column)
-            if not document:
-                continue
-            documents.append(document)
-            count += len(text_ids(document, tokenizer))
-            if count >= needed:
-                ids = text_ids("\n\n".join(documents), tokenizer)
-                if len(ids) >= needed:
+            if document := _document_text(row, index, column):
+                documents.append(document)
+                count += len(text_ids(document, tokenizer))
+                if count >= needed and len(text_ids("\n\n".join(documents), tokenizer)) >= needed:
                     break
-        else:
-            ids = text_ids("\n\n".join(documents), tokenizer)
+        ids = text_ids("\n\n".join(documents), tokenizer)
         name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
         return _cut_batch(ids, tokenizer, what=f"the data set '{name}'", source=f"dataset:{name}", **size)
 

@@ -39,11 +39,16 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
     seen = 0
 
     def pieces() -> Iterable[str]:
-        """The texts in pieces, counted."""
+        """The texts, counted, in pieces that each end with a line."""
         nonlocal seen
         for text in texts:
             seen += len(text)
-            yield from _cut_at_lines(text)
+            start = 0
+            while start < len(text):
+                line = text.find("\n", start + _PIECE)
+                end = len(text) if line < 0 else line
+                yield text[start:end]
+                start = end
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,15 +68,3 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
     )
-
-
-def _cut_at_lines(text: str) -> Iterable[str]:
-    """Cut a text into pieces that each end with a line."""
-    start = 0
-    while start < len(text):
-        end = start + _PIECE
-        if end < len(text):
-            line = text.find("\n", end)
-            end = len(text) if line < 0 else line
-        yield text[start:end]
-        start = end

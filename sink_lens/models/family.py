@@ -133,8 +133,6 @@ class Family:
     kv_latent: str | None = None
     """The same of the one latent of keys and values, in latent attention; None elsewhere. Queries, keys and values are
     then what the heads multiply: rotated, and of a width of their own each."""
-    bridge_architecture: str | None = None
-    """Name under which the TransformerLens adapter is registered, if that is not the class name."""
 
     @property
     def aggregated(self) -> str:

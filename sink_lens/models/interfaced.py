@@ -401,14 +401,20 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
 SHARED = (SharedNeoxAdapter, SharedBloomAdapter, SharedFalconAdapter)
 """The adapters whose query, key and value weights are the model's own."""
 
+_ADAPTERS = {
+    "GPTNeoXForCausalLM": SharedNeoxAdapter,
+    "FalconForCausalLM": SharedFalconAdapter,
+    "BloomForCausalLM": SharedBloomAdapter,
+    "BitNetForCausalLM": HookedBitNetAdapter,
+    "PhimoeForCausalLM": PhiMoEArchitectureAdapter,
+}
+"""Architecture -> the adapter that is used in place of TransformerLens's, which may know none by this name."""
 
-def register() -> None:
-    """Register the adapters with TransformerLens, under names of their own. Repeated calls change nothing."""
-    for name, adapter in (
-        ("SinkLensGPTNeoXForCausalLM", SharedNeoxAdapter),
-        ("SinkLensFalconForCausalLM", SharedFalconAdapter),
-        ("SinkLensBloomForCausalLM", SharedBloomAdapter),
-        ("SinkLensBitNetForCausalLM", HookedBitNetAdapter),
-        ("SinkLensPhimoeForCausalLM", PhiMoEArchitectureAdapter),
-    ):
-        ArchitectureAdapterFactory.register_adapter(name, adapter)
+
+def register_adapter(architecture: str) -> str:
+    """Name under which TransformerLens finds the adapter of an architecture; ours are registered with it first."""
+    if architecture not in _ADAPTERS:
+        return architecture
+    name = f"SinkLens{architecture}"
+    ArchitectureAdapterFactory.register_adapter(name, _ADAPTERS[architecture])  # a second call changes nothing
+    return name

@@ -166,16 +166,15 @@ class LensModel:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that have attention: all but some of a hybrid's."""
-        top = self.family.attention.partition(".")[0]
-        return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, top, None) is not None)
+        return self._layers_with(self.family.attention.partition(".")[0])
 
     @property
     def mixer_layers(self) -> tuple[int, ...]:
         """The layers that have a mixer: none but in a hybrid."""
-        name = self.family.mixer
-        if name is None:
-            return ()
-        return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, name, None) is not None)
+        return () if self.family.mixer is None else self._layers_with(self.family.mixer)
+
+    def _layers_with(self, module: str) -> tuple[int, ...]:
+        return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, module, None) is not None)
 
     def having(self, site: str) -> tuple[int, ...]:
         """Numbers of the layers that have a site, or an activation of an observed pass, of this name."""

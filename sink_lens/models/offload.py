@@ -5,7 +5,6 @@ the plain module see the same tensors as in a model that is whole in memory, so 
 bridge is built on parameters that are there, so it does not exist, and what needs it is refused.
 """
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -30,11 +29,8 @@ def _parameters_once(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, one) for name, one in named if tied.get(name) not in names]
 
 
-@contextlib.contextmanager
-def in_memory(module: nn.Module) -> Iterator[None]:
-    """Within the block, a module's offloaded parameters are loaded; a tensor taken from it stays afterwards."""
-    with align_module_device(module):
-        yield
+in_memory = align_module_device
+"""Context manager: a module's offloaded parameters are loaded; a tensor taken from it stays afterwards."""
 
 
 def device_of(parameter: Tensor, module: nn.Module) -> torch.device:

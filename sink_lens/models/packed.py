@@ -33,7 +33,7 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
         if not is_packed(module):
             return module.weight.detach()
         if not hasattr(module, "in_features"):
-            raise ModelError(packed_error_text(module))
+            check_not_packed(module)
         device = next(iter([*module.parameters(), *module.buffers()])).device
         # not module(...): no hook may see this input
         rows = module.forward(torch.eye(module.in_features, dtype=dtype, device=device))
@@ -48,12 +48,7 @@ def check_not_packed(module: nn.Module, name: str = "weight") -> None:
         ModelError: the parameter is packed.
     """
     if is_packed(module, name):
-        raise ModelError(packed_error_text(module))
-
-
-def packed_error_text(module: nn.Module) -> str:
-    """Error text that says a module's weight is packed, and what is needed instead."""
-    return (
-        f"the weight of {type(module).__name__} is packed, so its numbers cannot be changed or sliced; need it in 16 "
-        "or 32 bit. Load the checkpoint without quantisation"
-    )
+        raise ModelError(
+            f"the weight of {type(module).__name__} is packed, so its numbers cannot be changed or sliced; need it in "
+            "16 or 32 bit. Load the checkpoint without quantisation"
+        )

@@ -222,14 +222,13 @@ def _build_bridge(
     model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> TransformerBridge:
     """TransformerLens's bridge of the model, with our adapters registered."""
-    interfaced.register()
     headnorm.register()
     set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
     with _reloadable_tokenizer(tokenizer) as own, torch.random.fork_rng(devices=[]):
         bridge = build_bridge_from_module(
             model,
-            family.bridge_architecture or family.architecture,
+            interfaced.register_adapter(family.architecture),
             hf_config=model.config,
             tokenizer=own,
             model_name=name,
