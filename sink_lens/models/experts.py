@@ -153,21 +153,21 @@ class Dense(NamedTuple):
 def mlp_parts(block: Any) -> dict[str, Any]:
     """Modules of an MLP by name, as it has them: routed ``experts``, ``dense`` part, and ``gate`` of that part."""
     names = block.__dict__["names"]
-
-    def bare(name: str, of: Any = block) -> Any:
-        """A module without the bridge's components around it."""
-        found = getattr(of, name, None)
-        while isinstance(getattr(found, "original_component", None), nn.Module):
-            found = found.original_component  # type: ignore[union-attr]  # a component
-        return found
-
-    experts = bare("experts")
-    dense = block if experts is None else bare(names["shared"]) if names["shared"] else None
+    experts = _part(block, "experts")
+    dense = block if experts is None else _part(block, names["shared"]) if names["shared"] else None
     found: dict[str, Any] = {} if experts is None else {"experts": experts}
     if dense is not None:
-        found["dense"] = Dense(*(bare(name, dense) for name in names["dense"]))
+        found["dense"] = Dense(*(_part(dense, name) for name in names["dense"]))
     if experts is not None and names["gate"]:
-        found["gate"] = bare(names["gate"])
+        found["gate"] = _part(block, names["gate"])
+    return found
+
+
+def _part(module: Any, name: str) -> Any:
+    """A submodule without the bridge's components around it; None if there is none of this name."""
+    found = getattr(module, name, None)
+    while isinstance(getattr(found, "original_component", None), nn.Module):
+        found = found.original_component  # type: ignore[union-attr]  # a component
     return found
 
 
@@ -187,7 +187,7 @@ def show_experts(model: nn.Module, *, family: Family) -> None:
     if family.experts is None:
         return
     layers = model.get_submodule(family.layers).children()
-    blocks: list[Any] = [layer.get_submodule(str(family.mlp)) for layer in layers]
+    blocks = [_part(layer, str(family.mlp)) for layer in layers]  # in a bridge's own model they are components
     for block in blocks:
         block.__dict__["names"] = {"shared": family.shared, "gate": family.shared_gate, "dense": family.dense}
     width = max(map(_count_neurons, blocks))

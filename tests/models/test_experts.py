@@ -5,6 +5,7 @@ import torch
 from lenses import lens_of
 from mlps import EXPERTS
 from rounding import assert_rows_close
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
@@ -158,6 +159,14 @@ def test_a_saved_model_has_the_classes_of_transformers_and_its_weights(tmp_path)
     assert type(again.model.layers[0].mlp.experts).__name__ == "MixtralExperts"
     with torch.no_grad():
         assert close(again(tokens(), use_cache=False).logits, raw("mixtral"))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "qwen2_moe"])
+def test_a_stock_bridge_shows_the_neurons_of_its_experts(family):
+    model = tiny(family)
+    lens = wrap(build_bridge_from_module(model, type(model).__name__, hf_config=model.config))
+    on_bridge, plain = (capture(lens, tokens(), sites=["neurons"], path=path) for path in ("bridge", "plain"))
+    torch.testing.assert_close(on_bridge["neurons", LAYER], plain["neurons", LAYER], atol=1e-4, rtol=1e-4)
 
 
 MIXED = ("qwen2_moe", "glm4_moe", "ernie4_5_moe", "qwen3_5_moe", "qwen3_next", "lfm2_moe", "jamba", "deepseek_v3")
