@@ -13,7 +13,7 @@ from ..schema import DEFAULT_MODEL
 
 if TYPE_CHECKING:  # they need torch, and --help does not
     from ..edits.named_metrics import MetricSpec
-    from .grid import EditGrid, Grid
+    from .grid import Grid
 
 EXAMPLE = """\
 # A sweep of sink-lens. Everything but the edits has a default.
@@ -135,7 +135,8 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
     """
-    from .grid import Grid
+    from ..edits.named_metrics import METRICS, MetricSpec
+    from .grid import EditGrid, Grid
 
     options = flatten_tables(SweepConfig, given, where=where)
     known = [*(one.name for one in fields(SweepConfig) if one.name != "grid"), "edits"]
@@ -143,35 +144,25 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     edits = _checked_tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
     if not edits:
         raise InputError(f"{where} has no edits; need at least one table [[edits]]")
-    blocks = tuple(_read_edit(one, where=f"[[edits]] of {where}") for one in edits)
+    for table in edits:
+        refuse_unknown_names(table, [part.name for part in fields(EditGrid)], where=f"[[edits]] of {where}")
+        for name in ("kind", "site"):
+            if not isinstance(table.get(name, ""), str):
+                raise InputError(f"{name} of [[edits]] of {where} is {table[name]!r}; need a text")
+    blocks = tuple(EditGrid(**table) for table in edits)
     if "metrics" in options:
         rows = _checked_tables(options["metrics"], where=f"[[metrics]] of {where}")
-        options["metrics"] = tuple(_read_metric(row, where=where) for row in rows)
+        if not all(isinstance(row.get("name"), str) for row in rows):
+            raise InputError(f"a metric of {where} has no name; need one of {', '.join(METRICS)}")
+        options["metrics"] = tuple(
+            MetricSpec(name=row["name"], options={name: value for name, value in row.items() if name != "name"})
+            for row in rows
+        )
     if options.get("prompts") == []:
         raise InputError(f"prompts of {where} is []; need a list of texts, one at least")
     options |= changes
     grid = options.pop("grid", None) or Grid(edits=blocks, seed=options.get("seed", 0))
     return make_config(SweepConfig, None, {**options, "grid": grid}, where=where)
-
-
-def _read_edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
-    """Read a table of ``edits`` of the file; refuses unknown keys."""
-    from .grid import EditGrid
-
-    refuse_unknown_names(table, [part.name for part in fields(EditGrid)], where=where)
-    for name in ("kind", "site"):
-        if not isinstance(table.get(name, ""), str):
-            raise InputError(f"{name} of {where} is {table[name]!r}; need a text")
-    return EditGrid(**table)
-
-
-def _read_metric(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
-    """Read a table of ``metrics`` of the file: the metric's name, and all further keys as its options."""
-    from ..edits.named_metrics import METRICS, MetricSpec
-
-    if not isinstance(row.get("name"), str):
-        raise InputError(f"a metric of {where} has no name; need one of {', '.join(METRICS)}")
-    return MetricSpec(name=row["name"], options={name: value for name, value in row.items() if name != "name"})
 
 
 def _checked_tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:

@@ -67,16 +67,6 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
         columns=["intervention", "frozen", "step", "surviving_share", "control_surviving_share"],
     )
     found["paths"] = path_rows(len(steps))
-    rows = [
-        {"layer": at, "neuron": 100 + n, "position": place, "activation": 8.0 * (place == 0), "cosine": 0.1, "up": 0.2}
-        | {"gate": float(place == 0)}
-        for first, last in steps
-        for at in range(first, last + 1)
-        for n in range(supers)
-        for place in range(length)
-    ]
-    columns = ["layer", "neuron", "position", "activation", "cosine", "up", "gate"]
-    found["selectivity"] = pd.DataFrame(rows, columns=columns)
     return found
 
 

@@ -88,9 +88,7 @@ def test_the_drawing_has_the_shares_of_the_paths(circuit):
     assert lines == {(BLUE, False), (ORANGE, True)}
 
 
-@pytest.mark.parametrize(
-    "gone", ["tokens", "layers", "neurons", "growth_steps", "effects", "mediation", "paths", "patterns", "selectivity"]
-)
+@pytest.mark.parametrize("gone", ["layers", "neurons", "growth_steps", "effects", "paths"])
 def test_a_partial_run_still_has_its_circuit(tmp_path, gone):
     circuit = circuit_of(read_run(traced(tmp_path / "run", without=(gone,))))
     assert {"the sink's", "key"} <= set(texts(circuit.draw()))

@@ -394,17 +394,7 @@ def link_rows(run: Run) -> list[LinkRow]:
     Raises:
         RunError: There is no such table, or it is damaged.
     """
-    columns = (
-        "link",
-        "statistic",
-        "value",
-        "ci_low",
-        "ci_high",
-        "null_name",
-        "null_value",
-        "criterion",
-        "verdict",
-    )
+    columns = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "verdict"]
     rows: list[Any] = judged_links(run, columns=columns).to_dict("records")
     known = {link.name: link for link in named_links(run)}
     effects, frames = _intervention_texts(run), tables(run)
