@@ -80,14 +80,8 @@ class Runs:
     ) -> "Runs":
         """Run every pair once, and find the means where they are asked for.
 
-        Args:
-            lens: the model.
-            clean: the sequences.
-            corrupted: as many sequences of the same lengths; not needed for means and zero.
-            graph: the graph.
-            metric: what is explained.
-            config: what replaces what a writer adds, a frozen position, pairs in a pass and BOS; the default if None.
-            **fields: fields of ``CircuitConfig``; they win over those of ``config``.
+        The configuration says what replaces what a writer adds, a frozen position, pairs in a pass and BOS; fields of
+        ``CircuitConfig`` win over it. Means and zero need no corrupted sequences.
 
         Raises:
             InputError: what is missing, or a metric that reads the stream.

@@ -23,12 +23,7 @@ _OFF = 0.1
 
 
 def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) -> tuple[str, ...]:
-    """The result of a run in sentences: how good the circuit is comes first.
-
-    Args:
-        summary: the run's table of this name.
-        sizes: shares of the edges that were run.
-    """
+    """The table ``summary`` of a run in sentences, how good the circuit is first; ``sizes`` are those of the run."""
     row = summary.to_dict("records")[0]
     sentences = [_faithfulness_sentence(row)]
     if not is_complete(row):

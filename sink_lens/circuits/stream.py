@@ -160,15 +160,9 @@ def reader_gradients(
     x: Float[Tensor, "batch position d_model"],
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Gradient of every reader at one place of the stream, from those at the sites behind it in the same run.
+    """Gradient of every reader at one place of the stream (``x``), from ``gradients`` at the sites behind it.
 
-    Args:
-        place: attention, mlp or logits, and its layer.
-        graph: the graph.
-        weights: of its nodes.
-        gradients: (site, layer) -> the gradient there.
-        x: the stream at the place.
-        held: hold the divisors of the norms.
+    A place is attention, mlp or logits, and its layer; with ``held`` the divisors of norms are constants.
     """
     name, layer = place
     if name == "logits":

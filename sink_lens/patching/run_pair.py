@@ -147,12 +147,8 @@ class RunPair:
     ) -> dict[str, Measured]:
         """Identity -> the metric under the part's patch, by sequence, and whether the patch changed anything.
 
-        Args:
-            parts: identity -> part.
-            make: makes the edit of a part; None puts in the values of the source run.
-            kept: what an interrupted run has measured, to which each block of patches is added.
-            batch_size: sequences per forward pass.
-            progress: show a bar.
+        ``make`` makes the edit of a part; None puts in the values of the source run. ``kept`` is what an interrupted
+        run has measured, to which each block of patches is added.
         """
         found = {
             name: Measured(values=self.nan_where_short(part, self.baseline), changed=False)
