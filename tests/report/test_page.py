@@ -33,7 +33,7 @@ PARTS = (
     ("heads",),
     ("layers", "conditions", "growth_steps"),
     ("links", "chain", "neurons", "tokens"),
-    ("positions", "selectivity", "summary"),
+    ("positions", "summary"),
     ("dimensions", "key_split", "patterns"),
 )
 """Every file of a run, in groups that a folder may lack."""
@@ -120,9 +120,6 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
             for null, null_value in (("other_positions", 1.04), ("random_init", 1.11)):
                 row = (link, statistic, 3.21, 3.05, 3.4, null, null_value, criterion, verdict, primary)
                 rows.append(row)
-    supers = frames["neurons"].query("is_super")[["layer", "neuron"]].to_numpy().tolist()
-    selective = pd.DataFrame(supers, columns=["layer", "neuron"]).merge(pd.DataFrame({"position": place}), how="cross")
-    frames["selectivity"] = selective.assign(activation=1.0, cosine=0.1, up=1.0, gate=-selective["position"] / length)
     frames["key_split"] = pd.DataFrame({"layer": layer[2:], "key_cosine_sink": 0.9, "key_cosine_other_positions": 0.4})
     parts = {"key_cosine_random_dimensions": 0.1, "dimension": 4.0, "rest": 1.0, "bias": 0.0, "random_dimensions": 0.1}
     frames["key_split"] = frames["key_split"].assign(**parts, logit_advantage_sink=5.0)
