@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -150,18 +150,11 @@ app = Typer(
 def _log_to_stderr(*, debug: bool) -> Iterator[None]:
     """While a command runs, write our messages and warnings to stderr; those of others only in debugging."""
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         if Path(filename).is_relative_to(_PACKAGE):
             say("warning", str(message))
         elif debug:
-            sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+            sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
     logger = logging.getLogger(PACKAGE)
     handler, level = _Handler(), logger.level

@@ -115,21 +115,19 @@ def cache(
     if not entries and name is None:
         if not quiet:
             echo(f"{cache_folder()} holds nothing")
-        return Answer(found=lambda: found)
-    if not config.clear and quiet:
+    elif config.clear:
+        n_bytes = sum(entry.bytes for entry in chosen)
+        what = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} folders"
+        if chosen and not yes:
+            typer.confirm(f"Remove {what} ({size_text(n_bytes)}) from {cache_folder()}?", abort=True)
+        found["freed_bytes"] = clear_cache(name=name)
+        if not quiet:
+            echo(f"freed {size_text(found['freed_bytes'])}")
+    elif quiet:
         echo("\n".join(entry.name for entry in chosen))
-    elif not config.clear:
+    else:
         states = {True: "whole", False: "unfinished or damaged"}
         lines = [(entry.kind, entry.name, size_text(entry.bytes), states[entry.complete]) for entry in chosen]
         heads = ("kind", "name", "size", "state")
         console().print(terminal_table(heads, lines, title=f"{cache_folder()}", texts=4, wrapped=heads))
-    if not config.clear:
-        return Answer(found=lambda: found)
-    n_bytes = sum(entry.bytes for entry in chosen)
-    what = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} folders"
-    if chosen and not yes:
-        typer.confirm(f"Remove {what} ({size_text(n_bytes)}) from {cache_folder()}?", abort=True)
-    freed = clear_cache(name=name)
-    if not quiet:
-        echo(f"freed {size_text(freed)}")
-    return Answer(found=lambda: {**found, "freed_bytes": freed})
+    return Answer(found=lambda: found)

@@ -188,11 +188,8 @@ def copy_shard_parts(writer: RunWriter) -> None:
         folder = shard.folder(writer.folder)
         record = read_record(folder)
         for name, entry in record["files"].items():
-            if (
-                Path(name).stem in record["config"]["parts"]
-                and not writer.has(name)
-                and is_intact(folder / name, entry)
-            ):
+            is_missing = Path(name).stem in record["config"]["parts"] and not writer.has(name)
+            if is_missing and is_intact(folder / name, entry):
                 writer.write_bytes(name, (folder / name).read_bytes())
 
 

@@ -32,7 +32,7 @@ _LEAST_LOG = -1e4
 """Under it a weight is 0 in float32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Key:
     """A number that the monitor logs, for every layer as ``NAME/layer_N`` and for the whole model as ``NAME``."""
 
@@ -45,45 +45,33 @@ class Key:
 KEYS: Mapping[str, Key] = MappingProxyType(
     {
         "rate_first": Key(
-            unit="share",
-            whole="mean",
-            meaning="share of (sequence, head) whose sink score at position 0 passes the threshold that was set",
+            "share",
+            "mean",
+            "share of (sequence, head) whose sink score at position 0 passes the threshold that was set",
         ),
-        "mass_first": Key(
-            unit="attention", whole="mean", meaning="mean attention of later queries that see position 0"
-        ),
-        "rate_strongest": Key(unit="share", whole="mean", meaning="as rate_first, at the strongest position"),
-        "mass_strongest": Key(unit="attention", whole="mean", meaning="as mass_first, at the strongest position"),
+        "mass_first": Key("attention", "mean", "mean attention of later queries that see position 0"),
+        "rate_strongest": Key("share", "mean", "as rate_first, at the strongest position"),
+        "mass_strongest": Key("attention", "mean", "as mass_first, at the strongest position"),
         "strongest_position": Key(
-            unit="position",
-            whole="alone",
-            meaning="the position with the largest mean sink score over layers and heads",
+            "position", "alone", "the position with the largest mean sink score over layers and heads"
         ),
-        "norm_ratio": Key(
-            unit="1", whole="max", meaning="norm of the stream at position 0 relative to the median of ordinary tokens"
-        ),
+        "norm_ratio": Key("1", "max", "norm of the stream at position 0 relative to the median of ordinary tokens"),
         "dominance": Key(
-            unit="1",
-            whole="mean",
-            meaning="largest magnitude of the stream's dimensions at position 0, relative to their mean",
+            "1", "mean", "largest magnitude of the stream's dimensions at position 0, relative to their mean"
         ),
         "dimension": Key(
-            unit="dimension",
-            whole="alone",
-            meaning="the dimension with most energy at position 0, where dominance is largest",
+            "dimension", "alone", "the dimension with most energy at position 0, where dominance is largest"
         ),
-        "max_activation": Key(unit="of the stream", whole="max", meaning="largest magnitude in the stream, any token"),
-        "kurtosis": Key(
-            unit="1", whole="mean", meaning="excess kurtosis of a token's dimensions, mean over tokens; 0 = Gaussian"
-        ),
+        "max_activation": Key("of the stream", "max", "largest magnitude in the stream, any token"),
+        "kurtosis": Key("1", "mean", "excess kurtosis of a token's dimensions, mean over tokens; 0 = Gaussian"),
         "coverage": Key(
-            unit="share",
-            whole="max",
-            meaning="share of ordinary tokens on which one dimension exceeds 20 times the token's median magnitude",
+            "share",
+            "max",
+            "share of ordinary tokens on which one dimension exceeds 20 times the token's median magnitude",
         ),
-        "coverage_dimension": Key(unit="dimension", whole="alone", meaning="that dimension, where coverage is largest"),
-        "entropy": Key(unit="nats", whole="mean", meaning="entropy of a row of the pattern, mean over sampled queries"),
-        "max_logit": Key(unit="logits", whole="max", meaning="largest attention score of the sampled queries"),
+        "coverage_dimension": Key("dimension", "alone", "that dimension, where coverage is largest"),
+        "entropy": Key("nats", "mean", "entropy of a row of the pattern, mean over sampled queries"),
+        "max_logit": Key("logits", "max", "largest attention score of the sampled queries"),
     }
 )
 """Name without the prefix -> what it is."""

@@ -130,7 +130,7 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(variant, tmp_path, monk
         train(config, out=tmp_path / "parted", progress=False, data=data())
     parted = train(config, out=tmp_path / "parted", progress=False, data=data())
     columns = ["step", "loss", "eval_loss", "lr"]
-    pd.testing.assert_frame_equal(parted.log[columns], whole.frame[columns])
+    pd.testing.assert_frame_equal(parted.frame[columns], whole.frame[columns])
     weights = (load_file(str(run.checkpoints[12] / "model.safetensors")) for run in (whole, parted))
     first, second = weights
     assert all(torch.equal(one, second[name]) for name, one in first.items())

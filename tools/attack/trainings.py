@@ -124,7 +124,7 @@ def _any_batch(rng: random.Random, family: str) -> None:
 
 
 def _error_of_its_own(rng: random.Random, family: str) -> None:
-    name, at = rng.choice(["take_state", "take_attention", "settled", "numbers", "complete"]), rng.randrange(20)
+    name, at = rng.choice(["take_state", "take_attention", "settle", "numbers", "complete"]), rng.randrange(20)
     kind = rng.choice([ValueError, MemoryError, KeyError, RuntimeError, RecursionError])
     calls, own = [0], getattr(KeySums, name)
 
