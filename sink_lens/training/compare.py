@@ -106,8 +106,9 @@ def compare(
         rates = side.loc[side["measure"] == "sink_rate"].groupby(["variant", "seed"])
         known = sorted(set.intersection(*(set(rows["threshold"].tolist()) for _, rows in rates)))
         if not np.isclose(known, config.threshold).any():
-            asked = f"{config.threshold:g}; need one of {', '.join(map(str, known))}"
-            raise InputError(f"the runs were not watched at threshold {asked}")
+            raise InputError(
+                f"the runs were not watched at threshold {config.threshold:g}; need one of {', '.join(map(str, known))}"
+            )
         if any("sigmoid" in variant.split("/") for variant in variants.runs):
             notes.append(
                 "weights of sigmoid attention do not sum to 1: its mass is a mean weight, not a share of a row"
