@@ -107,14 +107,14 @@ class RunWriter:
         self._wrote = True
         shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
         path = self._write_whole(filename, payload)
-        digest = hashlib.sha256(payload).hexdigest()
-        self._record["files"][filename] = {"bytes": len(payload), "sha256": digest}
-        self._write_record()
+        self._list_content(filename, payload)
         return path
 
     def list_file(self, name: str) -> None:
         """Add a file that lies in the folder to run.json, with its present size and hash."""
-        content = (self.folder / name).read_bytes()
+        self._list_content(name, (self.folder / name).read_bytes())
+
+    def _list_content(self, name: str, content: bytes) -> None:
         self._wrote = True
         self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         self._write_record()

@@ -40,23 +40,20 @@ class Birth:
     """(threshold, sink rate) of the last checkpoint at the other thresholds that were measured."""
 
     @property
-    def brief(self) -> str:
-        """The clause that says between which checkpoints the sink was born, or that there is none."""
-        if self.tokens is None:
-            return f"no sink at threshold {self.threshold:g}"
-        if self.before is None:
-            at = f"{short_count(self.tokens)} {self.unit}"
-            return f"the sink was there at the first checkpoint already ({at}), so its birth is not known"
-        between = f"{short_count(self.before)} and {short_count(self.tokens)} {self.unit}"
-        return f"the sink was born between {between} (step {self.step})"
-
-    @property
     def sentence(self) -> str:
-        """``brief``, and the sink rate and largest mass at the last checkpoint."""
+        """When the sink was born, or that there is none, and the sink rate and largest mass at the last checkpoint."""
+        if self.tokens is None:
+            born = f"no sink at threshold {self.threshold:g}"
+        elif self.before is None:
+            at = f"{short_count(self.tokens)} {self.unit}"
+            born = f"the sink was there at the first checkpoint already ({at}), so its birth is not known"
+        else:
+            between = f"{short_count(self.before)} and {short_count(self.tokens)} {self.unit}"
+            born = f"the sink was born between {between} (step {self.step})"
         at_others = listed(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
         rates = f"{self.rate:.1%} of layers and heads above {self.threshold:g}" + f" ({at_others})" * bool(at_others)
         mass = f"layer {self.layer} has most: mean mass {number(self.mass)}, uniform attention {number(self.uniform)}"
-        return f"{self.brief}; at the last checkpoint ({short_count(self.last)} {self.unit}) {rates}; {mass}"
+        return f"{born}; at the last checkpoint ({short_count(self.last)} {self.unit}) {rates}; {mass}"
 
 
 def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:

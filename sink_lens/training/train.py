@@ -47,8 +47,6 @@ class TrainResult(Result):
     """Step -> folder that ``load`` opens."""
     first: bool = True
     """True if this is the process that wrote the run."""
-    first_gains: tuple[float, ...] = ()
-    """What the gain of the heads' norm began at in each layer, its mean over the layer; empty without such a norm."""
 
     def shown(self) -> tuple[object, ...]:
         """Return the end of the log, which a notebook shows below the headline."""
@@ -143,7 +141,6 @@ def train(
                 if path.name.startswith(checkpoint_files.KEPT)
             },
             first=args.should_save,
-            first_gains=gains,
         )
 
 

@@ -128,10 +128,16 @@ def watch(
     tokenizer = run_tokenizer(run)
     if tokens is None:
         tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
-    seen = tokens_by_step(run)
+    step_tokens = run.config["length"] * run.config["batch"]
     with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
         return _measure_all(
-            checkpoints, tokens, kept=kept, tokenizer=tokenizer, seen=seen, config=config, progress=progress
+            checkpoints,
+            tokens,
+            kept=kept,
+            tokenizer=tokenizer,
+            seen=lambda step: step * step_tokens,
+            config=config,
+            progress=progress,
         )
 
 
@@ -224,13 +230,6 @@ def _measure_all(
         frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
         kept.write_table("watch", frame)
     return frame
-
-
-def tokens_by_step(run: Run) -> Callable[[int], int]:
-    """Return a function from step to tokens that the run had seen: by its log, else by batch size and length."""
-    known: Any = run.tables["log"].set_index("step")["tokens"].to_dict() if "log" in run.tables else {}
-    each = run.config["length"] * run.config["batch"]
-    return lambda step: known.get(step, step * each)
 
 
 def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:

@@ -24,7 +24,6 @@ from sink_lens.training.watch import (
     find_birth,
     measure_checkpoint,
     run_tokenizer,
-    tokens_by_step,
     watch,
 )
 
@@ -279,12 +278,6 @@ def test_a_run_that_is_being_written_is_refused(run):
         watch(run, tokens=batch(), progress=False)
     with add_to_run(run) as writer:
         assert len(watch(run, tokens=batch(), progress=False, writer=writer))
-
-
-def test_tokens_are_those_of_the_log_else_of_the_sizes(tmp_path):
-    run = read_run(write_run(tmp_path / "run", [5.0, 4.0]))
-    seen = tokens_by_step(run)
-    assert [seen(step) for step in (0, 1, 10, 20, 40)] == [0, EACH, 10 * EACH, 20 * EACH, 40 * EACH]
 
 
 def test_rows_that_cannot_be_had_again_are_replaced_by_the_prose_and_that_is_said(tmp_path):

@@ -52,7 +52,6 @@ def course(
     watched: pd.DataFrame,
     *,
     log: pd.DataFrame | None = None,
-    threshold: float = SINK_THRESHOLD,
     born: float | int | None = None,
 ) -> Figure:
     """The measures of a run's checkpoints against tokens: small multiples, layers by colour, the birth marked.
@@ -60,7 +59,6 @@ def course(
     Args:
         watched: step, tokens, measure, layer, position, threshold, value (see ``training.checkpoints.watch``).
         log: tokens, loss and eval_loss of the run; the loss on the watched sequences alone if None.
-        threshold: of the sink score: the line that is drawn thick.
         born: tokens at the sink's birth.
     """
     watched, unit = _with_steps(watched)
@@ -82,7 +80,7 @@ def course(
     rows = whole_model_rows(watched, "sink_rate")
     levels = sorted(set(rows["threshold"].to_numpy(float).tolist()))
     for level, colour, mark in zip(levels, cycle(COLOURS), cycle(MARKS), strict=False):
-        of_level, width = rows.loc[rows["threshold"] == level], 2.4 if np.isclose(level, threshold) else 1.2
+        of_level, width = rows.loc[rows["threshold"] == level], 2.4 if np.isclose(level, SINK_THRESHOLD) else 1.2
         _draw_line(rate, of_level, scale, color=colour, marker=mark, linewidth=width, label=f"above {level:g}")
     rate.set_ylim(-0.02, max(0.1, 1.05 * float(np.nanmax(rows["value"].to_numpy(float), initial=0.0))))
     legend(rate, columns=4)
