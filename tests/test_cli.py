@@ -214,7 +214,7 @@ def models(tmp_path, monkeypatch):
     def convert(path, *, folder):
         (folder / "model.safetensors").write_bytes(path.read_bytes() * 1_000)
 
-    monkeypatch.setattr(bundled, "convert_gguf", convert)
+    monkeypatch.setattr("sink_lens.models.gguf_conversion.convert_gguf", convert)
     for name in ("whole", "cut"):
         (tmp_path / f"{name}.gguf").write_bytes(f"GGUF {name}".encode() * 100)
         folder = bundled.converted_folder(tmp_path / f"{name}.gguf")
