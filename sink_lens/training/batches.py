@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 from torch.utils.data import Subset
@@ -19,7 +19,6 @@ from .config import TrainConfig
 from .model import check_vocabulary
 
 
-@runtime_checkable
 class Rows(Protocol):
     """Rows of input_ids and labels: a data set, or a list."""
 

@@ -18,6 +18,7 @@ import pandas as pd
 from ..configuration import make_config
 from ..errors import InputError, RunError
 from ..records import Finding, check_free, create_run, default_folder, versions
+from ..schema import MIN_SINK_RATE
 from ..stats import Difference, summarise_differences, t_intervals
 from ..text import interval_text, listed, name_in_words, number, plural, short_count, signed_change
 from .config import CompareConfig
@@ -202,16 +203,15 @@ def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
     """Sentences that say in how many seeds a sink is born, when, and how strong it is at the end."""
-    threshold, least = born[0].threshold, born[0].min_rate
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
-        f"At the end {rate:.1%} of heads have a sink score above {threshold:g}; in the layer with the most, position "
-        f"0 gets {number(mass)} of the attention (uniform attention: {number(born[0].uniform)})."
+        f"At the end {rate:.1%} of heads have a sink score above {born[0].threshold:g}; in the layer with the most, "
+        f"position 0 gets {number(mass)} of the attention (uniform attention: {number(born[0].uniform)})."
     )
     whens = [one.tokens for one in born if one.tokens is not None]
     seeds = plural(len(born), "seed")
     if not whens:
-        return f"{_quoted(variant)} has no sink in any of {seeds} (fewer than {least:.0%} of heads). {now}"
+        return f"{_quoted(variant)} has no sink in any of {seeds} (fewer than {MIN_SINK_RATE:.0%} of heads). {now}"
     when = listed((f"{short_count(one)}" for one in whens), most=8)
     return f"{_quoted(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
 

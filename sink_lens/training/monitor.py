@@ -339,7 +339,12 @@ class SinkMonitor:
         first_hook = self._guard_hook(before_layers)
         self._handles.append(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
         for layer, numbers in _number_calls(self._layers, layers=range(len(self._layers))):
-            self._handles.append(layer.register_forward_hook(self._guard_hook(self._make_hook_after_layer(numbers))))
+
+            def after_layer(module: nn.Module, args: Any, output: Any, numbers: Iterator[int] = numbers) -> None:
+                if not torch.compiler.is_compiling():
+                    self._add_stream(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
+
+            self._handles.append(layer.register_forward_hook(self._guard_hook(after_layer)))
         modules = [_unwrapped_module(self._layers[at].get_submodule(self._family.attention)) for at in self._attending]
         for module, numbers in _number_calls(modules, layers=self._attending):
             after = self._guard_hook(self._make_attention_hook(numbers))
@@ -388,15 +393,6 @@ class SinkMonitor:
             with self._stop_on_error():
                 if self._sums is not None and not self._has_all_layers(self._sums):
                     self._replay(inputs, call=self._model.forward)
-
-    def _make_hook_after_layer(self, numbers: Iterator[int]) -> Callable[..., None]:
-        """Make a hook that reads the stream after a layer; ``numbers`` gives the layer of each call."""
-
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self._add_stream(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
-
-        return hook
 
     def _make_attention_hook(self, numbers: Iterator[int]) -> Callable[..., None]:
         """Make a hook that reads queries and keys of an attention module; ``numbers`` gives the layer of each call."""
@@ -556,11 +552,9 @@ def _watched_family(model: PreTrainedModel) -> Family:
 
 
 def _n_processes() -> int:
-    """Number of processes; 1 without torch.distributed."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _process_number() -> int:
-    """Number of this process; 0 without torch.distributed."""
     return torch.distributed.get_rank() if _n_processes() > 1 else 0

@@ -16,10 +16,8 @@ class Birth:
 
     threshold: float
     """Threshold of the sink score."""
-    min_rate: float
-    """The sink rate from which there is a sink."""
     step: int | None
-    """The first checkpoint from which the rate stays at or over ``min_rate``; None where it does not at the last."""
+    """The first checkpoint from which the rate stays at or over ``MIN_SINK_RATE``; None if it does not at the last."""
     tokens: int | None
     """Number of tokens trained on by that checkpoint."""
     before: int | None
@@ -94,7 +92,6 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
     pairs = zip(at_last["threshold"].tolist(), at_last["value"].tolist(), strict=True)
     return Birth(
         threshold=threshold,
-        min_rate=MIN_SINK_RATE,
         step=int(step[first]) if born else None,
         tokens=int(tokens[first]) if born else None,
         before=int(tokens[first - 1]) if born and first else None,

@@ -76,9 +76,7 @@ def group(
     variants: dict[str, dict[int, Run]] = {}
     for run, config in zip(runs, configs, strict=True):
         variant = "/".join(_value_text(config.get(name)) for name in names)
-        seed = config.get("seed")
-        if not isinstance(seed, int):
-            raise RunError(f"{run.folder} has no seed in its configuration; need one to pair runs. Train it again.")
+        seed = config["seed"]
         if seed in variants.setdefault(variant, {}):
             raise RunError(
                 f"{variants[variant][seed].folder} and {run.folder} are both {variant} with seed {seed}; need each "
@@ -105,7 +103,7 @@ def group(
 
 
 def _check_finished(run: Run) -> Run:
-    """Return the run if it is a finished training with a log; refuse it otherwise."""
+    """Return the run if it is a finished training; refuse it otherwise."""
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
     if run.status != "finished":
@@ -113,8 +111,6 @@ def _check_finished(run: Run) -> Run:
             f"{run.folder} is {run.status}, not finished; need whole runs, or their ends would be compared with "
             "others' middles. Train it to the end, or leave it out."
         )
-    if "log" not in run.tables:
-        raise RunError(f"{run.folder} has no log.parquet; need the losses. Train it again, or leave it out.")
     return run
 
 

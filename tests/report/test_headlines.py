@@ -211,7 +211,7 @@ def opening(*, by=("lr",)):
 
 def sinks(*, tokens=64):
     born = Birth(
-        threshold=0.3, min_rate=0.05, step=1, tokens=tokens, before=None, rate=0.5, mass=0.6, layer=2, uniform=0.1,
+        threshold=0.3, step=1, tokens=tokens, before=None, rate=0.5, mass=0.6, layer=2, uniform=0.1,
         last=640, others=(),
     )  # fmt: skip
     return normalised(compare._sink_sentences("OTHER", [born]))

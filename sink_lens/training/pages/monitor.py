@@ -139,7 +139,6 @@ def _threshold(run: Run) -> float:
 
 
 def _course_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the monitor's measures by step."""
     readings = run.need("monitor", columns=_COLUMNS)
     see = (
         "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "

@@ -245,7 +245,6 @@ def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> 
 
 
 def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _Tokens) -> None:
-    """Draw the training loss of a log and, where the run was evaluated, the loss on held-out text."""
     loss, held_out = _finite(log, "loss"), _finite(log, "eval_loss")
     axes.plot(scale.places(loss.index), loss, color=QUIET, linewidth=0.8, label="training")
     if len(held_out):
@@ -269,7 +268,6 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 
 
 def _training_title(run: Run) -> str:
-    """Title of a training: attention, value norm, last losses and sink rate."""
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
     title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
@@ -277,7 +275,6 @@ def _training_title(run: Run) -> str:
 
 
 def _watch_title(run: Run) -> str:
-    """Title of watched checkpoints: their folder or number, the last loss and the sink rate."""
     watched = run.config.get("checkpoints")
     name = plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
     return f"{visible(name)}: {_last_values(run) or 'checkpoints watched'}"
@@ -352,7 +349,6 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _loss_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the loss by tokens."""
     log = run.need("log", columns=_LOG)
     figure = canvas(width=7.4, height=3.2)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
@@ -467,7 +463,6 @@ _DRAWN = {
 
 
 def _comparison_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the variants side by side."""
     tables = {name: run.need(name, columns=columns) for name, columns in _DRAWN.items()}
     if empty := [name for name, table in tables.items() if not len(table)]:
         raise RunError(f"the table {empty[0]!r} has no rows. Compare again to see it.")
