@@ -42,16 +42,10 @@ _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
-    """Make a configuration from the defaults, or from ``given``, with some fields changed.
+    """Make a configuration from ``given``, or from the defaults, with some fields changed; lists become tuples.
 
-    Args:
-        kind: the class.
-        given: the configuration to change; the defaults if None.
-        changes: fields by name; lists become tuples.
-        where: what the changes come from, for errors; the name of the class if empty.
-
-    Raises:
-        InputError: a name that is no field, with the nearest one, or a value that the field cannot take.
+    ``where`` is what the changes come from, for errors; the name of the class if empty. A name that is no field is
+    refused with the nearest one, and so is a value that the field cannot take.
     """
     known = {field.name: field for field in fields(cast("Any", kind))}
     changes = flatten_tables(kind, changes, where=where)

@@ -173,12 +173,9 @@ def _ratios_and_errors(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray
 
 
 def paired_difference(a: Any, b: Any, *, generator: np.random.Generator) -> Interval:
-    """Mean of the paired differences a - b, one per unit, with its bootstrap interval.
+    """Mean of the paired differences a - b, one per unit, with its bootstrap interval; refuses different shapes.
 
     A unit that is nan in `a` or `b` is dropped from both.
-
-    Raises:
-        InputError: `a` and `b` differ in shape, so their units are not pairs. The errors of `interval` also apply.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape:
@@ -195,15 +192,7 @@ def paired_differences(a: Any, b: Any, *, generator: np.random.Generator, n_resa
     """Interval of the mean paired difference a - b for each row: ``paired_difference`` for many rows at once.
 
     All rows share the same draws, so thousands of rows cost about as much as one. Rows with a nan are drawn one by one.
-
-    Args:
-        a: numbers, shape (rows, units).
-        b: the numbers to subtract, in the same shape; a single row is compared with every row of `a`.
-        generator: Source of the random draws.
-        n_resamples: Number of draws.
-
-    Raises:
-        InputError: the shapes do not fit. The errors of `interval` also apply.
+    `a` has the shape (rows, units), and so has `b`, or it is a single row that is compared with every row of `a`.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.ndim != 2 or second.ndim != 2 or second.shape not in (first.shape, (1, first.shape[1])):

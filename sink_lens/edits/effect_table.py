@@ -16,12 +16,9 @@ def effect_table(
 ) -> pd.DataFrame:
     """One row per cell: mean baseline and value, effect with its interval, controls, effect above the controls, n.
 
-    Args:
-        values: the metric under each cell, shape (cells, sequences); nan where it is undefined, such as in a sequence
-            without the cell's position. The baseline and the controls of the cell leave these sequences out too.
-        before: the metric of the baseline run, by sequence.
-        controls: for each cell the metric under its random controls, shape (controls, sequences); empty for none.
-        generator: of the bootstrap.
+    ``values`` are of (cells, sequences); nan where undefined, such as in a sequence without the cell's position, which
+    the baseline and the controls of the cell leave out too. ``before`` is the metric of the baseline run, by sequence.
+    ``controls`` are for each cell those under its random controls, (controls, sequences); empty for none.
     """
     nothing = np.full(len(before), np.nan)
     beside, spreads, counts = [], [], []
