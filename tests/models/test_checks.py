@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +10,9 @@ from torch import nn
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
+from analyses.tiny_families import tiny
 from sink_lens.errors import ModelError
 from sink_lens.models import checks
-from sink_lens.models.families import FAMILIES
 from sink_lens.models.load import load, wrap
 
 
@@ -42,17 +40,6 @@ def of_class(model_class):
     model = tiny("llama")
     model.__class__ = model_class
     return model
-
-
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_the_classes_of_transformers_are_known(family):
-    model = tiny(family)
-    found, row = checks.check_architecture(model), FAMILIES[type(model).__name__]
-    if family.startswith("headnorm"):  # of which the configuration chooses some facts
-        assert replace(found, sigmoid=False, sink_logit=False, head_gate=None, qk_norm=None) == row
-        assert (found.head_gate is not None) == ("gate" in family)
-    else:
-        assert found is row
 
 
 @pytest.mark.parametrize(
