@@ -191,9 +191,7 @@ def _write_pack(
                 bar.update(len(text))
     body = settings["length"] - (settings["bos"] is not None)
     n_sequences = n_ids // body
-    count = max(1, round(n_sequences * settings["eval_frac"]))
-    # the middles of equally long stretches of the stream
-    held_out = ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
+    held_out = _evaluation_rows(n_sequences, settings["eval_frac"])
     if n_sequences < 2:
         raise InputError(
             f"the text has {n_ids:,} tokens; need {2 * body:,} for one sequence of {settings['length']} to train on "
@@ -228,6 +226,12 @@ def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray
         digest.update(part.astype("<u4").tobytes())
     written.flush()
     return digest.hexdigest()
+
+
+def _evaluation_rows(n_sequences: int, share: float) -> np.ndarray:
+    """Indices of the evaluation sequences: the middles of equally long stretches of the stream."""
+    count = max(1, round(n_sequences * share))
+    return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 
 
 def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
