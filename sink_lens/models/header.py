@@ -103,19 +103,20 @@ class Header:
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 
-def check_fits(config: Described, *, n_context: int | None, has_tokenizer: bool) -> None:
+def check_fits(config: Described, *, n_context: int | None, has_tokenizer: bool, name: str | None = None) -> None:
     """Refuse sequences that are longer than a model takes, or text for a model without a tokenizer.
 
     Raises:
         InputError: which, and what is needed.
     """
+    name = name or config.model
     if n_context is not None and config.length > n_context and not config.prompts:
         raise InputError(
-            f"the length is {config.length} tokens; {config.model} takes at most {n_context}: use a shorter length"
+            f"the length is {config.length} tokens; {name} takes at most {n_context}: use a shorter length"
         )
     if not has_tokenizer and config.tokens == "text":
         raise InputError(
-            f"{config.model} has no tokenizer, so no text can be read; need one: load(..., tokenizer=...), or its "
+            f"{name} has no tokenizer, so no text can be read; need one: load(..., tokenizer=...), or its "
             "files beside the weights. Or give token ids (tokens= in Python), or draw them (--tokens random)"
         )
 

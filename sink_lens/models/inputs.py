@@ -54,7 +54,7 @@ def make_tokens(lens: LensModel, *, config: Described, bos: BosCondition) -> Tok
         InputError: text without a tokenizer, too little text, no BOS token although BOS was requested, or a length
             above the model's context.
     """
-    check_fits(config, n_context=lens.n_context, has_tokenizer=lens.tokenizer is not None)
+    check_fits(config, n_context=lens.n_context, has_tokenizer=lens.tokenizer is not None, name=lens.name)
     size = {"sequences": config.sequences, "length": config.length, "bos": bos}
     if config.tokens != "text":
         draw = random_tokens if config.tokens == "random" else repeated_tokens
