@@ -63,7 +63,7 @@ def main() -> None:
     """Print what a page weighs and how long it takes."""
     held = graph()
     page = explorer.Explorer(graphs=[held])
-    data = len(explorer.script([held])) - len(explorer.script([]))
+    data = len(explorer.explorer_script([held])) - len(explorer.explorer_script([]))
     print(f"{len(held['nodes'])} nodes, {len(held['links'])} edges")
     print(
         f"page without its data: {(len(page.html.encode()) - data) / 1e6:.2f} MB; data {data / 1e6:.2f} MB, as JSON",

@@ -57,13 +57,13 @@ TOY = {
             return Result(folder=writer.folder, tables={"letters": frame}, headline=f"{len(config.text)} letters")
     ''',
     "toy_letters/page.py": """
-        from sink_lens.report.page import Listed, Page, listed_table
+        from sink_lens.report.page import Listed, Page, table_maker
 
         LETTERS = Page(
             title=lambda run: "Letters",
             headline=lambda run: [f"{len(run.tables['letters'])} different letters"],
             figures=(),
-            tables=(Listed(key="letters", title="Letters", make=listed_table("letters", "All.", ("letter", "count"))),),
+            tables=(Listed(key="letters", title="Letters", make=table_maker("letters", "All.", ("letter", "count"))),),
         )
 
 

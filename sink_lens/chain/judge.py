@@ -25,7 +25,7 @@ from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
 from .links import LINKS
 from .links.link import Link
-from .page.words import off_distribution
+from .page.words import is_off_distribution
 
 Verdict = Literal["holds", "fails", "undecided", "not applicable", "not asked"]
 Answer = Literal["yes", "no", "undecided", "not applicable", "not tested", "not asked"]
@@ -50,9 +50,9 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
     """Verdict of an intervention, from its row of ``effects``: its interval against the floor and the largest control.
 
     Undecided where the sink has hardly more attention than uniform attention would give it, and where the intervention
-    takes the model off its distribution (``off_distribution``).
+    takes the model off its distribution (``is_off_distribution``).
     """
-    if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or off_distribution(row):
+    if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or is_off_distribution(row):
         return "undecided"
     return _compare(row["ci_low"], row["ci_high"], bars=[floor, row.get("control_largest", math.nan)])
 

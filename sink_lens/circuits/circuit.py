@@ -322,11 +322,11 @@ class Circuit:
 
     def _attribution_graph(self, *, others: bool = False, **more: Any) -> dict[str, Any]:
         """Its edges, or the largest others too, as a graph that Neuronpedia and the explorer show."""
-        from ..report.explorer import edge_graph, edges_to_explore
+        from ..report.explorer import edge_graph, select_edges
 
         graph, every = self.graph, self.every_edge
         return edge_graph(
-            edges_to_explore(every) if others else every.loc[self.chosen],
+            select_edges(every) if others else every.loc[self.chosen],
             model=self.runs.lens.name,
             tokens=first_prompt(self.runs),
             title=repr(self),

@@ -10,18 +10,18 @@ from sink_lens.circuits.config import SIZES
 from sink_lens.circuits.picture import EdgeCircuit, curve_figure, place_of_node
 from sink_lens.circuits.sentences import circuit_sentences, edges_sentence, faithfulness_text, is_complete, is_gap_clear
 from sink_lens.records import Run
-from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, edges_to_explore, pattern_base64
+from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, pattern_base64, select_edges
 from sink_lens.report.page import (
     Drawn,
     Listed,
     Page,
     PageTable,
-    for_paper,
     has_table,
-    listed_table,
-    more,
-    shown_table,
-    whole,
+    more_note,
+    page_table,
+    paper_figure,
+    table_maker,
+    whole_table,
 )
 from sink_lens.text import edge_name, name_in_words, number, part_name, token_text, visible
 
@@ -67,7 +67,7 @@ def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
     curve = run.optional("curve", columns=CURVE)
     prompt = run.optional("prompt", columns=["position", "text"])
     config = run.config
-    largest = edges_to_explore(edges)
+    largest = select_edges(edges)
     if core is not None:
         largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
     return edge_graph(
@@ -173,7 +173,7 @@ def _listed_parts(
             table = table.sort_values(list(first), key=lambda one: one.abs(), ascending=False, ignore_index=True)
         part = "edge" if "edge" in table else "node"
         shown = table.assign(**{part: [edge_name(str(one)) for one in table[part]]})
-        return see + more(len(table), name), shown_table(shown, heads or [str(column) for column in table.columns])
+        return see + more_note(len(table), name), page_table(shown, heads or [str(column) for column in table.columns])
 
     return Listed(key=key, title=title, make=make, when=has_table(name))
 
@@ -195,7 +195,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
         correct=[token_text(one) for one in table["correct"]],
         incorrect=[token_text(one) for one in table["incorrect"]],
     )
-    return "The prompts (a dot is a space)." + more(len(table), "pairs"), shown_table(shown, heads, most=8)
+    return "The prompts (a dot is a space)." + more_note(len(table), "pairs"), page_table(shown, heads, most=8)
 
 
 _SCORE = {"edge": "edge", "score": "score"}
@@ -205,9 +205,9 @@ CIRCUIT = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="circuit", title="The circuit", make=_picture, data=whole("circuit"), on_page=False),
-        for_paper(edge_circuit, see="The strongest edges, one number each.", data=whole("circuit")),
-        Drawn(key="curve", title="How faithful it is", make=_curve, data=whole("curve")),
+        Drawn(key="circuit", title="The circuit", make=_picture, data=whole_table("circuit"), on_page=False),
+        paper_figure(edge_circuit, see="The strongest edges, one number each.", data=whole_table("circuit")),
+        Drawn(key="curve", title="How faithful it is", make=_curve, data=whole_table("curve")),
     ),
     tables=(
         _listed_parts(
@@ -227,7 +227,7 @@ CIRCUIT = Page(
         Listed(
             key="curve-table",
             title="The curve",
-            make=listed_table(
+            make=table_maker(
                 "curve",
                 "Every circuit that was run.",
                 {

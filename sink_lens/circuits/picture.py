@@ -68,7 +68,7 @@ class EdgeCircuit(Drawable):
         end = "logits" if self.outputs == ["logits"] else self.metric
         named: dict[str, Any] = {"unit": f"of the {self.metric}", "outputs": self.outputs, "end": end}
         sketch = sketches.sketch_edges(self.edges, group=self.group, title=self.title, **named)
-        return diagram.draw(sketch, style=style, width=width)
+        return diagram.draw_diagram(sketch, style=style, width=width)
 
     def to_json(self) -> str:
         """The circuit as JSON; undefined numbers are null."""

@@ -286,9 +286,9 @@ def terminal_table(
 
 def frame_table(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
     """Table for the terminal of those of the columns that a data frame has, with words and numbers as on pages."""
-    from ..report.page import shown_table
+    from ..report.page import page_table
 
-    shown = shown_table(frame, columns, most=len(frame))
+    shown = page_table(frame, columns, most=len(frame))
     return terminal_table(shown.heads, shown.rows, texts=len(shown.heads), wrapped=shown.heads)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..estimate import wall_seconds
 from ..models.memory import held_bytes
-from ..report.page import PageTable, shown_table
+from ..report.page import PageTable, page_table
 from ..text import duration, plural, short_count
 from .config import FingerprintConfig, SurveyConfig
 from .fingerprint import models_to_compare
@@ -63,7 +63,7 @@ def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
         memory=[f"{held / 1e9:.2f} GB" for held in frame["memory"]],
     )
     heads = {"variant": "models", "models": "how many", "seconds": "time"}
-    yield replace(shown_table(shown, {name: heads.get(name, name) for name in shown}, most=len(shown)), frame=frame)
+    yield replace(page_table(shown, {name: heads.get(name, name) for name in shown}, most=len(shown)), frame=frame)
     in_all = f"in all {duration(sum(frame['seconds'].tolist()))} for opening models and for their passes"
     if isinstance(config, FingerprintConfig):
         in_all += f", and about a second per pair ({plural(len(found) * (len(found) - 1) // 2, 'pair')})"

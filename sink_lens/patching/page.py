@@ -9,7 +9,17 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, largest_first, more, shown_table, whole
+from sink_lens.report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    intervals,
+    largest_first,
+    more_note,
+    page_table,
+    whole_table,
+)
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, map_panel, without_formulas
 from sink_lens.text import capital, listed, name_in_words, number, percent, site_words, token_text, visible
 
@@ -220,7 +230,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
     heads = {name: _HEADS.get(name, name.replace("_", " ")) for name in dict.fromkeys(names) if name in table.columns}
     heads = {name: head for name, head in heads.items() if bool(table[name].notna().any())}
     see = "The patches, the largest effect first; controls are random parts of the same size."
-    return see + more(len(table), "patches"), shown_table(table, heads)
+    return see + more_note(len(table), "patches"), page_table(table, heads)
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
@@ -229,14 +239,14 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
     shown = table.assign(
         clean=[token_text(text) for text in table["clean"]], corrupted=[token_text(text) for text in table["corrupted"]]
     )
-    see = "Where the two prompts differ (a dot is a space)." + more(len(table), "differences")
-    return see, shown_table(shown, ("sequence", "position", "clean", "corrupted"))
+    see = "Where the two prompts differ (a dot is a space)." + more_note(len(table), "differences")
+    return see, page_table(shown, ("sequence", "position", "clean", "corrupted"))
 
 
 PATCH = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="map", title="Where it is decided", make=_map_figure, data=whole("patches")),),
+    figures=(Drawn(key="map", title="Where it is decided", make=_map_figure, data=whole_table("patches")),),
     tables=(
         Listed(key="patch-table", title="Strongest patches", make=_patch_table),
         Listed(key="difference-table", title="The prompts", make=_difference_table),

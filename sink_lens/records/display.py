@@ -24,7 +24,7 @@ def result_html(
         notes: small print.
         folder: the run folder, named at the end.
     """
-    return _import_from_report("notebook", "result")(sentences, *parts, notes=notes, folder=folder)
+    return _import_from_report("notebook", "result_html")(sentences, *parts, notes=notes, folder=folder)
 
 
 def figure_bytes(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:

@@ -101,8 +101,8 @@ WIDTHS: Mapping[str, float] = {"page": 9.0, "paper": 6.75}
 """Style -> width of its figure in inches; a single column of a paper is 3.25."""
 
 
-def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figure:
-    """The diagram as a figure.
+def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) -> Figure:
+    """Draw a diagram as a figure, in the largest type that fits.
 
     Args:
         diagram: what is drawn.
@@ -135,7 +135,7 @@ def draw(diagram: Diagram, *, style: Style, width: float | None = None) -> Figur
 
 
 def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
-    """Boxes by level: each after all that lead to it; one that nothing leads to just before what it leads to."""
+    """Sort the boxes into levels so that arrows lead to later levels; boxes without incoming arrows come late."""
     if all(box.column is not None for box in diagram.boxes):
         columns = sorted({box.column for box in diagram.boxes if box.column is not None})
         return [[box for box in diagram.boxes if box.column == column] for column in columns]
@@ -185,7 +185,10 @@ class _Placed:
 
 
 def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, room_for: float) -> _Placed | None:
-    """Places of all boxes and arrows at a font size, over ``room_for`` points; None where they do not fit."""
+    """Compute the places of boxes and texts at a font size; None if they do not fit into the width.
+
+    ``room_for`` is the length of the shortest arrow, in widths of the widest number.
+    """
     em, edge = size / 72, 0.25 * form.width / 13.33 + 0.04
     pad, line = 0.45 * em, 1.22 * em
     small = _small_size(form, size)
@@ -260,25 +263,25 @@ def _row_places(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]
 
 
 def _count_arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
-    """Lines that the arrows need which lead past levels: one over the boxes, if there is any."""
+    """Return 1 if an arrow skips a level, and so needs a line around the boxes, else 0."""
     level = {box.id: at for at, some in enumerate(levels) for box in some}
     return int(any(level[arrow.target] - level[arrow.source] > 1 for arrow in diagram.arrows))
 
 
 def _small_size(form: _Form, size: int) -> float:
-    """Font size of the numbers and small words beside text of this size."""
+    """Return the font size of the small print beside text of a size."""
     return max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
 
 
 @functools.lru_cache(maxsize=4096)
 def _text_width(text: str, *, form: _Form, size: float, bold: bool = False) -> float:
-    """The width of a text in points."""
+    """Return the width of a text in inches."""
     font = FontProperties(family=[form.family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
 def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool = False) -> list[str] | None:
-    """The text in lines of at most a width; None where a word is wider. Lines are about as long as each other."""
+    """Break a text into lines of about equal length, at most ``width`` inches; None if a word is wider."""
     words = text.split()
     lines = _fill_lines(words, width, form=form, size=size, bold=bold)
     if lines is None or len(lines) < 2:
@@ -291,7 +294,7 @@ def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool 
 
 
 def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
-    """Words in lines, each as full as it gets; None where a word is wider than a line."""
+    """Break words into lines, each as full as it gets; None if a word is wider than ``width`` inches."""
     lines: list[str] = []
     width *= _FULL
     for word in words:
@@ -306,7 +309,7 @@ def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float,
 
 
 def _legend_entries(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
-    """Lines of the legend: (kind, meaning, where it begins) of each kind of arrow."""
+    """Return the lines of the legend, each a list of (kind of arrow, meaning, left end in inches)."""
     lines: list[list[tuple[str, str, float]]] = []
     x = 0.0
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
@@ -320,7 +323,7 @@ def _legend_entries(diagram: Diagram, room: float, *, form: _Form, small: float)
 
 
 def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
-    """Draw a diagram whose boxes are placed."""
+    """Draw a diagram as a figure, its parts at the places computed by ``_place_all``."""
     figure = canvas(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
@@ -336,9 +339,9 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
         lines = placed.lines[name]
         for at, line in enumerate(lines):
             y = (box.y0 + box.y1) / 2 + ((len(lines) - 1) / 2 - at) * 1.22 * em
-            _write(axes, (box.x0 + box.x1) / 2, y, line, form=form, size=size)
+            _write_text(axes, (box.x0 + box.x1) / 2, y, line, form=form, size=size)
     _draw_arrow_numbers(axes, diagram, curves, placed, form=form, size=size)
-    _draw_words(axes, diagram, placed, form=form, size=size)
+    _draw_title_and_legend(axes, diagram, placed, form=form, size=size)
     without_formulas(figure)
     for text in axes.texts:
         rest = functools.reduce(lambda rest, symbol: rest.replace(symbol, ""), _SYMBOLS.values(), text.get_text())
@@ -346,7 +349,7 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
     return figure
 
 
-def _write(
+def _write_text(
     axes: Axes, x: float, y: float, text: str, *, form: _Form, size: float, bold: bool = False, **style: Any
 ) -> Text:
     """Write a text at a point, with W_O, z, q, k and v as symbols."""
@@ -363,7 +366,7 @@ def _write(
 
 
 def _arrow_curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> np.ndarray:
-    """Points of an arrow from the edge of one box to that of another, past those between; it ends straight."""
+    """Return an array (point, x and y) of the curve from one box to another, around the boxes between."""
     parts = _arrow_pieces(arrow, placed, diagram, form=form, em=em)
     tip, before = np.array(parts[-1][3]), np.array(parts[-1][2])
     along = (tip - before) / (np.hypot(*(tip - before)) or 1.0)
@@ -375,7 +378,7 @@ def _arrow_curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form
 
 
 def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> list[_Piece]:
-    """The pieces of an arrow, each by the four control points of a curve."""
+    """Return the Bézier curves that an arrow consists of, each as four control points."""
     source, target = placed.boxes[arrow.source], placed.boxes[arrow.target]
     from_level, to_level = placed.at[arrow.source], placed.at[arrow.target]
     if form.down and to_level - from_level > 1:  # beside the boxes, on the right
@@ -391,7 +394,7 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
         start, end = ((source.x1, y), (target.x0, y)) if source.x0 < target.x0 else ((source.x0, y), (target.x1, y))
         return [_straight_piece(start, end)]
     if form.down:
-        ports = [_arrow_place(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
+        ports = [_arrow_end_place(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
         start, end = (ports[0], source.y0), (ports[1], target.y1)
         middle = (start[1] + end[1]) / 2
         return [(start, (start[0], middle), (end[0], middle), end)]
@@ -405,7 +408,7 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
         start, end = (source.x0 + 0.7 * source.width, source.y1), (target.x0 + 0.3 * target.width, target.y1)
         high = top + (top - max(start[1], end[1])) / 3
         return [(start, (start[0], high), (end[0], high), end)]
-    ends = [_arrow_place(arrow, diagram, placed, out=out) for out in (True, False)]
+    ends = [_arrow_end_place(arrow, diagram, placed, out=out) for out in (True, False)]
     points = [(source.x1, ends[0])]
     for at, some in enumerate(between, start=1):
         y = ends[0] + (ends[1] - ends[0]) * at / (len(between) + 1)
@@ -423,13 +426,13 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
 
 
 def _straight_piece(start: _Point, end: _Point) -> _Piece:
-    """A straight line from one point to another as the control points of a curve."""
+    """Return the four control points of a straight line between two points."""
     thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
     return start, thirds[0], thirds[1], end
 
 
-def _arrow_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
-    """The place on a box's side at which an arrow begins or ends, in the order of the arrows' other ends."""
+def _arrow_end_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
+    """Return the coordinate along a box's side at which an arrow begins (``out``) or ends, sorted so that few cross."""
     own = placed.boxes[arrow.source if out else arrow.target]
     beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
     # those that lead past a level, or within one, leave and enter elsewhere
@@ -444,7 +447,7 @@ def _arrow_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, 
 
 
 def _arrow_width(arrow: Arrow, *, em: float) -> float:
-    """The width of an arrow in points, by its share and the font size."""
+    """Return the line width of an arrow in points, from its share; ``em`` is the font size in inches."""
     share = 0.0 if math.isnan(arrow.share) else min(max(abs(arrow.share), 0.0), 1.0)
     return 72 * em * (0.09 + 0.6 * share)
 
@@ -504,7 +507,7 @@ def _draw_arrow_numbers(
                 best = (cost, x, y, box)
         assert best is not None
         colour = _KINDS.get(arrow.kind, (QUIET, ""))[0]
-        text = _write(axes, best[1], best[2], arrow.label, form=form, size=size, bold=True, color=colour)
+        text = _write_text(axes, best[1], best[2], arrow.label, form=form, size=size, bold=True, color=colour)
         if best[0] >= 10:  # on an arrow: on paper of its own
             text.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})
         taken.append(best[3])
@@ -513,7 +516,7 @@ def _draw_arrow_numbers(
 def _label_places(
     curve: np.ndarray, wide: float, tall: float, *, line: float, middle: float
 ) -> Iterator[tuple[float, _Point]]:
-    """Yield places for the number of an arrow, each with its cost: beside the middle, beside other points, on it."""
+    """Yield (cost, point) for the places of an arrow's number: cheapest beside the middle, dearest on the curve."""
     for share in (0.17, 0.25, 0.34, 0.42, 0.5, 0.58, 0.66, 0.75, 0.83):
         at = round(share * (len(curve) - 1))
         along = curve[min(at + 2, len(curve) - 1)] - curve[max(at - 2, 0)]
@@ -526,17 +529,17 @@ def _label_places(
         yield 5 * abs(share - middle) + 4, (float(curve[at, 0]), float(curve[at, 1]))
 
 
-def _draw_words(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> None:
+def _draw_title_and_legend(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> None:
     """Draw the title, the explanation of the numbers, and the legend of the lines."""
     em, small, edge = size / 72, _small_size(form, size), 0.25 * form.width / 13.33 + 0.04
     step = 1.35 * small / 72
     for at, line in enumerate(placed.title):
         y = placed.height - edge - (at + 0.5) * 1.22 * em
-        _write(axes, edge, y, line, form=form, size=size, bold=True, ha="left")
+        _write_text(axes, edge, y, line, form=form, size=size, bold=True, ha="left")
     keys = _legend_entries(diagram, form.width - 2 * edge, form=form, small=small)
     for at, line in enumerate(placed.foot):
         y = edge + (len(placed.foot) - 1 - at + 0.5 + len(keys)) * step
-        _write(axes, edge, y, line, form=form, size=small, ha="left", color=FAINT)
+        _write_text(axes, edge, y, line, form=form, size=small, ha="left", color=FAINT)
     sample = 2.2 * small / 72
     for at, row in enumerate(keys):
         y = edge + (len(keys) - 1 - at + 0.5) * step
@@ -546,4 +549,4 @@ def _draw_words(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, s
             dashes = {"solid": "solid", "dashed": (0, (2.4, 1.2)), "dotted": (0, (1, 1.1))}[dash]
             axes.plot([x, x + sample], [y, y], color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt")
             x += sample + 0.3 * small / 72
-            _write(axes, x, y, meaning, form=form, size=small, ha="left", color=FAINT)
+            _write_text(axes, x, y, meaning, form=form, size=small, ha="left", color=FAINT)

@@ -47,12 +47,14 @@ class Explorer:
     @property
     def html(self) -> str:
         """The whole page, which opens with no network."""
-        title = " and ".join(title_of(graph) for graph in self.graphs)
-        code = script(self.graphs)
+        title = " and ".join(graph_title(graph) for graph in self.graphs)
+        code = explorer_script(self.graphs)
         return (
-            templates()
+            template_environment()
             .get_template("explorer_page.html")
-            .render(title=title, code=code, hashes=views.hashes(code, bundle()), both=len(self.graphs) > 1)
+            .render(
+                title=title, code=code, hashes=views.script_hashes(code, read_javascript()), both=len(self.graphs) > 1
+            )
         )
 
     def save(self, path: str | Path) -> Path:
@@ -68,30 +70,30 @@ class Explorer:
 
 
 def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a curve as dicts, as the graph in JSON holds them."""
+    """Return the rows of a faithfulness curve as dicts of plain values, for the graph's JSON."""
     return [{name: _json_cell(row[name]) for name in CURVE} for row in curve.to_dict("records")]
 
 
 def pattern_base64(pattern: np.ndarray) -> str:
-    """The lower triangle of a pattern as a graph holds it: row by row, a byte for each (255 is all), in base64."""
+    """Return the lower triangle of an attention pattern in base64: row by row, one byte per value (255 is 1.0)."""
     past = pattern[np.tril_indices(len(pattern))].astype(float)
     return base64.b64encode((255 * past).round().clip(0, 255).astype(np.uint8).tobytes()).decode()
 
 
-def title_of(graph: Mapping[str, Any]) -> str:
-    """The title of a graph: ours, else its slug."""
+def graph_title(graph: Mapping[str, Any]) -> str:
+    """Return the title of a graph in Neuronpedia's JSON: that of sink_lens if there is one, else its slug."""
     metadata = graph["metadata"]
     return visible(metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120)
 
 
-def edges_to_explore(edges: pd.DataFrame) -> pd.DataFrame:
-    """As many edges as a page holds: those of the circuit, then the largest of the others."""
+def select_edges(edges: pd.DataFrame) -> pd.DataFrame:
+    """Return at most as many edges as a page holds: the circuit's first, then the others by the size of their score."""
     order = np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])
     return edges.iloc[order[:_MOST]]
 
 
 def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), **about: Any) -> dict[str, Any]:
-    """A circuit of edges as Neuronpedia's JSON.
+    """Return a circuit of edges as a graph in Neuronpedia's JSON.
 
     Its nodes are the input, heads, key-value heads that several heads share, MLPs and the logits. They have no feature
     of a dictionary. A node's influence is the share of the magnitude of all edges that its own carry.
@@ -151,12 +153,11 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
 
 
 def _node_id(name: str, span: str) -> str:
-    """A node's id: its name, and the token span at which it stands, if it has one."""
     return f"{name}@{span}" if span else name
 
 
 def _layer_and_type(name: str, *, n_layers: int) -> tuple[str, str]:
-    """Layer and type of a node, as Neuronpedia names them."""
+    """Return the layer and the type of a node in Neuronpedia's words, from its name, such as ``a5.h3``."""
     if name == "input":
         return "E", "embedding"
     match = _NODE.fullmatch(name)
@@ -166,7 +167,7 @@ def _layer_and_type(name: str, *, n_layers: int) -> tuple[str, str]:
 
 
 def _json_cell(value: Any) -> Any:
-    """A cell as JSON has it: numbers to six digits, undefined ones null."""
+    """Convert a cell for JSON: numbers to six digits, undefined ones to None."""
     if isinstance(value, bool) or (hasattr(value, "dtype") and value.dtype == bool):
         return bool(value)
     if isinstance(value, str) or value is None:
@@ -175,8 +176,8 @@ def _json_cell(value: Any) -> Any:
     return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
-def script(graphs: Sequence[Mapping[str, Any]]) -> str:
-    """The content of the script that shows some graphs; a content policy allows it and ``bundle()`` by their hashes."""
+def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the JavaScript that shows graphs on a page; it contains ``read_javascript()``, compressed."""
     packed = [
         base64.b64encode(
             gzip.compress(json.dumps(plain_json(graph), separators=(",", ":")).encode(), 6, mtime=0)
@@ -184,19 +185,19 @@ def script(graphs: Sequence[Mapping[str, Any]]) -> str:
         for graph in graphs
     ]
     return views.unpacking_script(
-        bundle(), name="exploreCircuits", then=f"await exploreCircuits({json.dumps(packed)});"
+        read_javascript(), name="exploreCircuits", then=f"await exploreCircuits({json.dumps(packed)});"
     )
 
 
 @cache
-def bundle() -> str:
-    """The JavaScript of the D3 library and of the explorer, which sets the function ``exploreCircuits``."""
+def read_javascript() -> str:
+    """Return the JavaScript of D3 and of the explorer, which defines the function ``exploreCircuits``."""
     return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in ("vendor/d3.min.js", "explorer.js"))
 
 
 @cache
-def templates(folder: Path = _HERE) -> jinja2.Environment:
-    """The environment of the Jinja templates in a folder; those of all pages by default."""
+def template_environment(folder: Path = _HERE) -> jinja2.Environment:
+    """Return the Jinja environment of the templates in a folder; by default those of all pages."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,

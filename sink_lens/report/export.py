@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError, RunError, refuse_tilde
 from sink_lens.records import Run, read_run, refuse_file_of_run
-from sink_lens.report.page import Drawn, attempt, csv
-from sink_lens.report.pages import belongs, page_of
+from sink_lens.report.page import Drawn, attempt, csv_text
+from sink_lens.report.pages import is_on_page, page_of
 from sink_lens.report.style import FORMATS, figure_bytes, fix_layout
 
 _DPI = 300
@@ -22,7 +22,7 @@ def save_figures(
     formats: Sequence[str] = tuple(FORMATS),
     only: Sequence[str] = (),
 ) -> tuple[list[Path], list[str]]:
-    """Write every figure of the runs' pages, and the numbers of each as CSV; several runs' files begin with the run.
+    """Write every figure of the runs' pages, and its numbers as CSV; names begin with ``run-1-`` if there are several.
 
     Args:
         runs: folders of runs.
@@ -40,7 +40,7 @@ def save_figures(
     refuse_tilde(folder, what="the folder of the figures")
     check_formats(formats)
     folder, files, missing = Path(folder), [], []
-    shown = [(run, [one for one in page_of(run).figures if belongs(run, one)]) for run in map(read_run, runs)]
+    shown = [(run, [one for one in page_of(run).figures if is_on_page(run, one)]) for run in map(read_run, runs)]
     keys = list(dict.fromkeys(one.key for _, figures in shown for one in figures))
     if unknown := [name for name in only if name not in keys]:
         raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(keys)}")
@@ -67,7 +67,7 @@ def save_figures(
                     files[-1].write_bytes(figure_bytes(made, form, salt=drawn.key, dpi=_DPI))
                 if data is not None:
                     files.append(_file_path(folder, f"{prefix}{drawn.key}.csv"))
-                    files[-1].write_text(csv(data), encoding="utf-8")
+                    files[-1].write_text(csv_text(data), encoding="utf-8")
             except OSError as error:
                 raise RunError(
                     f"{folder} cannot be written ({error.strerror}); need a folder with room. Choose another one."
@@ -83,7 +83,7 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def _file_path(folder: Path, name: str) -> Path:
-    """The path of a figure's file in a folder, without an ending."""
+    """Return the path of a file in a folder; refuse one that belongs to a run."""
     path = folder / name
     refuse_file_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
     return path

@@ -20,11 +20,11 @@ import matplotlib as mpl
 from sink_lens.errors import RunError, check_file_name
 from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
 from sink_lens.report import explorer, views
-from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv
-from sink_lens.report.pages import belongs, page_of
-from sink_lens.report.patterns import MOST_BYTES, drawn_tokens, embed_patterns
-from sink_lens.report.side_by_side import Beside, check_comparable, compare_parts
-from sink_lens.report.style import UNWRITABLE, svg, thin_lines
+from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv_text
+from sink_lens.report.pages import is_on_page, page_of
+from sink_lens.report.patterns import MOST_BYTES, embed_patterns, tokens_for_page
+from sink_lens.report.side_by_side import Comparison, check_comparable, compare_parts
+from sink_lens.report.style import UNWRITABLE, figure_svg, thin_lines
 from sink_lens.schema import column_meanings
 from sink_lens.text import capital, listed, visible
 
@@ -36,15 +36,15 @@ _HERE = Path(__file__).parent
 
 
 def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> Content:
-    """Collect everything that the page of a run shows; ids of its parts begin with the prefix.
+    """Collect everything that the page of a run shows; the ids of figures and tables begin with the prefix.
 
-    A part stands there if it belongs on the page of the run, or of one that stands ``beside`` it.
+    Figures and tables are those of this run, and those that one of the runs ``beside`` it has.
     """
     run = _run_for_page(run)
     page = page_of(run)
 
     def stands(of: Drawn | Listed) -> bool:
-        return any(belongs(one, of) for one in (run, *beside))
+        return any(is_on_page(one, of) for one in (run, *beside))
 
     incomplete = _incomplete_sentence(run)  # reads every table
     first = page.first_screen(run) if page.first_screen else None
@@ -58,19 +58,19 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
         notes=[capital(visible(note, limit=400)) for note in notes],
         incomplete=incomplete,
         first=first,
-        figures=[_shown_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and stands(of)],
-        tables=[_shown_table(run, of, prefix=prefix) for of in page.tables if stands(of)],
-        provenance=_provenance(run),
+        figures=[_figure_for_page(run, of, prefix=prefix) for of in page.figures if of.on_page and stands(of)],
+        tables=[_table_for_page(run, of, prefix=prefix) for of in page.tables if stands(of)],
+        provenance=_provenance_texts(run),
     )
 
 
 def _run_for_page(run: Run) -> Run:
-    """The run with its tables read once; too long tables keep only some rows."""
+    """Return the run with its tables in memory; tables over ``MOST_READ`` rows are thinned."""
     return dataclasses.replace(run, tables=run.tables.kept(most=MOST_READ))
 
 
 def _shortened_notes(run: Run) -> list[str]:
-    """Say which tables are too long for a page, and what it is made from."""
+    """Return a note for each thinned table: how many rows it has, and which of them the page is made from."""
     said = []
     for name, one in run.tables.shortened.items():
         which = "the first, the last ones and evenly spaced ones between them"
@@ -80,7 +80,7 @@ def _shortened_notes(run: Run) -> list[str]:
 
 
 def conclusion(folder: str | os.PathLike[str]) -> str:
-    """The sentence that a run's page begins with.
+    """Return the title of a run's page, a sentence.
 
     Raises:
         RunError: There is no run in the folder, or its run.json is damaged.
@@ -89,8 +89,8 @@ def conclusion(folder: str | os.PathLike[str]) -> str:
     return attempt(run, lambda: page_of(run).title(run))[0] or f"A run of {visible(run.kind)}"
 
 
-def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Beside]:
-    """The content of each run, and what they are compared by.
+def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Comparison]:
+    """Return the page content of each run, and their comparison.
 
     Raises:
         RunError: The runs are not comparable.
@@ -102,15 +102,15 @@ def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
 
 
 def _run_name(run: Run) -> str:
-    """Name of a run on a page: its model, else its folder."""
+    """Return the name of a run on a page: its model, else its folder."""
     model = run.provenance.get("model") or run.config.get("model")
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), None)
     return str(model or run.folder.resolve().name)
 
 
-def _shown_figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
-    """A figure as the page shows it, or why it cannot be drawn."""
+def _figure_for_page(run: Run, of: Drawn, *, prefix: str) -> Shown:
+    """Draw a figure for the page: SVG, caption and CSV; or the reason if it cannot be drawn."""
     key = f"{prefix}{of.key}"
 
     def make() -> Shown:
@@ -118,15 +118,15 @@ def _shown_figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
         see += thin_lines(figure)
         wide = bool(figure.get_figwidth() > 6)
         data, _ = attempt(run, lambda: of.data(run))
-        numbers = "" if data is None else csv(data)
-        return Shown(key=key, title=of.title, see=see, svg=svg(figure, name=key), wide=wide, csv=numbers)
+        numbers = "" if data is None else csv_text(data)
+        return Shown(key=key, title=of.title, see=see, svg=figure_svg(figure, name=key), wide=wide, csv=numbers)
 
     made, missing = attempt(run, make)
     return made or Shown(key=key, title=of.title, missing=missing, wide=True)
 
 
-def _shown_table(run: Run, of: Listed, *, prefix: str) -> Shown:
-    """A table as the page shows it, or why it cannot be made."""
+def _table_for_page(run: Run, of: Listed, *, prefix: str) -> Shown:
+    """Make a table for the page: cells, caption, meanings and CSV; or the reason if it cannot be made."""
     key = f"{prefix}{of.key}"
     made, missing = attempt(run, lambda: of.make(run))
     if made is None:
@@ -136,11 +136,11 @@ def _shown_table(run: Run, of: Listed, *, prefix: str) -> Shown:
     explained = dataclasses.replace(
         table, meanings=tuple(known.get(name) or MADE.get(name, "") for name in table.columns)
     )
-    return Shown(key=key, title=of.title, see=see, table=explained, csv=csv(table.numbers))
+    return Shown(key=key, title=of.title, see=see, table=explained, csv=csv_text(table.numbers))
 
 
 def _incomplete_sentence(run: Run) -> str:
-    """A sentence on the files that the folder lacks; empty if it lacks none."""
+    """Return sentences on the run's error, and on missing and damaged files; empty if the run is complete."""
     missing = [visible(name) for name in run.missing if name not in _OF_THE_PAGE]
     ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
     sentences = [f"This run {ended}"] if ended else []
@@ -153,8 +153,8 @@ def _incomplete_sentence(run: Run) -> str:
     return f"{'. '.join(sentences)}. Everything else is shown." if sentences else ""
 
 
-def _provenance(run: Run) -> dict[str, str]:
-    """Name -> text, for each fact of the run's provenance."""
+def _provenance_texts(run: Run) -> dict[str, str]:
+    """Return name -> text for each value of a run's provenance and configuration, at most ``_MOST_PROVENANCE``."""
     run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
     rows = [*_dotted_names(run_itself), *_dotted_names(run.provenance), *_dotted_names(run.config, "config.")]
     shown = {visible(name): value for name, value in rows[:_MOST_PROVENANCE]}
@@ -164,7 +164,7 @@ def _provenance(run: Run) -> dict[str, str]:
 
 
 def _dotted_names(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """(name, text) of each value of a nested mapping, the names of its levels joined by dots; long texts cut."""
+    """Return (dotted name, text) for each value of a nested mapping; long texts are cut."""
     rows = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -218,14 +218,14 @@ def render(
 
 
 def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
-    """The page of a run folder, or of several.
+    """Return the HTML of the page of a run folder, or of several.
 
     Raises:
         RunError: There is no run in a folder, its run.json is damaged, or the runs are not comparable.
         InputError: Too many runs.
     """
     runs = [read_run(folder) for folder in folders]
-    parts, beside = ([page_content(runs[0])], None) if len(runs) == 1 else side_by_side(runs, by=by)
+    parts, beside = ([page_content(runs[0])], None) if len(runs) == 1 else compare_runs(runs, by=by)
     embedded, room = [], MOST_BYTES // len(parts)
     for part in parts:
         found, why = None, ""
@@ -235,28 +235,28 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     explore = page_of(parts[0].run).explore
     made = [attempt(part.run, partial(explore, part.run)) for part in parts[:2]] if explore else []
     graphs = [graph for graph, _ in made if graph]
-    exploring = explorer.script(graphs) if graphs else ""
+    exploring = explorer.explorer_script(graphs) if graphs else ""
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     copied = [one for part in parts for one in (*part.figures, *part.tables)] + [*(beside.tables if beside else ())]
     viridis = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype("uint8").tobytes().hex()
-    template = explorer.templates().get_template("page.html")
+    template = explorer.template_environment().get_template("page.html")
     text = template.render(
         parts=parts,
         beside=beside,
         leads=parts[0].first.leads if parts[0].first and beside is None else (),
-        tokens=[drawn_tokens(part.run) for part in parts],
+        tokens=[tokens_for_page(part.run) for part in parts],
         embedded=embedded,
         data=_script_json({"csv": {one.key: one.csv for one in copied if one.csv}, "colours": viridis}),
         patterns=_script_json([one["data"] for one in embedded]),
         script=script,
         exploring=exploring,
         unexplored=" ".join(why for _, why in made if why),
-        script_hashes=views.hashes(script, *((exploring, explorer.bundle()) if graphs else ())),
+        script_hashes=views.script_hashes(script, *((exploring, explorer.read_javascript()) if graphs else ())),
     )
     return UNWRITABLE.sub("\ufffd", text)
 
 
 def _script_json(value: Any) -> str:
-    """JSON that can stand in a script element, whatever it holds."""
+    """Return a value as JSON in which <, > and & are escaped, for a script element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

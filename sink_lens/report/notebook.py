@@ -11,20 +11,20 @@ from typing import Any
 import pandas as pd
 
 from sink_lens.records import PAGE_FILE
-from sink_lens.report.page import shown_table
+from sink_lens.report.page import page_table
 from sink_lens.text import number, visible
 
 QUIET = "#777777"
 CELL = "padding: .15em .8em .15em 0; vertical-align: top;"
 
 
-def result(
+def result_html(
     sentences: str | Iterable[str],
     *parts: object,
     notes: Sequence[str] = (),
     folder: Path | None = None,
 ) -> str:
-    """A result: its sentences, its parts, notes, and where its run folder and report are.
+    """Return a result as HTML: sentences, parts, notes, and the path of its page or run folder.
 
     A part is a data frame, a mapping of facts, a figure, or HTML.
     """
@@ -39,17 +39,17 @@ def result(
 
 
 def _part_html(part: object) -> str:
-    """A part of a result as HTML."""
+    """Return a part of a result, such as a data frame or a figure, as HTML."""
     if isinstance(part, str):
         return part
     if isinstance(part, pd.DataFrame):
-        return table(part)
-    return facts(part) if isinstance(part, Mapping) else image_html(part)
+        return table_html(part)
+    return facts_html(part) if isinstance(part, Mapping) else image_html(part)
 
 
-def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20) -> str:
-    """The first rows of a data frame as an HTML table, with the columns of ``heads``, under other names if given."""
-    shown = shown_table(frame, frame.columns if heads is None else heads, most=most)
+def table_html(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20) -> str:
+    """Return the first rows of a data frame as an HTML table; ``heads`` is its columns, or column -> head."""
+    shown = page_table(frame, frame.columns if heads is None else heads, most=most)
     align = [f"{CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
     cells = zip(shown.heads, align, strict=True)
     head = "".join(f"<th style='{style}'>{text_html(name)}</th>" for name, style in cells)
@@ -61,36 +61,36 @@ def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None =
     ]
     rest = len(frame) - len(rows)
     more = f"<p style='margin: 0; color: {QUIET}'>and {rest:,} more</p>" if rest > 0 else ""
-    return scrolled(f"<thead><tr>{head}</tr></thead><tbody>{rows_html(rows)}</tbody>") + more
+    return scrolling_table_html(f"<thead><tr>{head}</tr></thead><tbody>{rows_html(rows)}</tbody>") + more
 
 
-def facts(values: Mapping[str, Any]) -> str:
-    """Names and values as HTML, one per line."""
+def facts_html(values: Mapping[str, Any]) -> str:
+    """Return a mapping as an HTML table, one name and value per row."""
     style = f"{CELL} text-align: left"
     rows = [
         f"<th style='{style}'>{text_html(name)}</th><td style='{style}'>{text_html(number(value))}</td>"
         for name, value in values.items()
     ]
-    return scrolled(f"<tbody>{rows_html(rows)}</tbody>")
+    return scrolling_table_html(f"<tbody>{rows_html(rows)}</tbody>")
 
 
 def image_html(figure: Any) -> str:
-    """A figure as an image."""
+    """Return a figure as an HTML image."""
     from sink_lens.report.style import figure_html
 
     return figure_html(figure)
 
 
 def text_html(text: object) -> str:
-    """A text escaped for HTML, at most 400 characters."""
+    """Escape a text for HTML, cut to 400 characters."""
     return escape(visible(text, limit=400))
 
 
 def rows_html(rows: Iterable[str]) -> str:
-    """Rows of cells as the rows of an HTML table."""
+    """Put each row, HTML of its cells, into a ``tr`` element."""
     return "".join(f"<tr>{row}</tr>" for row in rows)
 
 
-def scrolled(inside: str) -> str:
-    """An HTML table within an element that scrolls sideways."""
+def scrolling_table_html(inside: str) -> str:
+    """Put the rows of a table, as HTML, into a table that scrolls sideways."""
     return f"<div style='overflow-x: auto'><table style='border-collapse: collapse'>{inside}</table></div>"

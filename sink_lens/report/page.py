@@ -39,7 +39,7 @@ class PageTable:
 
     @property
     def numbers(self) -> pd.DataFrame:
-        """Return the text that a reader copies."""
+        """The numbers behind the table, which a reader copies; its texts if there are none."""
         return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
 
 
@@ -77,8 +77,8 @@ Heads = Mapping[str, str] | Iterable[str]
 """Columns of a table: each with its head, or by their names, whose heads are the names in words."""
 
 
-def shown_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> PageTable:
-    """A data frame as text: those of the columns that it has, undefined texts empty."""
+def page_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> PageTable:
+    """Turn a data frame into texts for a page; columns of ``heads`` that it lacks are left out."""
     heads = heads if isinstance(heads, Mapping) else {name: name_in_words(str(name)) for name in heads}
     columns = [name for name in heads if name in frame.columns]
     numeric = [
@@ -98,39 +98,39 @@ def shown_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> 
 
 
 def _cell_text(value: Any, *, is_number: bool) -> str:
-    """A value as text; undefined for a missing number."""
+    """Return a value as text; a missing number is "undefined", another missing value is empty."""
     if pd.isna(value):
         return "undefined" if is_number else ""
     return number(value)
 
 
-def sentence_of(run: Run, *, limit: int) -> list[str]:
-    """The sentence of a run's summary, at most ``limit`` characters, in a list; no item if the summary has no row."""
+def run_sentence(run: Run, *, limit: int) -> list[str]:
+    """Return a list of the sentence in a run's table ``summary``, cut to ``limit`` characters; [] without rows."""
     return [visible(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
 
 def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The rows by the magnitude of a column, equal ones in their order, undefined ones last."""
+    """Sort the rows by the magnitude of a column, largest first; undefined ones come last."""
     return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
 def intervals(
     frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = number
 ) -> list[str]:
-    """The interval of every row as text, from the columns of its ends; empty where there is none."""
+    """Return the interval of each row as text, from its columns ``low`` and ``high``; empty if undefined."""
     return [interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
 
 
-def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:
-    """A sentence on how many rows of a table are shown, and the file that has all; empty if all are shown."""
+def more_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
+    """Return a sentence on the rows of a table that are not shown, and their file; empty if all are shown."""
     file = name if "." in name else f"{name}.parquet"
     return f" The first {most} of {total}; all are in {file}." if total > most else ""
 
 
-def csv(frame: pd.DataFrame) -> str:
-    """A data frame as CSV to be pasted: numbers to six digits, and no text that a spreadsheet takes for a formula.
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return a data frame as CSV: numbers to six digits, and texts that no spreadsheet takes for a formula.
 
-    A frame that is longer than a page holds gives evenly spaced rows, and a last line that says so.
+    Over ``_MOST_COPIED`` rows, evenly spaced ones are kept and a last line says so.
     """
     step = -(-len(frame) // _MOST_COPIED)
     part = frame.iloc[:: max(step, 1)].map(
@@ -148,8 +148,8 @@ MAKES = {
 """Kind of run -> what a user does to get one."""
 
 
-def about(run: Run) -> str:
-    """The folder and the kind of a run, as an error names it."""
+def run_in_words(run: Run) -> str:
+    """Name a run in an error: its folder and its kind."""
     return f"{run.folder} is a run of {visible(run.kind)}"
 
 
@@ -158,8 +158,8 @@ def _always(_: Run) -> bool:
     return True
 
 
-def whole(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads a table of a run, or some columns of it: the numbers behind a figure."""
+def whole_table(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataFrame]:
+    """Return a function that reads a table of a run, or some of its columns, for a figure's CSV."""
 
     def read(run: Run) -> pd.DataFrame:
         table = run.need(name, columns=())
@@ -185,8 +185,8 @@ class Drawn:
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
 
 
-def for_paper(circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame]) -> Drawn:
-    """The part of a run's page that draws a circuit for a paper, written only as files of figures."""
+def paper_figure(circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame]) -> Drawn:
+    """Return the figure of a circuit in the style of a paper; it is no part of the page, only a file."""
     about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
     return Drawn(key="circuit-paper", make=lambda run: (see, cast("Any", circuit(run)).draw("paper")), **about)
 
@@ -198,7 +198,7 @@ class Listed:
     key: str
     title: str
     make: Callable[[Run], tuple[str, PageTable]]
-    """Make its caption and the table (``shown_table``); RunError if the run lacks what it needs."""
+    """Make its caption and the table (``page_table``); RunError if the run lacks what it needs."""
     when: Callable[[Run], bool] = _always
     """True if it belongs on this run's page."""
 
@@ -208,10 +208,10 @@ def has_table(name: str) -> Callable[[Run], bool]:
     return lambda run: name in run.tables
 
 
-def listed_table(
+def table_maker(
     name: str, see: str, heads: Heads, *, need: Sequence[str] = ()
 ) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return a function that makes a page's table, with its caption, from a table of the run as it is.
+    """Return a function that makes a caption and a table for a page from a table of the run, unchanged.
 
     Args:
         name: of the run's table.
@@ -223,8 +223,8 @@ def listed_table(
     def make(run: Run) -> tuple[str, PageTable]:
         frame = run.need(name, columns=need or list(heads))
         shortened = run.tables.shortened.get(name)
-        see_all = more(len(frame) if shortened is None else shortened.rows, name)
-        return see + see_all, shown_table(frame, heads)
+        see_all = more_note(len(frame) if shortened is None else shortened.rows, name)
+        return see + see_all, page_table(frame, heads)
 
     return make
 
@@ -323,7 +323,7 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, A
 
 
 def attempt(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
-    """Call ``make``; return its result and "", or None and the reason why a damaged table prevents it."""
+    """Call ``make``; return its result and "", or None and the reason if the run's tables do not allow it."""
     try:
         return make(), ""
     except SinkLensError as error:

@@ -7,41 +7,41 @@ from sink_lens.errors import RunError
 from sink_lens.kinds import import_object, kinds
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
-from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, about, attempt, shown_table
+from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, attempt, page_table, run_in_words
 from sink_lens.text import plural, visible
 
 
 def page_for(kind: str) -> Page | None:
-    """The page of a kind of run; None where the kind has none."""
+    """Return the page of a kind of run, by the kind's name; None if it is not known."""
     found = kinds().get(kind)
     return import_object(found.page) if found else None
 
 
 def page_of(run: Run) -> Page:
-    """The page of the run's kind; all its tables, as they are, where the kind has none."""
+    """Return the page of a run's kind; for a kind that is not known, a page of all tables of the run."""
     if found := page_for(run.kind):
         return found
-    listed = tuple(Listed(key=f"{name}-table", title=name, make=_all_columns(name)) for name in run.tables)
+    listed = tuple(Listed(key=f"{name}-table", title=name, make=_full_table_maker(name)) for name in run.tables)
     return Page(title=lambda run: f"A run of {visible(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
 
 
-def belongs(run: Run, of: Drawn | Listed) -> bool:
-    """Check whether a part stands on the run's page; where a damaged table hides that, it does, and says so there."""
+def is_on_page(run: Run, of: Drawn | Listed) -> bool:
+    """Check whether a figure or table is on the run's page; so is one whose damaged table hides this."""
     return attempt(run, lambda: of.when(run))[0] is not False
 
 
-def _all_columns(name: str) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return a function that makes a page's table of all columns of a run's table."""
+def _full_table_maker(name: str) -> Callable[[Run], tuple[str, PageTable]]:
+    """Return a function that makes a caption and a page's table with all columns of a run's table."""
 
     def make(run: Run) -> tuple[str, PageTable]:
         frame = run.tables[name]
-        return f"{plural(len(frame), 'row')}.", shown_table(frame, {str(column): str(column) for column in frame})
+        return f"{plural(len(frame), 'row')}.", page_table(frame, {str(column): str(column) for column in frame})
 
     return make
 
 
 def circuit_of(source: Run | str | Path) -> Drawable:
-    """The circuit of a run: of a trace, or of ``sink-lens circuit``.
+    """Return the circuit of a run of ``trace`` or ``circuit``.
 
     Args:
         source: a run, or its folder.
@@ -53,7 +53,7 @@ def circuit_of(source: Run | str | Path) -> Drawable:
     circuit = page_of(run).circuit
     if circuit is None:
         raise RunError(
-            f"{about(run)}, which has no circuit; need a run of trace or circuit. {MAKES['circuit']}, or with "
+            f"{run_in_words(run)}, which has no circuit; need a run of trace or circuit. {MAKES['circuit']}, or with "
             "sink-lens trace"
         )
     return circuit(run)

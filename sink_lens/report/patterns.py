@@ -19,7 +19,7 @@ NO_POSITION = "the sink position is not known without the table 'heads'. Run aga
 
 
 def sink_rates(run: Run) -> dict[int, float]:
-    """Position -> its sink rate, mean over heads; empty if the run has no such table."""
+    """Return position -> sink rate, the mean over heads; empty if the run has no table ``heads``."""
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
     if heads is None:
         return {}
@@ -28,7 +28,7 @@ def sink_rates(run: Run) -> dict[int, float]:
 
 
 def studied_position(run: Run) -> int:
-    """The position with the highest sink rate.
+    """Return the position with the highest sink rate.
 
     Raises:
         RunError: The run does not say which.
@@ -39,8 +39,8 @@ def studied_position(run: Run) -> int:
     return max(rates, key=lambda place: rates[place])
 
 
-def kept_patterns(run: Run) -> np.ndarray:
-    """The patterns of a run's first sequence: layer, head, query, key; 0 to 255.
+def read_patterns(run: Run) -> np.ndarray:
+    """Read the attention patterns of a run's first sequence, as an array (layer, head, query, key) from 0 to 255.
 
     Raises:
         RunError: The run keeps none.
@@ -52,12 +52,12 @@ def kept_patterns(run: Run) -> np.ndarray:
 
 
 def strongest_and_weakest_heads(run: Run, *, strongest: int, weakest: int) -> list[tuple[int, int, float]]:
-    """Layer, head and sink score of the heads with the highest scores at the studied position, and of the lowest.
+    """Return (layer, head, sink score at the studied position) of the strongest heads, then of the weakest.
 
     Raises:
         RunError: No head that the run keeps a pattern of has a score.
     """
-    n_layers, n_heads = kept_patterns(run).shape[:2]
+    n_layers, n_heads = read_patterns(run).shape[:2]
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     ranked = largest_first(heads.loc[heads["sink_position"] == studied_position(run)], "sink_score")
     known = [
@@ -71,7 +71,7 @@ def strongest_and_weakest_heads(run: Run, *, strongest: int, weakest: int) -> li
 
 
 def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
-    """Position -> text of the first ``most`` tokens of the run's first sequence; empty if the run has no such table."""
+    """Return position -> text of the first ``most`` tokens of a run's first sequence; empty without their table."""
     table = run.optional("tokens", columns=["sequence", "position", "text"])
     if table is None:
         return {}
@@ -80,13 +80,13 @@ def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
     return {int(place): str(text) for place, text in zip(table["position"], table["text"], strict=True)}
 
 
-def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
-    """(position, text) of the first tokens of the run's first sequence, as a page shows them."""
+def tokens_for_page(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
+    """Return (position, text) of the first tokens of a run's first sequence, with the texts escaped for a page."""
     return [(place, token_text(text)) for place, text in first_tokens(run, most=most).items()]
 
 
-def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
-    """A column of heads.parquet at a position as an array of layer by head; nan where there is no row."""
+def layer_head_grid(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
+    """Return a column of the table ``heads`` at a position, as an array (layer, head); nan if there is no row."""
     table = heads.loc[heads["sink_position"] == position]
     layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
@@ -95,7 +95,7 @@ def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.nd
 
 
 def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """The patterns of a run's first sequence, strongest heads first, up to a number of bytes.
+    """Encode the attention patterns of a run's first sequence for its page, strongest heads first.
 
     They are ``data`` for the page's script; ``said`` says in a sentence which heads are there.
 
@@ -105,9 +105,9 @@ def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     Raises:
         RunError: The run has no patterns, or no sink scores to rank them by.
     """
-    position, patterns = studied_position(run), kept_patterns(run)
+    position, patterns = studied_position(run), read_patterns(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    scores = by_layer_and_head(heads, "sink_score", position=position)
+    scores = layer_head_grid(heads, "sink_score", position=position)
     length = patterns.shape[-1]
     past = np.tril_indices(length)
     fit = int(most_bytes * 3 / 4) // len(past[0])
@@ -123,7 +123,7 @@ def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
             f"Patterns of {len(chosen):,} of {len(there):,} heads are in this page, those with the highest sink score "
             f"({weakest} and above): more would make it too large"
         )
-    texts = [token_text(text, counted=False) for _, text in drawn_tokens(run, most=length)]
+    texts = [token_text(text, counted=False) for _, text in tokens_for_page(run, most=length)]
     data = {
         "length": length,
         "layers": scores.shape[0],

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Content, Shown, attempt, csv
+from sink_lens.report.page import Content, Shown, attempt, csv_text
 from sink_lens.schema import VERDICTS
 from sink_lens.text import interval_text, listed, name_in_words, number, visible
 
@@ -63,7 +63,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Comparison:
     """A comparison of runs: each row has one value of every run, and differences are marked."""
 
     names: tuple[str, ...]
@@ -76,7 +76,7 @@ class Beside:
 
     @property
     def title(self) -> str:
-        """In how much the runs differ: their verdicts, or the numbers of the summary in runs without verdicts."""
+        """The title of the page: how many verdicts differ, or numbers of the summary in runs without verdicts."""
         runs = listed(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
         rows = self.verdicts or self.summary
         apart = [row for row in rows if row.differs]
@@ -96,8 +96,8 @@ class Beside:
         return f"{runs}: {len(apart)} of {len(rows)} {self.of[1]} {how}"
 
     @property
-    def made(self) -> str:
-        """The sentence on how the runs' settings differ; empty where they do not."""
+    def settings_sentence(self) -> str:
+        """A sentence on the settings that differ between the runs; empty if none does."""
         apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
         settings = []
         for row in apart:
@@ -111,16 +111,16 @@ class Beside:
 
     @property
     def tables(self) -> tuple[Shown, ...]:
-        """The rows as tables, to be copied."""
+        """The compared verdicts, summaries and provenance as CSV, to be copied."""
         found = []
         for key, rows in (("verdicts", self.verdicts), ("summary", self.summary), ("provenance", self.provenance)):
             texts = [(row.name, *(cell.text for cell in row.cells)) for row in rows]
-            found.append(Shown(key=key, title="", csv=csv(pd.DataFrame(texts, columns=["", *self.names]))))
+            found.append(Shown(key=key, title="", csv=csv_text(pd.DataFrame(texts, columns=["", *self.names]))))
         return tuple(found)
 
 
-def compare_parts(parts: Sequence[Content]) -> Beside:
-    """The comparison of several runs, made from the content of their pages."""
+def compare_parts(parts: Sequence[Content]) -> Comparison:
+    """Compare several runs by the content of their pages."""
     names = tuple(part.name for part in parts)
     if len(set(names)) < len(names):
         names = tuple(visible(part.run.folder.resolve().name) for part in parts)
@@ -130,7 +130,7 @@ def compare_parts(parts: Sequence[Content]) -> Beside:
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_make_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
-    return Beside(
+    return Comparison(
         names=names,
         verdicts=tuple(_verdict_row(key, parts, name=name) for key, name in judged.items()),
         of=firsts[0].of if firsts else ("", ""),
@@ -171,7 +171,7 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
 
 
 def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:
-    """The error that names what makes runs incomparable."""
+    """Return the error that lists the settings in which runs differ; ``differing`` is setting -> value of each run."""
     parts = []
     for name, values in differing.items():
         said = ", ".join(f"{visible(value, limit=60)} ({run.folder})" for run, value in zip(runs, values, strict=True))
@@ -183,12 +183,12 @@ def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[An
 
 
 def _make_row(name: str, texts: Sequence[str]) -> Row:
-    """A row of one text per run; those that differ from the first run's are marked."""
+    """Make a row of one text per run; texts that differ from the first run's are marked."""
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 
 def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
-    """A verdict in each run, with what it rests on; runs differ where their verdicts do."""
+    """Make a row of a verdict in each run and its reason; verdicts that differ from the first run's are marked."""
     cells = []
     for part in parts:
         found = next((one for one in (part.first.judged if part.first else ()) if one.key == key), None)
@@ -201,7 +201,7 @@ def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
 
 
 def _summary_texts(run: Run) -> dict[str, str]:
-    """Quantity -> its value and interval as text, from the table ``summary`` of a run."""
+    """Return quantity -> value and interval as text, from the table ``summary`` of a run."""
     table = run.need("summary", columns=["quantity", "value"])
     shown = {}
     for row in table.to_dict("records"):

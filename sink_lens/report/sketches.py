@@ -27,7 +27,7 @@ _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
 
 
 def sketch_chain(circuit: Any) -> Diagram:
-    """A trace's circuit: its nodes and their arrows, a number each; growth steps are one where no number parts them."""
+    """Return the diagram of a trace's circuit; growth steps are drawn as one if their numbers do not differ."""
     steps = sorted(set(circuit.nodes["step"].dropna()))
     nodes = circuit.nodes.loc[~circuit.nodes["step"].isin(steps[_MOST_STEPS:])]
     paths = circuit.edges.loc[circuit.edges["quantity"] == "path_share"]
@@ -87,7 +87,7 @@ def sketch_chain(circuit: Any) -> Diagram:
 
 
 def _box_words(nodes: pd.DataFrame) -> str:
-    """The words of the box of a kind of node, at most ``MOST_WORDS``, from its rows in the table of nodes."""
+    """Return the text of a box, at most ``MOST_WORDS`` words, from the rows of its nodes."""
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
     supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
@@ -104,7 +104,7 @@ def _box_words(nodes: pd.DataFrame) -> str:
 
 
 def _join_labels(labels: Sequence[str]) -> str:
-    """Labels such as ``dimension 507`` in one: the word, and every number once."""
+    """Join labels such as ``dimension 507`` into one: "dimensions 507, 12"."""
     numbers = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
     if not numbers:
         return visible(labels[0], limit=40, counted=False)
@@ -113,7 +113,7 @@ def _join_labels(labels: Sequence[str]) -> str:
 
 
 def _layers_text(said: Sequence[str]) -> str:
-    """The layers of labels such as "layers 3–5", with a comma before them; empty for none or more than three."""
+    """Join labels such as "layer 3" into ", layers 3, 7"; empty for no layer or more than three labels."""
     spans = [one.partition(" ")[2] for one in said if one.startswith("layer")]
     if not spans or len(spans) > 3:
         return ""
@@ -131,10 +131,10 @@ def sketch_edges(
     end: str = "logits",
     most: int = MOST_NODES,
 ) -> Diagram:
-    """A circuit of edges: what leads to the metric most, and from there on backwards.
+    """Return the diagram of the strongest part of a circuit of edges, at most ``most`` nodes.
 
-    The picture grows from its end: in turn the writer that adds most to a node that is drawn. Every node that is drawn
-    so leads to the metric by edges that are drawn.
+    The picture grows backwards from the metric: the next node is always the one that writes most to a node that is
+    drawn already. So every node leads to the metric by edges that are drawn.
 
     Args:
         edges: writer, reader and score, and share (of the metric's difference) if it is known; the largest first.
@@ -198,7 +198,7 @@ def sketch_edges(
 def _edges_into_shown(
     rows: Sequence[tuple[str, str, float]], shown: Sequence[str], *, group: int, outputs: Collection[str]
 ) -> dict[tuple[str, str], list[float]]:
-    """Writer and node that is shown -> the edges from one into the other.
+    """Return (writer, shown node) -> the scores of the edges from the writer into the node.
 
     An edge into a key-value head belongs to the first of its heads that is shown.
     """

@@ -116,7 +116,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def figure_bytes(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
-    """The content of a figure's file, the same at each drawing."""
+    """Return the content of a figure's file; ``form`` is png, svg or pdf. Equal figures give equal bytes."""
     buffer = io.BytesIO()
     settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
     with mpl.rc_context(settings), warnings.catch_warnings():
@@ -137,7 +137,7 @@ FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
 
 
 def canvas(*, width: float = WIDTH, height: float = 2.9) -> Figure:
-    """An empty figure, in inches."""
+    """Return an empty figure; sizes are in inches."""
     return Picture(figsize=(width, height), dpi=150, layout="constrained")
 
 
@@ -149,12 +149,12 @@ def panel(
     ylabel: str = "",
     grid: bool = True,
 ) -> Axes:
-    """Axes at a place of a grid (rows, columns, which, from 1), in the style of every figure here."""
+    """Add styled axes to a figure, at a place of a grid: (rows, columns, number from 1)."""
     return style_axes(figure.add_subplot(*place), xlabel=xlabel, ylabel=ylabel, grid=grid)
 
 
 def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = True) -> Axes:
-    """Axes in the style of every figure here."""
+    """Give axes their labels and the style of this library's figures; return the axes."""
     axes.set_xlabel(xlabel, fontsize=FONT, color=INK)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
     axes.tick_params(which="both", labelsize=FONT - 0.5, color=QUIET, labelcolor=INK)
@@ -168,16 +168,16 @@ def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = T
 
 
 def heat_map(axes: Axes, values: np.ndarray) -> ScalarMappable:
-    """Values in [0, 1] as an image, one pixel each; nan is left empty."""
+    """Draw an array of values in [0, 1] as an image, one pixel each; nan is left empty."""
     return axes.imshow(values, cmap="viridis", vmin=0, vmax=1, interpolation="none", aspect="auto")
 
 
 def signed_grid(
     frame: pd.DataFrame, pair: tuple[str, str | None], *, value: str
 ) -> tuple[np.ndarray, list[Any], list[Any], bool]:
-    """A column over one or two swept columns: the grid, its rows and columns, and whether cells share a place in it.
+    """Return a column over one or two swept columns as a grid, its row and column values, and if it is crowded.
 
-    Where cells share a place, the strongest (largest in magnitude, with its sign) stands there.
+    It is crowded if cells share a place; the one that is largest in magnitude stands there, with its sign.
 
     Raises:
         RunError: the map has too many places.
@@ -210,7 +210,7 @@ def map_panel(
     limit: float,
     labels: Mapping[int, str] | None = None,
 ) -> tuple[Axes, ScalarMappable]:
-    """One panel: a column over one or two swept columns, at a place of the figure; colours run from -limit to limit."""
+    """Draw a column over one or two swept columns as a map, at a place of the figure; colours from -limit to limit."""
     down, across = pair
     grid, rows, columns, crowded = signed_grid(frame, pair, value=value)
     ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
@@ -237,7 +237,7 @@ def _label_ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels
 
 
 def colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes], *, label: str) -> Axes:
-    """The scale of a heat map beside its axes."""
+    """Add the colour scale of a heat map beside its axes, and return the axes of the scale."""
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label(label, fontsize=FONT, color=INK)
     bar.ax.tick_params(labelsize=FONT - 0.5, color=QUIET, labelcolor=INK)
@@ -268,7 +268,7 @@ def lines_by_layer(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame]
 
 
 def layer_scale(figure: Figure, images: Sequence[ScalarMappable | None], panels: list[Axes]) -> None:
-    """The scale of lines by layer beside their panels; nothing if there is one layer at most."""
+    """Add the colour scale of lines by layer beside their panels; nothing if there is one layer at most."""
     image = next((one for one in images if one is not None), None)
     if image is not None and any(len(axes.get_lines()) > 1 for axes in panels):
         bar = colour_scale(figure, image, panels, label="layer")
@@ -300,7 +300,7 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
 
 
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
-    """Explain the marks, above the axes, or above the whole figure."""
+    """Add a legend of the marks of some axes, above the axes or above the whole figure ``over``."""
     style = {"fontsize": FONT - 1, "frameon": False, "labelcolor": INK, "ncols": columns, "columnspacing": 1.2}
     above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.2, "handlelength": 1.6}
     handles, labels = axes.get_legend_handles_labels()
@@ -313,7 +313,7 @@ def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
 
 
 def without_formulas(figure: Figure) -> Figure:
-    """Let no text of a figure be read as a formula, since a token may hold a dollar sign; return the figure."""
+    """Switch off formulas in all texts of a figure, since a token may hold a dollar sign; return the figure."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
@@ -321,7 +321,7 @@ def without_formulas(figure: Figure) -> Figure:
 
 
 def fix_layout(figure: Figure) -> None:
-    """Lay a figure out once and for all, so that drawing it does not do so again for every format."""
+    """Compute the layout of a figure once, so that it is not computed again for each file format."""
     engine = figure.get_layout_engine()
     if engine is not None:
         inside = [mark for axes in figure.axes for mark in axes.get_children() if not isinstance(mark, _AROUND)]
@@ -334,15 +334,15 @@ def fix_layout(figure: Figure) -> None:
 
 
 def figure_html(figure: Figure) -> str:
-    """The figure as an HTML image that holds its data itself."""
+    """Return the figure as an HTML image with its data inside, a PNG in base64."""
     return f'<img alt="" src="data:image/png;base64,{base64.b64encode(figure_bytes(figure, "png")).decode()}">'
 
 
 def thin_lines(figure: Figure) -> str:
-    """Keep of lines of very many points the extremes of each stretch, and draw very many marks as pixels.
+    """Thin lines of very many points to the extremes of each stretch; draw very many marks as pixels.
 
     Returns:
-        A sentence that says so, with a space in front; empty if nothing was done.
+        A sentence on the thinned lines, with a space in front; empty if no line was thinned.
     """
     said = ""
     lines = [line for axes in figure.axes for line in axes.get_lines()]
@@ -351,7 +351,7 @@ def thin_lines(figure: Figure) -> str:
         for line in lines:
             points = np.asarray(line.get_xydata(), dtype=float)
             if len(points) > each:
-                line.set_data(*points[_extremes(points[:, 1], most=each)].T)
+                line.set_data(*points[_extreme_indices(points[:, 1], most=each)].T)
         said += " Its lines show the smallest and largest value of each stretch."
     for marks in figure.findobj(Collection):
         if (
@@ -362,8 +362,8 @@ def thin_lines(figure: Figure) -> str:
     return said
 
 
-def _extremes(values: np.ndarray, *, most: int) -> np.ndarray:
-    """Indices of the smallest and the largest of each stretch, and of both ends."""
+def _extreme_indices(values: np.ndarray, *, most: int) -> np.ndarray:
+    """Return the indices of both ends, and of the smallest and largest value in each of ``most`` / 2 stretches."""
     kept = {0, len(values) - 1}
     for stretch in np.array_split(np.arange(len(values)), max(most // 2, 1)):
         known = stretch[np.isfinite(values[stretch])]
@@ -372,8 +372,8 @@ def _extremes(values: np.ndarray, *, most: int) -> np.ndarray:
     return np.array(sorted(kept))
 
 
-def svg(figure: Figure, *, name: str) -> str:
-    """The figure as an SVG element to stand in an HTML page, coloured by the page's style.
+def figure_svg(figure: Figure, *, name: str) -> str:
+    """Return the figure as an SVG element for an HTML page, in the colours of the page's style.
 
     Text stays text. Its ids begin with `name`, so figures of one page do not mix; nothing points outside.
     """
@@ -395,7 +395,7 @@ def svg(figure: Figure, *, name: str) -> str:
         element.tag = element.tag.rpartition("}")[2]
         for key, value in list(element.attrib.items()):
             del element.attrib[key]
-            element.set(key.rpartition("}")[2], _unique_ids(key, value, name=name))
+            element.set(key.rpartition("}")[2], _rename_svg_ids(key, value, name=name))
         for child in [child for child in element if child.tag.rpartition("}")[2] in ("style", "metadata")]:
             element.remove(child)
     width = float(root.attrib["viewBox"].split()[2])
@@ -408,8 +408,8 @@ def svg(figure: Figure, *, name: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _unique_ids(key: str, value: str, *, name: str) -> str:
-    """The value of an SVG's attribute, its ids made unique in the page by a name in front."""
+def _rename_svg_ids(key: str, value: str, *, name: str) -> str:
+    """Return the value of an SVG attribute with ``name`` before its ids and with the page's colours."""
     local = key.rpartition("}")[2]
     if local == "id":
         return f"{name}-{value}"

@@ -25,8 +25,8 @@ from sink_lens.arguments import value_in_words
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run, refuse_file_of_run
 from sink_lens.records.provenance import plain_json
-from sink_lens.report.page import MAKES, about
-from sink_lens.report.patterns import first_tokens, kept_patterns, strongest_and_weakest_heads
+from sink_lens.report.page import MAKES, run_in_words
+from sink_lens.report.patterns import first_tokens, read_patterns, strongest_and_weakest_heads
 from sink_lens.text import head_name, number, plural, token_text
 
 _LOADER = """(async () => {
@@ -74,15 +74,15 @@ class View:
 
     @property
     def html(self) -> str:
-        """A whole page with the view, which opens with no network.
+        """The HTML of a page with the view, which opens with no network.
 
         Raises:
             InputError: the circuitsvis package is not there.
         """
         drawn = [self.kind, {key: _rounded_list(one) for key, one in self.props.items()}]
         data = json.dumps(plain_json(drawn), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-        code = unpacking_script(bundle(), name="CircuitsVis", then=_DRAW % data)
-        allowed = f"style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes(code, bundle())}"
+        code = unpacking_script(read_javascript(), name="CircuitsVis", then=_DRAW % data)
+        allowed = f"style-src 'unsafe-inline'; img-src data: blob:; script-src {script_hashes(code, read_javascript())}"
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; {allowed}">\n'
@@ -218,8 +218,8 @@ def colored_tokens(
 
 
 @cache
-def bundle() -> str:
-    """The JavaScript of the components, which sets the global variable CircuitsVis.
+def read_javascript() -> str:
+    """Return the JavaScript of the components, which sets the global variable CircuitsVis.
 
     Raises:
         InputError: the circuitsvis package, or its bundle, is not there.
@@ -232,18 +232,18 @@ def bundle() -> str:
 
 
 def unpacking_script(bundle: str, *, name: str, then: str) -> str:
-    """A script that unpacks a component unless the page already has it, and then runs some statements."""
-    return _LOADER % (name, _packed_bundle(bundle), then)
+    """Return JavaScript that unpacks a bundle unless the page has the global ``name``, and then runs ``then``."""
+    return _LOADER % (name, _compress_script(bundle), then)
 
 
 @cache
-def _packed_bundle(bundle: str) -> str:
-    """A script compressed by gzip, in base64."""
+def _compress_script(bundle: str) -> str:
+    """Compress a script by gzip, in base64."""
     return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
 
 
-def hashes(*scripts: str) -> str:
-    """Return the hashes that a content policy must allow for some scripts and bundles."""
+def script_hashes(*scripts: str) -> str:
+    """Return the SHA-256 hashes of scripts, as a page's content policy lists them."""
     digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
@@ -267,7 +267,7 @@ def write_page(text: str, path: str | Path) -> Path:
 
 
 def frame_html(text: str, *, height: int, title: str, also: str = "") -> str:
-    """A page in a frame that may run its scripts and nothing else, as a notebook shows it; its height in pixels.
+    """Return an HTML frame with a page, for a notebook; the page may run its scripts and nothing else.
 
     Args:
         text: the page.
@@ -287,7 +287,7 @@ MOST_NUMBERS = 600_000
 
 
 def _to_array(source: Any) -> np.ndarray:
-    """The numbers of an array, a list, or a tensor of any type and device."""
+    """Return the numbers of an array, a list, or a tensor of any type and device as an array of floats."""
     try:
         return np.asarray(source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float)
     except (TypeError, ValueError, NotImplementedError) as error:  # the last by a tensor on the device "meta"
@@ -295,12 +295,12 @@ def _to_array(source: Any) -> np.ndarray:
 
 
 def _harmless_text(text: object, *, limit: int = 24) -> str:
-    """A token as it is shown, which no parser takes for markup."""
+    """Return the text of a token, changed so that no parser takes it for markup."""
     return re.sub("[<&]", lambda found: found[0] + _JOINER, token_text(text, limit=limit, counted=False))
 
 
 def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
-    """Return the tokens of the positions, harmless; by default those of a run, else their numbers.
+    """Return a harmless text for each position: of the tokens given, else of a run's, else the position's number.
 
     Raises:
         InputError: a batch without a tokenizer, or another number of tokens.
@@ -325,7 +325,7 @@ def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tok
 def _patterns_of(
     source: Any, *, sequence: int, layers: Sequence[int] | None, heads: Sequence[Any] | None
 ) -> tuple[np.ndarray, list[str]]:
-    """Patterns (head, query, key) and the names of their heads.
+    """Return attention patterns as an array (head, query, key), and the names of their heads.
 
     Raises:
         InputError: the shapes do not fit, what is asked for is not there, or there is too much.
@@ -350,10 +350,10 @@ def _patterns_of(
 
 
 def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
-    """The patterns that a run keeps, and their names: of the strongest heads and the weakest if none is named."""
+    """Return patterns of a run and the names of their heads; by default those of the strongest and weakest heads."""
     if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
-        raise RunError(f"{about(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
-    kept = kept_patterns(run)
+        raise RunError(f"{run_in_words(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
+    kept = read_patterns(run)
     if heads is None:
         ranked = strongest_and_weakest_heads(run, strongest=_STRONGEST, weakest=_WEAKEST)
         heads = [(layer, head) for layer, head, _ in ranked]
@@ -371,7 +371,7 @@ def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple
 def _patterns_of_capture(
     source: Any, *, sequence: int, layers: Sequence[int] | None, heads: Sequence[int] | None
 ) -> tuple[np.ndarray, list[str]]:
-    """The patterns of one sequence that were captured and are wanted, and the names of their heads."""
+    """Return the patterns of one captured sequence in the given layers and heads, and the names of the heads."""
     there = sorted(layer for name, layer in source.tensors if name == "pattern")
     chosen = there if layers is None else list(layers)
     if not chosen or set(chosen) - set(there):
@@ -390,7 +390,7 @@ def _patterns_of_capture(
 
 
 def _rounded_list(value: Any) -> Any:
-    """Convert an array to lists of numbers with four digits, undefined ones as 0, since JSON has no others."""
+    """Convert an array to lists of numbers with four digits, undefined ones as 0; return other values unchanged."""
     if isinstance(value, np.ndarray):
         return np.round(np.nan_to_num(value, posinf=0, neginf=0), 4).tolist()
     return value

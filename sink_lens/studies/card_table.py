@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
-from ..chain.page.story import judged_links
+from ..chain.page.story import read_links
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import Tokens
 from ..errors import InputError, RunError
@@ -130,7 +130,7 @@ def _trace_row(run: Run) -> Row:
         positions = [number(row["sink_position"]), row.get("other_sink_positions")]
         row["sink_positions"] = ", ".join(filter(None, positions))
     if run.optional("links", columns=["link", "verdict"]) is not None:
-        links = judged_links(run, columns=["link", "verdict"])
+        links = read_links(run, columns=["link", "verdict"])
         row |= {str(one["link"]): str(one["verdict"]) for one in links.to_dict("records")}
     return row
 

@@ -16,7 +16,7 @@ from ..engine.cells import cell_of as engine_cell
 from ..errors import InputError
 from ..models.sized import Sized
 from ..schema import table_of
-from .grid import Grid, drawn_axis, group_of
+from .grid import Grid, control_axis, control_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ What = Grid | Sequence[OwnCell]
 
 
 def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
-    """All cells of a sweep with their controls: those of a grid, or your own, which have no controls.
+    """Return the cells of a sweep: those of a grid with their controls, or your own, which have no controls.
 
     Raises:
         InputError: ``Grid.drawn`` refuses the grid; or there are no cells, or two with the same name and place.
@@ -91,7 +91,7 @@ def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
 
 
 def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | None = None) -> Cells:
-    """Number the cells of a grid and their controls; the arguments are those of ``Grid.drawn``."""
+    """Return the cells of a grid and their controls, numbered; the arguments are those of ``Grid.drawn``."""
     specs, drawn = grid.drawn(lens, n_positions=n_positions, shortest=shortest)
     numbers = {spec.identity: number for number, spec in enumerate(specs)}
     every = list(specs)
@@ -123,10 +123,10 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 def _control_numbers(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
-    """Numbers of at most ``most`` random controls of a cell: edits of its group that share no index with it."""
-    axis = drawn_axis(spec)
+    """Return the numbers of at most ``most`` random controls of a cell: edits of its group with none of its indices."""
+    axis = control_axis(spec)
     if axis is None or not most:
         return []
     own = set(spec.part.indices_on(axis) or ())
-    drawn = of_group[group_of(spec, axis=axis)]
+    drawn = of_group[control_group(spec, axis=axis)]
     return [number for number in drawn if not own & set(every[number].part.indices_on(axis) or ())][:most]

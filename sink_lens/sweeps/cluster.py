@@ -46,7 +46,7 @@ class Job:
     plan: Plan
 
     def engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
-        """Make the engine of the sweep on a model; ``cells`` are made from the grid if None."""
+        """Make the sweep's engine on a model; if ``cells`` is None, they are made from the grid."""
         if cells is None:
             cells = cells_of(self.what, lens, self.tokens).every
         return Engine(
@@ -196,10 +196,10 @@ class Worker:
             self._error = error
 
     def ready(self) -> None:
-        """Return once the worker exists, which is what Ray is asked to wait for."""
+        """Do nothing: Ray answers this call once the worker has started."""
 
     def run(self, block: Block) -> pd.DataFrame:
-        """The table of values of a block; raises what went wrong in loading, if something did."""
+        """Compute a block and return its table of values; raise the error of loading the model if there was one."""
         if self._engine is None:
             assert self._error is not None
             raise self._error

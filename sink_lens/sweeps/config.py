@@ -106,7 +106,7 @@ class SweepConfig:
 
 
 def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
-    """The configuration in a TOML or JSON file.
+    """Read the configuration of a sweep from a TOML or JSON file.
 
     Args:
         path: the file.
@@ -118,8 +118,8 @@ def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
     return sweep_config(read_settings(path, what="a sweep"), where=str(path), **changes)
 
 
-def asked_by_file(settings: Mapping[str, Any], where: str) -> SweepConfig:
-    """The configuration of the command ``sweep``: a file's settings with the options over them; refuses no file.
+def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:
+    """Return the configuration of the command ``sweep``, from its file's settings and options.
 
     Raises:
         InputError: no file was given, or what ``sweep_config`` refuses.
@@ -130,7 +130,7 @@ def asked_by_file(settings: Mapping[str, Any], where: str) -> SweepConfig:
 
 
 def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any) -> SweepConfig:
-    """The configuration that a mapping with the names of a file describes; ``changes`` are fields that win.
+    """Make the configuration of a sweep from the settings of a file; ``changes`` are fields that replace them.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
@@ -141,7 +141,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     options = flatten_tables(SweepConfig, given, where=where)
     known = [*(one.name for one in fields(SweepConfig) if one.name != "grid"), "edits"]
     refuse_unknown_names(options, known, where=where, options={"grid": "edits", "prompt": "prompts"})
-    edits = _checked_tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
+    edits = _check_tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
     if not edits:
         raise InputError(f"{where} has no edits; need at least one table [[edits]]")
     for table in edits:
@@ -151,7 +151,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
                 raise InputError(f"{name} of [[edits]] of {where} is {table[name]!r}; need a text")
     blocks = tuple(EditGrid(**table) for table in edits)
     if "metrics" in options:
-        rows = _checked_tables(options["metrics"], where=f"[[metrics]] of {where}")
+        rows = _check_tables(options["metrics"], where=f"[[metrics]] of {where}")
         if not all(isinstance(row.get("name"), str) for row in rows):
             raise InputError(f"a metric of {where} has no name; need one of {', '.join(METRICS)}")
         options["metrics"] = tuple(
@@ -165,8 +165,8 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     return make_config(SweepConfig, None, {**options, "grid": grid}, where=where)
 
 
-def _checked_tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
-    """Return the value if it is a list of tables; refuse anything else. ``where`` names it in the error."""
+def _check_tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
+    """Return a value that is a list of tables; refuse any other. ``where`` is its name in the error."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise InputError(f"{where} is {given!r}; need a list of tables")
     for one in given:

@@ -69,20 +69,19 @@ class EditGrid(OptionLists):
             yield EditSpec(kind=self.kind, part=part, options={name: chosen[name] for name in OPTIONS})
 
     def size(self, lens: Sized, *, n_positions: int) -> int:
-        """Number of edits: the product of the numbers of values on the axes."""
+        """Return the number of edits: the product of the numbers of values on the axes."""
         return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
 
     def sizes(self, lens: Sized, *, n_positions: int) -> dict[str, int]:
-        """Axis -> number of its indices at the site."""
+        """Return axis -> number of its indices at the site, such as "head" -> 12."""
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
-        """The site: the given one, else the only one of the kind of edit, else ``neurons``."""
         fixed = KINDS[self.kind].site if self.kind in KINDS else None
         return self.site or fixed or "neurons"
 
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
-        """The values of each axis and option that the edits go over, and axis -> number of its indices at the site."""
+        """Return the values of each axis and option, and axis -> number of its indices at the site."""
         kind, site = kind_of(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
         sizes = dict(zip(site.parts, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
@@ -112,7 +111,7 @@ class EditGrid(OptionLists):
         return [*axes, *self._options()], sizes
 
     def _options(self) -> list[list[Any]]:
-        """The values of each of ``OPTIONS`` that the edits go over; refuses one that the kind does not take."""
+        """Return the swept values of each of ``OPTIONS``; refuse an option that the kind of edit does not take."""
         takes = KINDS[self.kind].takes
         found: list[list[Any]] = []
         for name, option in OPTIONS.items():
@@ -127,7 +126,7 @@ class EditGrid(OptionLists):
 
 
 def _layers_from_start(given: Any, n_layers: int) -> Any:
-    """Layers, or lists of them, with negative numbers, which count from the last layer, made positive."""
+    """Replace negative layers, which count from the last one, in a layer or a list of layers."""
     if isinstance(given, list | tuple):
         return [_layers_from_start(one, n_layers) for one in given]
     return given + n_layers if type(given) is int and -n_layers <= given < 0 else given
@@ -158,31 +157,31 @@ class Grid:
 
     @classmethod
     def of(cls, *edits: EditGrid, **options: Any) -> "Grid":
-        """A grid of some edits."""
+        """Make a grid of edits; ``options`` are its other fields."""
         return cls(edits=edits, **options)
 
     def config(self) -> dict[str, Any]:
-        """The grid as plain values, for ``run.json``."""
+        """Return the grid as plain values, for ``run.json``."""
         edits = [{key: one for key, one in asdict(grid).items() if key != "vectors" or one} for grid in self.edits]
         hashes = {str(path): file_hash(str(path)) for grid in self.edits for path in grid.vectors}
         found = {"edits": edits, "controls": self.controls, "seed": self.seed}
         return found | ({"vector_hashes": hashes} if hashes else {})
 
     def n_cells(self, lens: Sized, *, n_positions: int) -> int:
-        """Number of cells in the grid; controls are not counted."""
+        """Return the number of cells in the grid, without the controls."""
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
     def specs(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], list[EditSpec]]:
-        """The edits of the table's cells, and those of the random controls; arguments are those of ``drawn``."""
+        """Return the edits of the cells, and those of all random controls; arguments are those of ``drawn``."""
         specs, controls = self.drawn(lens, n_positions=n_positions, shortest=shortest)
         return specs, [spec for drawn in controls.values() for spec in drawn]
 
     def drawn(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], dict[Group, list[EditSpec]]]:
-        """The edits of the table's cells, and the random controls that each group of them is compared with.
+        """Return the edits of the cells, and group of cells -> the random controls of that group.
 
         Args:
             lens: the model, or its sizes.
@@ -205,14 +204,14 @@ class Grid:
                 if spec.identity in specs:
                     raise InputError(f"the grid has the cell {spec.label!r} twice; need each once")
                 specs[spec.identity] = spec
-                axis = drawn_axis(spec)
-                if self.controls and axis is not None and (group := group_of(spec, axis=axis)) not in controls:
+                axis = control_axis(spec)
+                if self.controls and axis is not None and (group := control_group(spec, axis=axis)) not in controls:
                     size = min(sizes[axis], shortest or n_positions) if axis in ("position", "key") else sizes[axis]
                     controls[group] = self._random_edits(spec, axis=axis, size=size)
         return list(specs.values()), controls
 
     def _random_edits(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
-        """The same edit at random sets of as many indices on an axis of ``size``: the candidates for controls."""
+        """Return the same edit at random sets of as many indices on an axis of ``size``, to be used as controls."""
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
@@ -221,13 +220,13 @@ class Grid:
         return [replace(spec, part=replace(spec.part, **indices)) for indices in chosen]
 
 
-def group_of(spec: EditSpec, *, axis: str) -> Group:
-    """What tells a group of cells: kind, options and part of the edit, but of one axis only the number of indices."""
+def control_group(spec: EditSpec, *, axis: str) -> Group:
+    """Return the key of the cells that share controls: cells that differ only in the indices of ``axis``."""
     indices = spec.part.indices_on(axis) or ()
     left: dict[str, Any] = {f"{axis}s": None}
     return (spec.kind, replace(spec.part, **left), axis, len(indices), *spec.options.values())
 
 
-def drawn_axis(spec: EditSpec) -> str | None:
-    """The axis on which a cell's controls are drawn: unit, else head, else position; None if none was chosen."""
+def control_axis(spec: EditSpec) -> str | None:
+    """Return the axis on which controls are drawn: the first of unit, head, position with chosen indices; else None."""
     return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, largest_first, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, largest_first, page_table
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -25,7 +25,7 @@ from sink_lens.report.style import (
 )
 from sink_lens.schema import FEW
 from sink_lens.sweeps import words
-from sink_lens.sweeps.words import MARK, cell_name, few_sequences, metrics_of, n_failed, stands_out
+from sink_lens.sweeps.words import MARK, cell_name, few_note, is_beyond_chance, metric_names, n_failed
 from sink_lens.text import site_words, visible
 
 _AXES = ("layer", "position", "head", "unit", "key", "factor", "seed")
@@ -38,7 +38,7 @@ _MOST_PANELS = 8
 
 
 def swept_columns(frame: pd.DataFrame) -> list[str]:
-    """Names of the numeric columns that have no blank and take more than one value: the possible axes of a figure."""
+    """Return the columns that can be the axis of a figure: numbers without blanks that take more than one value."""
     found = []
     for name in _AXES:
         if name in frame.columns:
@@ -49,7 +49,7 @@ def swept_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = "") -> Figure:
-    """One panel for each kind of edit and site: a heat map over two swept axes, a line with its interval over one.
+    """Draw a panel for each kind of edit and site: a heat map over two swept axes, points with intervals over one.
 
     Over three axes and more, a pixel is the strongest (largest in magnitude, with its sign) along the others.
 
@@ -76,7 +76,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
             on, image = map_panel(figure, rows, (axes[0], across), place=place, value=value, limit=limit)
             images.append((on, image))
         else:
-            on = _draw_line(figure, rows, axes[0], place=place, value=value)
+            on = _draw_points(figure, rows, axes[0], place=place, value=value)
         above = ": ".join(part for part in (title if index == 0 else "", name) if part)
         on.set_title(above, fontsize=FONT, color=INK, loc="left")
     if images:
@@ -85,7 +85,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
 
 
 def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataFrame, list[str]]]:
-    """The panels of a figure: the name of a kind of edit and site, its rows, and the axes that were swept in them.
+    """Return (name of kind of edit and site, its rows, its swept axes) for each panel of a figure.
 
     Raises:
         RunError: nothing was swept over numbers, or the frame has no such column.
@@ -100,7 +100,7 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
 
 
 def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """(name, rows) of each combination of kind of edit, site and centre, in order of first appearance."""
+    """Return (name, rows) for each combination of kind of edit, site and centre, in order of first appearance."""
     keys = [name for name in ("kind", "site", "centre") if name in frame.columns]
     if not keys:
         return [("", frame)]
@@ -110,8 +110,8 @@ def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(name, frame.loc[[one == name for one in names]]) for name in dict.fromkeys(names)]
 
 
-def _draw_line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
-    """Draw ``value`` over one swept axis, with intervals of effects and labels at the largest; returns the axes."""
+def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
+    """Draw a column over one swept axis as points, with intervals of effects and labels at the largest."""
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -135,23 +135,23 @@ _EACH = 15
 
 
 def _cell_rows(run: Run) -> pd.DataFrame:
-    """The rows of the table ``cells`` of a sweep's run; refuses a run without it."""
+    """Return the table ``cells`` of a sweep's run; refuse a run without it."""
     return run.need("cells", columns=_CELLS)
 
 
 def _title(run: Run) -> str:
-    """The page's title: how many edits change the first metric and which does most, as far as the run has cells."""
+    """Return the page's title: how many edits change the first metric, and which changes it most."""
     table = run.optional("cells", columns=_CELLS)
-    return "A sweep of edits" if table is None else words.title(table, least=_least_effect(run))
+    return "A sweep of edits" if table is None else words.sweep_title(table, least=_least_effect(run))
 
 
 def _least_effect(run: Run) -> float:
-    """The smallest effect that counts as a change; 0 in runs that did not state one."""
+    """Return the smallest effect that counts as a change; 0 in runs that do not say."""
     return float(run.provenance.get("least_effect") or 0.0)
 
 
 def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
-    """A forest plot: every cell's effect with its interval, the strongest first; grey if it does not stand out.
+    """Draw every cell's effect with its interval, the strongest first; grey if it may be chance.
 
     Args:
         rows: one metric's rows of a sweep: kind, site, where, effect, ci_low, ci_high; control_effect, over_low and
@@ -160,7 +160,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     """
     rows = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
     rows = largest_first(rows, "effect")
-    told_apart = stands_out(rows)
+    told_apart = is_beyond_chance(rows)
     named = len(rows) <= _MOST_NAMED
     shown = rows.head(_MOST_NAMED)
     parts = [(shown, told_apart[: len(shown)], True)] + ([] if named else [(rows, told_apart, False)])
@@ -202,11 +202,11 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
 
 
 def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
-    """The page's entries for a metric by its index in the sweep, 0 to 3: the forest plot, and the map."""
+    """Return the page's two figures of a metric, the forest plot and the map; ``which`` is its index, 0 to 3."""
 
     def of(run: Run) -> pd.DataFrame:
         table = _cell_rows(run)
-        return table.loc[table["metric"] == metrics_of(table)[which]]
+        return table.loc[table["metric"] == metric_names(table)[which]]
 
     def every(run: Run) -> tuple[str, Figure]:
         """Draw the effect of every cell."""
@@ -225,7 +225,7 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
     def mapped(run: Run) -> tuple[str, Figure]:
         """Draw the effects as a map of where the edit was made."""
         rows = of(run)
-        blank = rows.assign(effect=np.where(stands_out(rows), rows["effect"].to_numpy(float), np.nan))
+        blank = rows.assign(effect=np.where(is_beyond_chance(rows), rows["effect"].to_numpy(float), np.nan))
         see = (
             f"The same effects on {visible(rows['metric'].iloc[0])} by where the edit was made. Red raises it, blue "
             "lowers it; cells that cannot be told from chance and their controls are left empty."
@@ -233,14 +233,14 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         return see, effect_figure(blank)
 
     def there(run: Run) -> bool:
-        return "cells" not in run.tables or len(metrics_of(run.tables["cells"])) > which
+        return "cells" not in run.tables or len(metric_names(run.tables["cells"])) > which
 
     def has_map(run: Run) -> bool:
         """Check whether some kind of edit was swept over two axes or more, and some cell stands out."""
         if "cells" not in run.tables or not there(run):
             return False
         parts = [part for _, part in _rows_by_edit(of(run))]
-        return any(len(swept_columns(part)) > 1 for part in parts) and bool(stands_out(of(run)).any())
+        return any(len(swept_columns(part)) > 1 for part in parts) and bool(is_beyond_chance(of(run)).any())
 
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
     return (
@@ -256,9 +256,9 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
 
 
 def _cell_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the strongest cells of each metric, with intervals and controls."""
+    """Return the caption and the table of the strongest cells of each metric, with intervals and controls."""
     table = _cell_rows(run)
-    metrics, rows = metrics_of(table), table
+    metrics, rows = metric_names(table), table
     if metrics:
         rows = largest_first(table.loc[table["metric"].isin(metrics)], "effect").groupby("metric").head(_EACH)
         rows = rows.sort_values("metric", key=lambda column: column.map(metrics.index), kind="stable")
@@ -272,21 +272,21 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"over": "effect above controls, 95%"}
     heads = {name: head for name, head in heads.items() if name in rows.columns and bool(rows[name].notna().any())}
     see = f"The {_EACH} strongest cells of each metric; all {len(table)} rows are in cells.parquet."
-    return f"{see} {few_sequences(table)}".rstrip(), shown_table(rows, heads, most=_EACH * 6)
+    return f"{see} {few_note(table)}".rstrip(), page_table(rows, heads, most=_EACH * 6)
 
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the cells that could not be computed, with their errors."""
+    """Return the caption and the table of the cells that could not be computed, with their errors."""
     table = _cell_rows(run)
     rows = table.loc[table["error"].notna()]
-    return "Cells that could not be computed, and why.", shown_table(
+    return "Cells that could not be computed, and why.", page_table(
         rows, {"kind": "edit", "site": "site", "where": "where", "error": "why"}
     )
 
 
 SWEEP = Page(
     title=_title,
-    headline=lambda run: words.sentences(
+    headline=lambda run: words.sweep_sentences(
         _cell_rows(run), least=_least_effect(run), means=run.provenance.get("means", ())
     ),
     figures=tuple(drawn for which in range(4) for drawn in _effect_figures(which)),

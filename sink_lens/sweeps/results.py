@@ -57,25 +57,25 @@ class SweepResult(Result):
         return self.frame.loc[self.frame["error"].notna()].drop_duplicates("cell")
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
-        """The cells with the largest effects of either sign on a metric; on the first metric if None."""
+        """Return the n rows with the largest effects of either sign on a metric; None is the first metric."""
         return largest_rows(self._rows_of_metric(metric), "effect", n=n)
 
     def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
-        """The effects as a heat map over two swept axes, or as a line over one."""
+        """Draw the effects as a heat map over two swept axes, or as points over one."""
         rows = self._rows_of_metric(metric)
         from .page import effect_figure
 
         return effect_figure(rows, value=value, title=str(rows["metric"].iloc[0]))
 
     def _rows_of_metric(self, metric: str | None) -> pd.DataFrame:
-        """The rows of ``frame`` of a metric; of the first one if None."""
+        """Return the rows of a metric; None is the first metric. Refuse one that the sweep lacks."""
         names = list(dict.fromkeys(self.frame["metric"].tolist()))
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
         return self.frame.loc[self.frame["metric"] == (names[0] if metric is None else metric)]
 
     def shown(self) -> tuple[object, ...]:
-        """What a notebook shows: the figure if there is one, and the cells with the largest effects."""
+        """Return the parts that a notebook shows: a figure if there is one, and the cells with the largest effects."""
         drawn = []
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
             drawn = [self.figure()]
@@ -86,14 +86,14 @@ class SweepResult(Result):
 
 
 def values_by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
-    """The rows of the first n cells (without controls), sorted; failed cells have none."""
+    """Return the values of the first n cells (those of the table), sorted; failed cells have no row."""
     read = numbers["metric"].notna() & numbers["metric"].ne("") & numbers["cell"].lt(n)
     found = pd.DataFrame(numbers.loc[read, ["cell", "sequence", "metric", "value"]])
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
 
 
 def mask_short_sequences(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch) -> pd.DataFrame:
-    """The numbers, undefined where a sequence has no token at a position or key of the cell.
+    """Set the numbers to nan in sequences that have no token at a position or key of the cell.
 
     A metric with one number for all sequences is undefined if one of them has none.
     """
@@ -115,7 +115,7 @@ def effect_tables(
     metrics: Sequence[Metric],
     generator: np.random.Generator,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table of the cells and that of the controls, with a row of effects per cell and metric."""
+    """Return the table of the cells and that of the controls, each with a row of effects per cell and metric."""
     number, n = values["cell"].to_numpy(dtype=int), len(cells.every)
     failed = values["error"].notna().to_numpy(dtype=bool)
     errors: list[str | None] = [None] * n
@@ -179,7 +179,7 @@ def show(found: SweepResult) -> "Iterator[str | PageTable]":
 
 
 def answer(found: SweepResult) -> dict[str, Any]:
-    """The fields of ``--json``: the headline, the number of cells and of failed ones, the strongest by metric."""
+    """Return the fields of ``--json``: headline, counts of cells and of failed ones, strongest cells by metric."""
     counts = {"failed": len(found.failed), "cells": len(found.frame["cell"].unique())}
     strongest = {metric: rows.to_dict("records") for metric, rows in _strongest_by_metric(found).items()}
     return {"sentence": found.headline, **counts, "strongest": strongest}
@@ -191,5 +191,5 @@ def failed(found: SweepResult) -> bool:
 
 
 def _strongest_by_metric(found: SweepResult) -> dict[str, pd.DataFrame]:
-    """Metric -> the rows of its strongest cells."""
+    """Return metric -> the rows of its strongest cells."""
     return {metric: found.top(_SHOWN, metric=metric) for metric in dict.fromkeys(map(str, found.frame["metric"]))}

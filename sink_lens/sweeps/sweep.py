@@ -124,7 +124,7 @@ def sweep(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Request:
     """Everything that determines the numbers of a sweep."""
 
     lens: LensModel
@@ -168,7 +168,7 @@ class _Asked:
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
-        """Write the tables from all blocks in the folder, and return the result."""
+        """Make the tables from all blocks in the folder, write them, and return the result."""
         parts = [_read_block(writer, block) for block in own.blocks]
         numbers = pd.concat(parts, ignore_index=True)
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
@@ -180,11 +180,11 @@ class _Asked:
             generator=np.random.default_rng(self.how.seed),
         )
         least = self.how.least_effect
-        said = words.sentences(frame, least=least, means=self.means)
+        said = words.sweep_sentences(frame, least=least, means=self.means)
         result = SweepResult(
             folder=writer.folder,
             tables={"cells": frame, "controls": drawn, "values": values_by_cell(numbers, n=self.cells.n)},
-            headline="\n".join([f"{words.title(frame, least=least)}.", *said]),
+            headline="\n".join([f"{words.sweep_title(frame, least=least)}.", *said]),
         )
         for name, table in result.tables.items():
             writer.write_table(name, table)
@@ -196,7 +196,7 @@ class _Asked:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What was asked for as plain values, for ``run.json``; functions are told apart by hashes of their code."""
+        """The request as plain values, for ``run.json``; a function is recorded by the hash of its code."""
         own: dict[str, Any] = {}
         if isinstance(self.what, Grid):
             own["grid"] = _plain_values(self.what.config())
@@ -213,7 +213,7 @@ class _Asked:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """What the numbers are made from, for ``run.json``: model, tokens, means and seeds."""
+        """Model, tokens, means and seeds as plain values, for ``run.json``."""
         found = describe_provenance(self.lens, self.batch, kernel="eager") | (
             {"means": self.means} if self.means else {}
         )
@@ -222,7 +222,7 @@ class _Asked:
 
     @cached_property
     def means(self) -> list[str]:
-        """For each mean ablation of a grid, a text that says how many tokens its mean is over.
+        """A text for each kind of mean ablation in the grid, on the tokens that its mean is over.
 
         Raises:
             InputError: it leaves no token.
@@ -234,7 +234,7 @@ class _Asked:
 def _run_blocks(
     writer: RunWriter, job: Job, own: Engine, blocks: Sequence[Block], *, how: SweepConfig, progress: bool
 ) -> None:
-    """Compute and write those of the blocks that the folder lacks: here, or on a cluster."""
+    """Compute the blocks that the folder lacks, here or on a cluster, and write each when it is done."""
     todo = [block for block in blocks if not _is_done(writer, block, retry_failed=how.retry_failed)]
     total = sum(len(block.cells) for block in blocks)
     done = total - sum(len(block.cells) for block in todo)
@@ -258,8 +258,8 @@ def _collect_request(
     tokens: Tokens | None,
     metrics: Sequence[Measured] | Measured,
     fields: Mapping[str, Any],
-) -> _Asked:
-    """Make the request of a call of ``sweep``: load the model if need be, and check it against tokens and grid."""
+) -> _Request:
+    """Collect the arguments of a call of ``sweep``; load the model if need be, and check it against the tokens."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     tokens = None if tokens is None else batch_of(tokens)
     if isinstance(model, SweepConfig):
@@ -267,7 +267,7 @@ def _collect_request(
             raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
         grid = {"grid": replace(model.grid, seed=fields["seed"])} if "seed" in fields else {}  # which draws controls
         how = make_config(SweepConfig, model, grid | dict(fields), where="sweep")
-        _check_before(how, tokens=tokens, metrics=not given)
+        _check_against_header(how, tokens=tokens, metrics=not given)
         lens, what = load_model(how), how.grid
         given = given or list(how.metrics)
         batch = make_tokens(lens, config=how, bos=how.bos) if tokens is None else tokens
@@ -280,10 +280,10 @@ def _collect_request(
         lens, batch = as_lens(model), tokens
     check_tokens(lens, batch)
     read: list[Measured] = given or [MetricSpec(name="sink_mass")]
-    return _Asked(lens=lens, what=what, batch=batch, metrics=read, how=how)
+    return _Request(lens=lens, what=what, batch=batch, metrics=read, how=how)
 
 
-def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bool) -> None:
+def _check_against_header(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bool) -> None:
     """Refuse, before the weights are read, a grid or metric that does not fit the model's header or the prompts.
 
     Raises:
@@ -300,7 +300,7 @@ def _check_before(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bo
 
 
 def _plain_values(value: Any) -> Any:
-    """The value with its mappings and sequences as dicts and lists, for ``run.json``."""
+    """Convert sequences inside a value to lists, for ``run.json``."""
     if isinstance(value, dict):
         return {name: _plain_values(entry) for name, entry in value.items()}
     return (
@@ -317,7 +317,7 @@ def _plan_of_run(
     cells: Sequence[Cell],
     metrics: Sequence[Metric],
 ) -> Plan:
-    """The plan of the forwards: the one in the folder, else a new one, checked against the bridge and written there."""
+    """Return the plan of the forwards: the folder's, else a new one, checked against the bridge and written."""
     if writer.has("plan"):
         return read_plan(writer.folder / "plan.json")
     writer.clear()  # blocks without a plan were made by a plan that is lost
@@ -328,19 +328,18 @@ def _plan_of_run(
 
 
 def _block_name(block: Block) -> str:
-    """Name of a block's table in the run folder, without its ending."""
     return f"block-{block.number:06d}"
 
 
 def _is_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
-    """Check whether the folder has a block's table; with ``retry_failed``, one that holds a failed cell is not done."""
+    """Check whether the folder has a block's table, with ``retry_failed`` one without failed cells."""
     if not writer.has(_block_name(block)):
         return False
     return not (retry_failed and bool(_read_block(writer, block)["error"].notna().any()))
 
 
 def _read_block(writer: RunWriter, block: Block) -> pd.DataFrame:
-    """Read the table of a finished block; refuses one that holds other cells."""
+    """Read the table of a finished block; refuse one with cells of another block."""
     found = writer.read(_block_name(block), columns=("cell", "sequence", "value", "metric", "changed", "error"))
     if not set(found["cell"].tolist()) <= set(block.cells):
         path = writer.folder / f"{_block_name(block)}.parquet"

@@ -13,25 +13,25 @@ MARK = "†"
 """Behind an interval of few sequences."""
 
 
-def title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
-    """The title of a sweep: the number of edits that change the first metric, and the edit that changes it most.
+def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
+    """Return the title of a sweep: how many edits change the first metric, and which changes it most.
 
     Args:
         frame: the cells of a sweep.
         least: the smallest effect that counts as a change.
     """
-    metrics = metrics_of(frame)
+    metrics = metric_names(frame)
     if not metrics:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
-    rows, found = _rows_of_metric(frame, metrics[0]), changing_cells(frame, metrics[0], least=least)
+    rows, found = _rows_of_metric(frame, metrics[0]), changed_rows(frame, metrics[0], least=least)
     if not len(found):
         return f"None of {plural(len(rows), 'edit')} is shown to change {visible(metrics[0])}"
     largest = _change_text(found.iloc[0].to_dict())
     return f"{_count_text(found, rows)} {visible(metrics[0])}. The largest change is {largest}"
 
 
-def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
-    """The sentences below the title: baseline, second largest change, further metrics, meaning of a change, failures.
+def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
+    """Return the sentences below the title, on baseline, second largest change, further metrics and failures.
 
     Args:
         frame: the cells of a sweep.
@@ -39,21 +39,21 @@ def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object
         means: sentences on what the means were taken over.
     """
     said = []
-    for at, metric in enumerate(metrics_of(frame)):
-        found = changing_cells(frame, metric, least=least)
+    for at, metric in enumerate(metric_names(frame)):
+        found = changed_rows(frame, metric, least=least)
         said += (
             _first_metric_sentences(frame, metric, found)
             if at == 0
             else _further_metric_sentences(frame, metric, found)
         )
-        if small := len(changing_cells(frame, metric, least=0.0)) - len(found):
+        if small := len(changed_rows(frame, metric, least=0.0)) - len(found):
             word = "changes" if small == 1 else "change"
             said.append(f"{plural(small, 'more edit')} {word} {visible(metric)} by less than {least:g}.")
         said += [_meaning_sentence(frame, least=least)] if at == 0 else []
     idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
-    said += [few] if (few := few_sequences(frame)) else []
+    said += [few] if (few := few_note(frame)) else []
     said += [f"{visible(str(one))}." for one in means]
     if failed := n_failed(frame):
         said.append(f"{plural(failed, 'edit')} failed; the table has the reasons.")
@@ -61,7 +61,10 @@ def sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object
 
 
 def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """Sentences on the first metric: baseline, effect of random edits, and second largest change if there is one."""
+    """Return sentences on the first metric: baseline, effect of random edits, and second largest change.
+
+    ``found`` are the rows of the cells that change it.
+    """
     rows = _rows_of_metric(frame, metric)
     best, said = rows.iloc[0].to_dict(), []
     if np.isfinite(before := float(best.get("baseline", np.nan))):
@@ -74,7 +77,7 @@ def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFram
 
 
 def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """Sentences on a further metric: how many edits change it, and the largest change."""
+    """Return sentences on a further metric: how many edits change it, and the largest change."""
     rows = _rows_of_metric(frame, metric)
     if not len(found):
         return [f"No edit is shown to change {visible(metric)}.", *_largest_sentence(rows.iloc[0].to_dict(), metric)]
@@ -86,31 +89,31 @@ def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFr
 
 
 def _largest_sentence(best: Mapping[Any, Any], metric: str) -> list[str]:
-    """A sentence with the largest difference in a metric that no edit is shown to change; none if it is undefined."""
+    """Return a sentence on the largest effect on a metric that no edit is shown to change; [] if undefined."""
     if not np.isfinite(float(best["effect"])):
         return []
     return [f"The largest difference in {visible(metric)} is {_change_text(best)}{_control_text(best)}."]
 
 
 def _control_text(row: Mapping[Any, Any]) -> str:
-    """The mean effect of a cell's random controls, as the end of a sentence; empty for a cell without controls."""
+    """Return the mean effect of a cell's controls as the end of a sentence; empty without controls."""
     control = float(row.get("control_effect", np.nan))
     return f"; random edits of the same size: {number(control)}" if np.isfinite(control) else ""
 
 
 def _count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """The beginning of a sentence that goes on with the metric, such as ``3 of 40 edits change``."""
+    """Return the beginning of a sentence, such as ``3 of 40 edits change``."""
     word = "changes" if len(found) == 1 else "change"
     return f"{len(found)} of {plural(len(rows), 'edit')} {word}"
 
 
 def _change_text(row: Mapping[Any, Any]) -> str:
-    """A cell's effect, its interval and its name, as the end of a sentence."""
+    """Return a cell's effect, interval and name as the end of a sentence."""
     return f"{effect_text(row)}, by {cell_name(row)}"
 
 
 def _meaning_sentence(frame: pd.DataFrame, *, least: float) -> str:
-    """The sentence that says what counts as a change."""
+    """Return the sentence that defines a change: by the interval, the controls and the least effect."""
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
     size = f", and the change is {least:g} or more" if least else ""
@@ -119,37 +122,37 @@ def _meaning_sentence(frame: pd.DataFrame, *, least: float) -> str:
     return f"A change counts if its 95% interval{of} excludes 0{over}{size}."
 
 
-def few_sequences(frame: pd.DataFrame) -> str:
-    """A sentence on the intervals that are of few sequences; empty if none is."""
+def few_note(frame: pd.DataFrame) -> str:
+    """Return a sentence on intervals over too few sequences; empty if there are none."""
     counts = frame["n"].dropna().to_numpy(float) if "n" in frame.columns else np.zeros(0)
     counts = counts[(counts > 0) & (counts < FEW)]
     return f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})." if len(counts) else ""
 
 
-def metrics_of(frame: pd.DataFrame) -> list[str]:
-    """Names of the metrics of a sweep's table, in the order in which they were asked for."""
+def metric_names(frame: pd.DataFrame) -> list[str]:
+    """Return the metrics of a sweep's table, in their order of first appearance."""
     return list(dict.fromkeys(one for one in frame["metric"].tolist() if isinstance(one, str) and one))
 
 
 def n_failed(frame: pd.DataFrame) -> int:
-    """Number of cells that could not be computed."""
+    """Count the cells that could not be computed."""
     return len(set(frame["cell"].loc[frame["error"].notna()]))
 
 
 def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A metric's rows, those with the largest effects (of either sign) first."""
+    """Return a metric's rows, the largest effects of either sign first."""
     rows = frame.loc[frame["metric"].eq(metric)]
     return rows.sort_values("effect", key=abs, ascending=False, kind="stable")
 
 
-def changing_cells(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
-    """Rows of cells whose effect on a metric stands out and is at least ``least`` in magnitude, the largest first."""
+def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
+    """Return the rows of cells whose effect on a metric is beyond chance and at least ``least``, the largest first."""
     rows = _rows_of_metric(frame, metric)
-    return rows.loc[stands_out(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
+    return rows.loc[is_beyond_chance(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
 
 
-def stands_out(rows: pd.DataFrame) -> np.ndarray:
-    """True at cells whose interval excludes zero, as does the one above their controls if they have any."""
+def is_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
+    """Return True for each row whose interval excludes zero, and whose interval above its controls does too."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = (low > 0) | (high < 0)
     if {"over_low", "over_high"} <= set(rows.columns):
@@ -159,13 +162,13 @@ def stands_out(rows: pd.DataFrame) -> np.ndarray:
 
 
 def effect_text(row: Mapping[Any, Any]) -> str:
-    """An effect with its interval as text, marked by † if the interval is of few sequences."""
+    """Return an effect and its interval as text; † marks an interval over few sequences."""
     marked = MARK if 0 < row.get("n", FEW) < FEW else ""
     return f"{number(float(row['effect']))} {interval_text(row['ci_low'], row['ci_high'])}{marked}"
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:
-    """A cell in words: its own name, or its edit, its site, how strong and where."""
+    """Return the name of a cell: the user's own, else its edit, site, strength and place in words."""
     if named := _name_parts(row, {"name": visible}):
         return named[0]
     edit = _name_parts(row, {"kind": visible, "site": site_words})
@@ -173,5 +176,5 @@ def cell_name(row: Mapping[Any, Any]) -> str:
 
 
 def _name_parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
-    """The parts of a cell's name: the row's texts in the columns of ``shown``, each made by the column's function."""
+    """Return the parts of a cell's name; ``shown`` is column -> function that words its text. Blanks are left out."""
     return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]

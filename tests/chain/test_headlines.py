@@ -8,8 +8,8 @@ import pytest
 from said import listed, normalised
 
 from sink_lens.chain.links.words import MEANINGS, WORDS
-from sink_lens.chain.page.first_screen import meanings
-from sink_lens.chain.page.words import BOUND, headline_phrases, sentence
+from sink_lens.chain.page.first_screen import word_meanings
+from sink_lens.chain.page.words import BOUND, headline_phrases, join_phrases
 from sink_lens.chain.summary import sink_bound_to
 from sink_lens.schema import RESCALED, SPAN
 
@@ -162,16 +162,22 @@ def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():
     for word in ("averaging", "direction", "dimension", "part", "switching off", "carry", "super neuron"):
         assert re.search(rf"\b{word}\b", glossary), word
     said = "Super neurons and dimension 7 carry it. Switching off 2 parts removes 59% of it"
-    assert [word for word, _ in meanings(said)] == ["super neurons", "dimension", "carry", "parts", "switching off"]
-    every = [word for word, _ in meanings(". ".join(LISTED.values()))]
+    assert [word for word, _ in word_meanings(said)] == [
+        "super neurons",
+        "dimension",
+        "carry",
+        "parts",
+        "switching off",
+    ]
+    every = [word for word, _ in word_meanings(". ".join(LISTED.values()))]
     assert len(every) == len(MEANINGS)  # none that no headline has
 
 
 def test_the_sentences_are_whole_and_say_what_carries_it_in_one():
     every = dict.fromkeys(WORDS, YES)
     found = headline_phrases(intervened(every, maker_sets=sets()), is_sink=True, rate=0.61, position=0)
-    assert LISTED["by all"] in normalised(sentence(found))
-    assert sentence(found) == (
+    assert LISTED["by all"] in normalised(join_phrases(found))
+    assert join_phrases(found) == (
         "Position 0 is the attention sink (61% of heads). The whole chain carries it, from averaging to dimension 7. "
         "Switching off 2 parts removes 59% of it"
     )

@@ -21,7 +21,7 @@ from sink_lens.chain.judge import (
     verdict,
 )
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.page.words import off_distribution, remarks, why_undecided
+from sink_lens.chain.page.words import is_off_distribution, remarks, why_undecided
 from sink_lens.schema import COSTLY, INTERVENTION_FLOOR
 from sink_lens.stats import Interval
 
@@ -155,11 +155,11 @@ def test_intervention_verdict(row, decided):
 
 def test_a_costly_intervention_is_undecided_and_cost_alone_never_says_no():
     costly = effect("x") | {"baseline_loss_nats": 3.0, "uniform_loss_nats": 10.8, "beyond_masking_nats": 2.0}
-    assert off_distribution(costly)
+    assert is_off_distribution(costly)
     assert intervention_verdict(costly) == "undecided"
     assert intervention_verdict(costly | {"beyond_masking_nats": COSTLY}) == "holds"  # over means strictly over
     near_uniform = costly | {"baseline_loss_nats": 10.0}  # over 0.9 of 10.8: the model predicts hardly anything
-    assert not off_distribution(near_uniform)
+    assert not is_off_distribution(near_uniform)
     assert intervention_verdict(near_uniform) == "holds"
     assert intervention_verdict(costly | {"beyond_masking_nats": NAN}) == "holds"
 

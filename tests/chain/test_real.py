@@ -7,7 +7,7 @@ from rounding import close
 from sink_lens import load
 from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.page.words import off_distribution
+from sink_lens.chain.page.words import is_off_distribution
 from sink_lens.chain.placement import binding_kind
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
@@ -143,7 +143,7 @@ def test_cutting_shows_the_same_chain(cut):
 def test_masking_the_sink_is_worth_more_than_a_nat(cut):
     primary = cut.tables["effects"].query("is_primary").set_index("link")
     assert (primary["masked_loss_nats"] - primary["baseline_loss_nats"] > 1).all()
-    costly = [link for link, row in primary.iterrows() if off_distribution(row)]
+    costly = [link for link, row in primary.iterrows() if is_off_distribution(row)]
     assert costly in ([], ["neurons_dimension"])
 
 

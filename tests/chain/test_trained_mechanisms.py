@@ -112,9 +112,9 @@ def test_a_dimension_that_no_key_reads_carries_nothing(traced):
     keys = {key for phrase in phrases(run) for key in phrase.key.split(" + ")}
     assert "direction" in keys
     assert "by dimension_key" not in keys
-    (said,) = findings.remarks(story.tables(run), "neurons_dimension")
+    (said,) = findings.remarks(story.evidence_tables(run), "neurons_dimension")
     assert said.startswith("it stands out, but the sink does not hang on it")
-    assert any("everything else in it" in one for one in findings.remarks(story.tables(run), "dimension_key"))
+    assert any("everything else in it" in one for one in findings.remarks(story.evidence_tables(run), "dimension_key"))
 
 
 @pytest.mark.exhaustive
@@ -142,7 +142,7 @@ def test_larger_sets_hold_the_smaller_ones_and_are_beyond_chance(traced):
     half, more, every = (set(sets.loc[name, "parts"].split(", ")) for name in ("half", "four fifths", "all makers"))
     assert half <= more <= every
     for row in sets.reset_index().to_dict("records"):
-        assert findings.beyond_chance(row)
+        assert findings.is_beyond_chance(row)
 
 
 # 6. steps together
@@ -210,7 +210,7 @@ TRACED = {"beside": "llama", "upstream": "qwen2", "bimodal": "llama", "either_la
 def phrases(run):
     found = story.find_story(run)
     at = {"is_sink": bool(found.is_sink), "rate": found.sink_rate, "position": found.position}
-    return findings.headline_phrases(story.tables(run), **at)
+    return findings.headline_phrases(story.evidence_tables(run), **at)
 
 
 @pytest.mark.parametrize("name", TRACED)
@@ -218,7 +218,7 @@ def test_the_headline_is_true_and_short(name, traced):
     zoo, tokens, run = traced(name, TRACED[name])
     found = phrases(run)
     assert headlines.untrue(zoo, tokens, found) == []
-    assert story.title(run) == findings.sentence(found)
+    assert story.title(run) == findings.join_phrases(found)
     assert len(story.title(run).split()) <= findings.MOST_WORDS
     assert {"sink", f"bound: {headlines.bound_of(zoo)}"} <= {phrase.key for phrase in found}
     carried = {key for phrase in found for key in phrase.key.split(" + ") if key.startswith("by ")}
@@ -227,7 +227,7 @@ def test_the_headline_is_true_and_short(name, traced):
 
 def test_a_phrase_without_its_rows_is_not_said(traced):
     _, _, run = traced("bimodal", "llama")
-    tables = story.tables(run)
+    tables = story.evidence_tables(run)
     whole = {phrase.key for phrase in phrases(run)}
     at = {"is_sink": True, "rate": 0.6, "position": 0}
     carried = {key for key in whole if key.startswith("by ")}

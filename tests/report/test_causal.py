@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.chain.page import tables as pages
-from sink_lens.chain.page.figures import amplification_curve, mediation_matrix
+from sink_lens.chain.page.figures import draw_amplification, draw_mediation
 from sink_lens.errors import RunError
 from sink_lens.schema import ALL_STEPS
 
@@ -61,15 +61,15 @@ EFFECTS = pd.DataFrame(
 
 
 def test_the_matrix_writes_each_share_with_its_control_and_its_step():
-    texts = [text.get_text() for text in mediation_matrix(MEDIATION).axes[0].texts]
+    texts = [text.get_text() for text in draw_mediation(MEDIATION).axes[0].texts]
     assert texts == ["0.00\n(1.00)", "0.10\n(1.00)", "1.20\n(1.00)", "0.00"]
     both = pd.concat([MEDIATION.assign(step=1), MEDIATION.assign(step=ALL_STEPS)])
-    rows = [label.get_text() for label in mediation_matrix(both).axes[0].get_yticklabels()]
+    rows = [label.get_text() for label in draw_mediation(both).axes[0].get_yticklabels()]
     assert rows == ["isolation, step 1,\nlayers 3–7", "isolation, all steps,\nlayers 3–7"]
 
 
 def test_the_curve_has_a_line_a_centre():
-    lines = amplification_curve(CURVE).axes[0].get_lines()
+    lines = draw_amplification(CURVE).axes[0].get_lines()
     assert [line.get_label() for line in lines][:2] == ["values", "norm only"]
     assert lines[2].get_ydata() == [0, 0]  # what no edit gives
 

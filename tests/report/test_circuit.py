@@ -12,7 +12,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import read_run
 from sink_lens.report import circuit_of, sketches
 from sink_lens.report.html import page_text
-from sink_lens.report.style import BLUE, GREEN, ORANGE, svg
+from sink_lens.report.style import BLUE, GREEN, ORANGE, figure_svg
 
 from .circuits import SHARES, VERDICTS, tables, traced
 
@@ -133,9 +133,9 @@ def test_hostile_texts_are_shown_as_text(tmp_path):
     frames["effects"]["layers"] = "<img src=x onerror=alert(1)>"
     frames["links"]["statistic"] = "<b>$x$"
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
-    assert not re.search("<(script|img|b)[ >]", svg(circuit.draw(), name="circuit"))
+    assert not re.search("<(script|img|b)[ >]", figure_svg(circuit.draw(), name="circuit"))
     links = circuit_of(read_run(traced(tmp_path / "links", frames=frames, without=("paths",))))  # position 0 is drawn
-    drawn = svg(links.draw(), name="circuit")
+    drawn = figure_svg(links.draw(), name="circuit")
     assert not re.search("<(script|img|b)[ >]", drawn)
     assert circuit._repr_png_().startswith(b"\x89PNG")
 

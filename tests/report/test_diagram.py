@@ -14,7 +14,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import circuit_of, diagram, sketches
 from sink_lens.report.diagram import Arrow, Box, Diagram
-from sink_lens.report.style import svg
+from sink_lens.report.style import figure_svg
 
 from .circuits import tables, traced
 
@@ -56,7 +56,7 @@ def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(t
     for drawn in diagrams(tmp_path):
         assert all(len(box.text.split()) <= 8 for box in drawn.boxes)
         for style, width in WIDTHS:
-            figure = diagram.draw(drawn, style=style, width=width)
+            figure = diagram.draw_diagram(drawn, style=style, width=width)
             assert faults(figure) == [], (drawn.title, style, width)
             said = [text.get_text() for text in figure.axes[0].texts]
             numbers = [text for text in said if re.fullmatch(r"−?\d+%", text)]
@@ -68,15 +68,15 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
     circle = [Arrow(source=a, target=b, label="1%", share=0.01, kind="holds") for a, b in ("ab", "ba")]
     boxes = (Box(id="a", text="one"), Box(id="b", text="two"))
     with pytest.raises(RunError, match="lead in a circle"):
-        diagram.draw(Diagram(boxes=boxes, arrows=tuple(circle)), style="paper")
+        diagram.draw_diagram(Diagram(boxes=boxes, arrows=tuple(circle)), style="paper")
     with pytest.raises(RunError, match="no node"):
-        diagram.draw(Diagram(boxes=(), arrows=()), style="paper")
+        diagram.draw_diagram(Diagram(boxes=(), arrows=()), style="paper")
     with pytest.raises(InputError, match="need one of page, paper"):
-        diagram.draw(Diagram(boxes=boxes, arrows=()), style="poster")
+        diagram.draw_diagram(Diagram(boxes=boxes, arrows=()), style="poster")
     long = tuple(Box(id=str(n), text="supercalifragilistic") for n in range(12))
     arrows = tuple(Arrow(source=str(n), target=str(n + 1), label="1%", share=0, kind="holds") for n in range(11))
     with pytest.raises(InputError, match=r"do not fit into 0\.7 inches at 6 points; need about \d+"):
-        diagram.draw(Diagram(boxes=long, arrows=arrows), style="paper", width=0.7)
+        diagram.draw_diagram(Diagram(boxes=long, arrows=arrows), style="paper", width=0.7)
 
 
 def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
@@ -179,12 +179,12 @@ def test_undefined_numbers_are_drawn_as_such(tmp_path):
     assert {arrow.label for arrow in drawn.arrows} == {"?"}
     assert all(np.isnan(arrow.share) for arrow in drawn.arrows)
     assert "No link of this run was intervened on" in drawn.says
-    assert faults(diagram.draw(drawn, style="paper")) == []
+    assert faults(diagram.draw_diagram(drawn, style="paper")) == []
 
 
 def test_boxes_of_a_page_stand_on_its_own_paper(tmp_path):
     for folder in (traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=edges())):
-        drawn = svg(circuit_of(folder).draw("page"), name="circuit")
+        drawn = figure_svg(circuit_of(folder).draw("page"), name="circuit")
         assert "fill: var(--card)" in drawn
         assert "fill: #ffffff" not in drawn  # white boxes under light text, in a dark page
 

@@ -79,7 +79,7 @@ def test_the_sink_is_read_at_queries_and_keys_of_its_layers(tmp_path):
 def test_a_page_is_written_by_its_ending_and_asks_nobody(run, tmp_path):
     circuit = views.circuit_of(run)
     text = circuit.save(tmp_path / "new" / "c.html").read_text()
-    assert len(text) - len(explorer.script([circuit.graph])) + len(explorer.script([])) < 1_500_000
+    assert len(text) - len(explorer.explorer_script([circuit.graph])) + len(explorer.explorer_script([])) < 1_500_000
     assert not re.search(r"https?://", text)
     assert "srcdoc=" in circuit.explore()._repr_html_()
     with pytest.raises(InputError, match=r"need \.html"):

@@ -11,7 +11,7 @@ from legible import faults
 
 from sink_lens.chain.page import figures
 from sink_lens.report import style
-from sink_lens.report.style import svg
+from sink_lens.report.style import figure_svg
 from sink_lens.text import token_text
 
 
@@ -57,26 +57,26 @@ def texts(drawn):
 def everything(*, n_layers, n_heads, length):
     """Every figure, of a model of that size."""
     table = heads(layers=n_layers, n_heads=n_heads)
-    yield figures.sink_scores(table, position=0, threshold=0.3)
-    yield figures.sink_mass(table, position=0, threshold=0.3)
-    yield figures.norm_by_layer(layers(n=n_layers), growth_steps=STEPS.head(int(n_layers > 5)))
-    yield figures.variance_by_position(positions(layers=n_layers, length=length), layers=[0, n_layers - 1])
-    yield figures.super_neurons(neurons(count=64 * n_heads), position=0, share=0.05)
-    yield figures.top_dimensions(dimensions(), position=0, layer=2)
+    yield figures.draw_sink_scores(table, position=0, threshold=0.3)
+    yield figures.draw_sink_mass(table, position=0, threshold=0.3)
+    yield figures.draw_norm_by_layer(layers(n=n_layers), growth_steps=STEPS.head(int(n_layers > 5)))
+    yield figures.draw_variance_by_position(positions(layers=n_layers, length=length), layers=[0, n_layers - 1])
+    yield figures.draw_super_neurons(neurons(count=64 * n_heads), position=0, share=0.05)
+    yield figures.draw_top_dimensions(dimensions(), position=0, layer=2)
 
 
 @pytest.mark.parametrize(("n_layers", "n_heads", "length"), [(4, 4, 8), (80, 128, 2048)], ids=["small", "large"])
 def test_every_figure_is_drawn_at_every_size(n_layers, n_heads, length):
     for index, figure in enumerate(everything(n_layers=n_layers, n_heads=n_heads, length=length)):
         assert max(figure.get_size_inches()) < 9
-        drawn = svg(figure, name=f"figure-{index}")
+        drawn = figure_svg(figure, name=f"figure-{index}")
         assert len(drawn) < 600_000
         ElementTree.fromstring(drawn)
 
 
 def test_heat_map_has_the_score_at_its_layer_and_head():
     # layer 3, head 2: 3 / 10 + 2 / 100 = 0.32; the image is drawn head down, layer across
-    image = figures.sink_scores(heads(), position=0).axes[0].images[0].get_array()
+    image = figures.draw_sink_scores(heads(), position=0).axes[0].images[0].get_array()
     assert image is not None
     assert image.shape == (3, 4)
     assert image[2, 3] == pytest.approx(0.32)
@@ -84,12 +84,12 @@ def test_heat_map_has_the_score_at_its_layer_and_head():
 
 def test_heads_without_a_row_are_left_empty_and_rows_of_other_positions_are_not_mixed_in():
     table = heads().iloc[1:]
-    grid = figures.by_layer_and_head(table, "sink_score", position=0)
+    grid = figures.layer_head_grid(table, "sink_score", position=0)
     assert np.isnan(grid[0, 0])
     assert np.isfinite(grid).sum() == 11
-    svg(figures.sink_scores(table, position=0), name="gap")
+    figure_svg(figures.draw_sink_scores(table, position=0), name="gap")
     table = pd.concat([heads(), heads(position=5).assign(sink_score=9.0)])
-    assert figures.by_layer_and_head(table, "sink_score", position=0).max() == pytest.approx(0.32)
+    assert figures.layer_head_grid(table, "sink_score", position=0).max() == pytest.approx(0.32)
 
 
 def test_onset_is_the_first_layer_whose_mean_score_passes_the_threshold_and_is_named():
@@ -97,17 +97,19 @@ def test_onset_is_the_first_layer_whose_mean_score_passes_the_threshold_and_is_n
     assert figures.onset_layer(heads(), position=0, threshold=0.2) == 2
     assert figures.onset_layer(heads(), position=0, threshold=0.3) == 3
     assert figures.onset_layer(heads(), position=0, threshold=0.9) is None
-    assert "onset: layer 2" in texts(svg(figures.sink_mass(heads(), position=0, threshold=0.2), name="mass"))
+    assert "onset: layer 2" in texts(
+        figure_svg(figures.draw_sink_mass(heads(), position=0, threshold=0.2), name="mass")
+    )
 
 
 def test_growth_steps_are_named_with_their_factor():
     # 50 / 2 = 25
-    drawn = texts(svg(figures.norm_by_layer(layers(), growth_steps=STEPS), name="norms"))
+    drawn = texts(figure_svg(figures.draw_norm_by_layer(layers(), growth_steps=STEPS), name="norms"))
     assert {"layers 3 to 4", "×25"} <= {line.strip() for text in drawn for line in text.split("\n")}
 
 
 def test_variance_that_follows_the_law_lies_on_it():
-    for axes in figures.variance_by_position(positions(), layers=[1]).axes:
+    for axes in figures.draw_variance_by_position(positions(), layers=[1]).axes:
         measured, law = axes.lines
         assert measured.get_ydata() == pytest.approx(law.get_ydata())
 
@@ -116,28 +118,30 @@ def test_zero_variance_at_the_first_position_leaves_the_rest_in_place():
     # s1 is 0 at t = 1 and 1 / sqrt(t) after: over s1[t = 2] * sqrt(2) = 1 it is still the law
     table = positions()
     table.loc[table["position"] == 0, "s1"] = 0.0
-    line = figures.variance_by_position(table, layers=[1]).axes[0].lines[0]
+    line = figures.draw_variance_by_position(table, layers=[1]).axes[0].lines[0]
     assert np.asarray(line.get_xdata())[0] == 2
     assert np.asarray(line.get_ydata())[0] == pytest.approx(2**-0.5)
 
 
 def test_super_neurons_alone_are_named_and_eight_at_most():
-    drawn = texts(svg(figures.super_neurons(neurons(supers=(3, 7)), position=0, share=0.05), name="neurons"))
+    drawn = texts(
+        figure_svg(figures.draw_super_neurons(neurons(supers=(3, 7)), position=0, share=0.05), name="neurons")
+    )
     names = [text for text in drawn if re.fullmatch(r"L1\.N\d+", text)]
     assert set(names) == {"L1.N3", "L1.N7"}
-    assert len(figures.super_neurons(neurons(supers=range(12)), position=0).axes[0].texts) == 8
+    assert len(figures.draw_super_neurons(neurons(supers=range(12)), position=0).axes[0].texts) == 8
 
 
 def test_many_neurons_are_drawn_as_an_image():
-    few = svg(figures.super_neurons(neurons(count=50), position=0), name="few")
-    many = svg(figures.super_neurons(neurons(count=30_000), position=0), name="many")
+    few = figure_svg(figures.draw_super_neurons(neurons(count=50), position=0), name="few")
+    many = figure_svg(figures.draw_super_neurons(neurons(count=30_000), position=0), name="many")
     assert "data:image/png" not in few
     assert "data:image/png" in many
     assert len(many) < 300_000
 
 
 def test_dimensions_stand_in_order_of_magnitude():
-    axes = figures.top_dimensions(dimensions(), position=0, layer=2, most=5).axes[0]
+    axes = figures.draw_top_dimensions(dimensions(), position=0, layer=2, most=5).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["100", "101", "102", "103", "104"]
     assert sum(bar.get_hatch() == "//" for bar in axes.patches) == 2
 
@@ -146,14 +150,14 @@ def test_dimensions_stand_in_order_of_magnitude():
 def test_a_token_at_an_axis_is_text(text):
     figure = style.canvas()
     style.panel(figure).set_xticks(range(2), [token_text(one, limit=8, counted=False) for one in (text, "x")])
-    drawn = svg(style.without_formulas(figure), name="p")
+    drawn = figure_svg(style.without_formulas(figure), name="p")
     shown = [found for found in texts(drawn) if found == "x" or found.startswith(text[:8].strip("‮\x00") or "⟨")]
     assert len(shown) >= 2 or text == ""
     assert all(len(found) < 20 for found in texts(drawn))
 
 
 def test_a_figure_in_the_page_takes_its_colours_from_the_page():
-    drawn = svg(figures.sink_mass(heads(), position=0, threshold=0.2), name="mass")
+    drawn = figure_svg(figures.draw_sink_mass(heads(), position=0, threshold=0.2), name="mass")
     assert "currentColor" in drawn
     assert "var(--blue)" in drawn
     assert not set(re.findall(r"#[0-9a-f]{6}", drawn)) & {"#222222", "#0072b2", "#000000", "#ffffff"}
@@ -162,7 +166,7 @@ def test_a_figure_in_the_page_takes_its_colours_from_the_page():
 
 def test_figures_leave_the_settings_of_matplotlib_alone():
     before = dict(matplotlib.rcParams)
-    svg(figures.sink_scores(heads(), position=0), name="a")
+    figure_svg(figures.draw_sink_scores(heads(), position=0), name="a")
     assert dict(matplotlib.rcParams) == before
 
 

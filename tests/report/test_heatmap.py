@@ -8,7 +8,7 @@ import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.patching.page import patch_map
-from sink_lens.report.style import figure_html, svg
+from sink_lens.report.style import figure_html, figure_svg
 
 
 def sweep(**sizes):
@@ -71,7 +71,7 @@ def test_only_chosen_layers_and_positions_are_numbered():
 
 def test_a_picture_holds_itself_and_shows_what_a_token_says():
     hostile = {0: "</svg><script>alert(1)</script>", 1: "$\\frac{"}
-    drawn = svg(patch_map(sweep(layer=2, position=2), by=("layer", "position"), labels=hostile), name="map")
+    drawn = figure_svg(patch_map(sweep(layer=2, position=2), by=("layer", "position"), labels=hostile), name="map")
     assert "<script" not in drawn
     shown = figure_html(patch_map(sweep(layer=2, position=2), by=("layer", "position"), title="patched", unit="logits"))
     assert shown.startswith('<img alt="" src="data:image/png;base64,')

@@ -46,14 +46,18 @@ def test_a_trace_says_what_it_found_and_every_verdict(tmp_path):
 
 
 def test_a_long_table_is_cut_and_counted():
-    shown = Reader(notebook.table(pd.DataFrame({"a_b": range(1200), "c": None}), ["a_b"], most=3))
+    shown = Reader(notebook.table_html(pd.DataFrame({"a_b": range(1200), "c": None}), ["a_b"], most=3))
     assert shown.text.split() == ["a", "b", "0", "1", "2", "and", "1,197", "more"]
 
 
 def test_hostile_text_is_text():
     frame = pd.DataFrame({HOSTILE: [HOSTILE], "x": [1.0]})
-    found = notebook.result(
-        [HOSTILE], notebook.table(frame), notebook.facts({HOSTILE: HOSTILE}), notes=[HOSTILE], folder=Path("<b>")
+    found = notebook.result_html(
+        [HOSTILE],
+        notebook.table_html(frame),
+        notebook.facts_html({HOSTILE: HOSTILE}),
+        notes=[HOSTILE],
+        folder=Path("<b>"),
     )
     shown = Reader(found)
     assert set(shown.tags) <= {"div", "p", "table", "thead", "tbody", "tr", "th", "td", "bdi", "code"}
@@ -69,7 +73,7 @@ def test_a_run_says_what_it_is_and_what_it_holds(tmp_path):
         assert text in shown.text
 
 
-@pytest.mark.parametrize("make", [canvas, lambda: figures.sink_scores(heads(), position=0)])
+@pytest.mark.parametrize("make", [canvas, lambda: figures.draw_sink_scores(heads(), position=0)])
 def test_a_figure_shows_itself_without_pyplot(make):
     from IPython.core.formatters import DisplayFormatter  # here: half a second that collecting need not take
 

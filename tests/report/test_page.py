@@ -242,7 +242,7 @@ def assert_harmless(text):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are made and not drawn: for tests of what stands around them."""
-    monkeypatch.setattr("sink_lens.report.html.svg", lambda figure, *, name: f"<svg id='{name}'></svg>")
+    monkeypatch.setattr("sink_lens.report.html.figure_svg", lambda figure, *, name: f"<svg id='{name}'></svg>")
 
 
 @pytest.fixture(scope="module")

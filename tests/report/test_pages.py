@@ -16,7 +16,7 @@ from sink_lens.records import create_run, read_run
 from sink_lens.report import html
 from sink_lens.report.export import save_figures
 from sink_lens.report.html import page_content, page_text
-from sink_lens.report.page import csv, shown_table
+from sink_lens.report.page import csv_text, page_table
 from sink_lens.report.pages import page_for
 from sink_lens.studies.pages.interventions import removed_share_figure
 
@@ -151,7 +151,7 @@ def a_run(folder, kind, *, without=(), empty=None):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are made and not drawn: for tests of what stands around them."""
-    monkeypatch.setattr("sink_lens.report.html.svg", lambda figure, *, name: "<svg></svg>")
+    monkeypatch.setattr("sink_lens.report.html.figure_svg", lambda figure, *, name: "<svg></svg>")
 
 
 @pytest.mark.parametrize("kind", SAYS)
@@ -252,8 +252,8 @@ def test_a_failed_cell_is_listed(tmp_path):
 
 def test_csv_holds_the_numbers_and_no_formula_and_is_thinned_where_it_is_long():
     frame = pd.DataFrame({"token": ["=1+1", "-x", "plain"], "value": [1 / 3, np.nan, 2e9]})
-    assert csv(frame).splitlines() == ["token,value", "'=1+1,0.333333", "'-x,", "plain,2e+09"]
-    text = csv(pd.DataFrame({"value": range(4_500)}))
+    assert csv_text(frame).splitlines() == ["token,value", "'=1+1,0.333333", "'-x,", "plain,2e+09"]
+    text = csv_text(pd.DataFrame({"value": range(4_500)}))
     assert text.splitlines()[:3] == ["value", "0", "3"]
     assert text.splitlines()[-1] == "# every 3th of 4500 rows; all are in the run's folder"
 
@@ -276,7 +276,7 @@ def test_the_numbers_of_a_figure_can_be_copied(tmp_path, kind, key, first):
 
 
 def test_a_shown_table_is_copied_whole_though_only_its_first_rows_are_shown():
-    table = shown_table(pd.DataFrame({"a": range(30), "b": 0}), {"a": "A"})
+    table = page_table(pd.DataFrame({"a": range(30), "b": 0}), {"a": "A"})
     assert len(table.rows) == 25
     assert table.numbers["a"].tolist() == list(range(30))
 

@@ -10,7 +10,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import config
 from sink_lens.report.config import ReportConfig
-from sink_lens.report.html import page_text, render, side_by_side
+from sink_lens.report.html import compare_runs, page_text, render
 from sink_lens.report.side_by_side import COMPARED_BY, check_comparable
 
 LINKS = {"link": "key_sink", "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
@@ -30,7 +30,7 @@ def a_run(folder, *, kind="trace", verdict="holds", rate=0.7, config=None, **pro
 
 def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path):
     one, other = a_run(tmp_path / "one"), a_run(tmp_path / "other", verdict="fails", rate=0.25)
-    parts, beside = side_by_side([read_run(one), read_run(other)])
+    parts, beside = compare_runs([read_run(one), read_run(other)])
     assert beside.names == ("one", "other")
     assert [part.name for part in parts] == ["toy", "toy"]
     (row,) = [row for row in beside.verdicts if row.name == "the sink's key → attention sink"]
@@ -57,7 +57,7 @@ def test_a_part_of_one_run_stands_beside_why_the_other_lacks_it(tmp_path):
 def test_other_models_may_be_compared_on_the_same_text(tmp_path):
     one = a_run(tmp_path / "one", token_source="text:a")
     other = a_run(tmp_path / "other", model="b", weights_sha256="ef", tokens_sha256="12", token_source="text:a")
-    assert side_by_side([read_run(one), read_run(other)])[1].names == ("toy", "b")
+    assert compare_runs([read_run(one), read_run(other)])[1].names == ("toy", "b")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from sink_lens.records import create_run, read_run
 from sink_lens.report.html import page_text
-from sink_lens.report.style import canvas, figure_bytes, panel, svg
+from sink_lens.report.style import canvas, figure_bytes, figure_svg, panel
 from sink_lens.report.views import View
 
 from .circuits import traced
@@ -50,7 +50,7 @@ def test_a_trace_does_not_lose_its_page(tmp_path):
 def test_texts_of_a_figure_may_hold_anything():
     figure = canvas()
     panel(figure, xlabel="a\x00b\x0bc\ufffe")
-    assert "a\ufffdb\ufffdc\ufffd" in svg(figure, name="one")
+    assert "a\ufffdb\ufffdc\ufffd" in figure_svg(figure, name="one")
     ElementTree.fromstring(figure_bytes(figure, "svg"))
 
 

@@ -122,10 +122,10 @@ def test_a_page_allows_nothing_but_its_own_scripts():
     assert len(single) < 700_000
     policy = re.search('Content-Security-Policy" content="([^"]*)"', single)[1]
     script = single.split("<script>")[1].split("</script>")[0]
-    assert policy.endswith(f"script-src {views.hashes(script, views.bundle())}")
+    assert policy.endswith(f"script-src {views.script_hashes(script, views.read_javascript())}")
     assert policy.startswith("default-src 'none'")
     assert "unpkg" not in single
-    assert "sourceMappingURL" not in views.bundle()
+    assert "sourceMappingURL" not in views.read_javascript()
 
 
 def test_a_view_is_saved_as_a_page(tmp_path):

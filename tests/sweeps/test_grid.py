@@ -13,7 +13,7 @@ from sink_lens.edits.references import References
 from sink_lens.engine.cells import cell_of as engine_cell
 from sink_lens.errors import InputError, SiteError
 from sink_lens.sweeps.cells import cell_of, cells_of
-from sink_lens.sweeps.grid import EditGrid, Grid, drawn_axis, group_of
+from sink_lens.sweeps.grid import EditGrid, Grid, control_axis, control_group
 
 LENGTH = 12
 
@@ -41,11 +41,11 @@ def numbered(lens, *grids, **options):
 
 def drawn_of(spec):
     """The indices on the axis on which controls are drawn."""
-    return spec.part.indices_on(drawn_axis(spec))
+    return spec.part.indices_on(control_axis(spec))
 
 
 def group(spec):
-    return group_of(spec, axis=drawn_axis(spec))
+    return control_group(spec, axis=control_axis(spec))
 
 
 def test_the_last_axis_runs_fastest(lens_of):
@@ -268,7 +268,7 @@ def test_controls_are_drawn_in_the_narrowest_axis(lens_of, grid, size):
     found, controls = cells(lens_of("llama"), EditGrid(layers=1, **grid), controls=20)
     assert {drawn_of(control) for control in controls} == {(index,) for index in range(size)}  # every one, each once
     axis = next(name for name in ("unit", "head", "position") if f"{name}s" in grid)
-    assert {drawn_axis(control) for control in controls} == {axis}
+    assert {control_axis(control) for control in controls} == {axis}
     assert drawn_of(found[0]) in {drawn_of(control) for control in controls}
 
 

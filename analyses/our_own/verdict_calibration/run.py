@@ -25,7 +25,7 @@ from analyses.zoo import LINKS, ZOO, build
 from analyses.zoo.headlines import untrue
 from sink_lens import TokenBatch, TraceConfig, read_run, trace, wrap
 from sink_lens.chain.links.words import Phrase
-from sink_lens.chain.page.story import find_story, tables
+from sink_lens.chain.page.story import evidence_tables, find_story
 from sink_lens.chain.page.words import headline_phrases
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_whole
@@ -129,7 +129,7 @@ def headline_of(run: Run) -> tuple[Phrase, ...]:
     """The phrases of the headline of a trace's page."""
     story = find_story(run)
     return headline_phrases(
-        tables(run), is_sink=bool(story.is_sink), rate=story.sink_rate or 0.0, position=story.position or 0
+        evidence_tables(run), is_sink=bool(story.is_sink), rate=story.sink_rate or 0.0, position=story.position or 0
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.chain.page.story import NamedLink, find_story, judged_links, named_links
+from sink_lens.chain.page.story import NamedLink, find_story, named_links, read_links
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
@@ -62,18 +62,18 @@ class ChainCircuit(Drawable):
 
     @property
     def is_causal(self) -> bool:
-        """Check whether an edge has the share of an intervention, of a link or of a path."""
+        """Check whether at least one edge has a measured share of the sink, from an intervention or a path."""
         return bool(self.edges["value"].notna().any())
 
     def to_json(self) -> str:
-        """The circuit as JSON for other tools; undefined numbers are null."""
+        """Return the circuit as JSON text for other tools; undefined numbers are null."""
         frames = {name: json_value(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
         return json.dumps(
             {"format": "sink_lens circuit 1", "about": self.about, **frames}, ensure_ascii=False, indent=1
         )
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
-        """The circuit as a figure.
+        """Draw the circuit as a figure.
 
         Args:
             style: ``page`` as in a report, ``paper`` for a column or two.
@@ -82,18 +82,18 @@ class ChainCircuit(Drawable):
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        return diagram.draw(sketches.sketch_chain(self), style=style, width=width)
+        return diagram.draw_diagram(sketches.sketch_chain(self), style=style, width=width)
 
 
 def chain_circuit(run: Run) -> ChainCircuit:
-    """The circuit of a trace; what a partial run did not measure is nan.
+    """Return the circuit of a trace, from its tables; a number that the run did not measure is nan.
 
     Raises:
         RunError: the run has no links, or does not say which position is the sink.
     """
     story, joined = find_story(run), named_links(run)
     position = studied_position(run)
-    links = judged_links(run, columns=["link", "statistic", "value", "is_primary", "verdict"])
+    links = read_links(run, columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
     effect_of: dict[str, dict[str, Any]] = {}
     if effects is not None:  # of a link that it has no row of, the table of links may tell what its intervention did
@@ -101,15 +101,15 @@ def chain_circuit(run: Run) -> ChainCircuit:
         shares = shares.filter(items=["link", "share", "ci_low", "ci_high"])
         for table in (shares, effects.loc[effects["is_primary"].eq(True)]):
             effect_of |= {row["link"]: row for row in _row_dicts(table)}
-    lanes = _lanes(run)
+    growth_steps = _read_growth_steps(run)
     kinds = list(dict.fromkeys(_node_kind(node) for link in joined for node in (link.source, link.target)))
     nodes = [
         *_shared_nodes(position, joined=joined, links=links),
-        *_step_nodes(run, position, lanes=lanes, threshold=story.threshold or 0.3),
+        *_step_nodes(run, position, growth_steps=growth_steps, threshold=story.threshold or 0.3),
     ]
     nodes = sorted((node for node in nodes if node["kind"] in kinds), key=lambda node: kinds.index(node["kind"]))
     known = {str(node["id"]) for node in nodes}
-    paths = (edge for edge in _path_edges(run, lanes=lanes) if {edge["source"], edge["target"]} <= known)
+    paths = (edge for edge in _path_edges(run, growth_steps=growth_steps) if {edge["source"], edge["target"]} <= known)
     return ChainCircuit(
         about={
             "model": story.model,
@@ -119,19 +119,19 @@ def chain_circuit(run: Run) -> ChainCircuit:
         },
         nodes=_frame_of_rows(nodes, NODE_COLUMNS),
         edges=_frame_of_rows(
-            [*_link_edges(joined, links, effect_of=effect_of, lanes=lanes), *paths],
+            [*_link_edges(joined, links, effect_of=effect_of, growth_steps=growth_steps), *paths],
             EDGE_COLUMNS,
         ),
     )
 
 
 def _node_kind(node: str) -> str:
-    """The kind of a node of the chain, such as ``neurons``; a node that a user's own link adds gets one of its name."""
+    """Return the kind of a node of the chain, such as ``neurons``; a node of a user's own link has its name as kind."""
     return _KINDS.get(node) or "node_" + re.sub(r"\W+", "_", node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lane:
+class _GrowthStep:
     """A growth step, and the layers in which its sink is read."""
 
     step: int
@@ -140,31 +140,31 @@ class _Lane:
     dimension: int | None
 
 
-def _lanes(run: Run) -> list[_Lane]:
-    """A lane per growth step: its layers and dimension, and the layers that read its sink; else one over all layers."""
+def _read_growth_steps(run: Run) -> list[_GrowthStep]:
+    """Return the growth steps of a run, in order; if it has none, a single step 0 whose sink is read in all layers."""
     last = int(run.provenance.get("n_layers") or 1) - 1
     columns = ["step", "first_layer", "last_layer", "outlier_dimension"]
     table = run.optional("growth_steps", columns=columns)
     if table is None or table.empty:
-        return [_Lane(step=0, layers=(0, -1), reads=(0, last), dimension=None)]
-    lanes = []
+        return [_GrowthStep(step=0, layers=(0, -1), reads=(0, last), dimension=None)]
+    growth_steps = []
     following = [*table["first_layer"].iloc[1:], last + 1]
     rows = table[columns].astype(float).itertuples(index=False)
     for (step, first, end, dimension), next_first in zip(rows, following, strict=True):
         begins = min(int(end) + 1, last)
-        lanes.append(
-            _Lane(
+        growth_steps.append(
+            _GrowthStep(
                 step=int(step),
                 layers=(int(first), int(end)),
                 reads=(begins, max(begins, int(next_first) - 1)),
                 dimension=None if math.isnan(dimension) else int(dimension),
             )
         )
-    return lanes
+    return growth_steps
 
 
 def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Rows of the nodes that all growth steps share: position, aggregated values, attention's output, a user's own."""
+    """Yield a row for each node that all growth steps share, such as the position and the value averages."""
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     yield {"id": "position", "kind": "position", "label": f"position {position}"}
     into = {_node_kind(link.target): link.name for link in reversed(joined)}
@@ -175,15 +175,17 @@ def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataF
         yield {"id": _node_kind(node), "kind": _node_kind(node), "label": visible(node)}
 
 
-def _step_nodes(run: Run, position: int, *, lanes: list[_Lane], threshold: float) -> Iterator[dict[str, Any]]:
-    """Rows of the nodes that each growth step has of its own: super neurons, dimension, the sink's key, and heads."""
+def _step_nodes(
+    run: Run, position: int, *, growth_steps: list[_GrowthStep], threshold: float
+) -> Iterator[dict[str, Any]]:
+    """Yield four rows for each growth step: its super neurons, outlier dimension, the sink's key, and its heads."""
     neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"])
     layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    for lane in lanes:
-        own = _values_in_layers(neurons, "is_super", position, lane.layers)
-        dominance = _values_in_layers(layers, "dominance_ratio", position, (lane.layers[1], lane.layers[1]))
-        scores = _values_in_layers(heads, "sink_score", position, lane.reads)
+    for growth in growth_steps:
+        own = _values_in_layers(neurons, "is_super", position, growth.layers)
+        dominance = _values_in_layers(layers, "dominance_ratio", position, (growth.layers[1], growth.layers[1]))
+        scores = _values_in_layers(heads, "sink_score", position, growth.reads)
         over = sum(score > threshold for score in scores)
         values: dict[str, dict[str, Any]] = {
             "neurons": {
@@ -192,9 +194,9 @@ def _step_nodes(run: Run, position: int, *, lanes: list[_Lane], threshold: float
                 "value": math.nan if neurons is None else own.count(True),
             },
             "dimension": {
-                "label": "outlier dimension" if lane.dimension is None else f"dimension {lane.dimension}",
+                "label": "outlier dimension" if growth.dimension is None else f"dimension {growth.dimension}",
                 "quantity": "dominance_ratio",
-                "value": math.nan if lane.dimension is None else next(iter(dominance), math.nan),
+                "value": math.nan if growth.dimension is None else next(iter(dominance), math.nan),
             },
             "key": {"label": "the sink's key"},
             "heads": {
@@ -205,14 +207,14 @@ def _step_nodes(run: Run, position: int, *, lanes: list[_Lane], threshold: float
             },
         }
         for kind, told in values.items():
-            span = _layer_label(*(lane.layers if kind in ("neurons", "dimension") else lane.reads))
-            yield {"id": f"{kind}:{lane.step}", "kind": kind, "step": lane.step, "layers": span} | told
+            span = _layer_label(*(growth.layers if kind in ("neurons", "dimension") else growth.reads))
+            yield {"id": f"{kind}:{growth.step}", "kind": kind, "step": growth.step, "layers": span} | told
 
 
 def _link_edges(
-    joined: Sequence[NamedLink], links: pd.DataFrame, *, effect_of: Mapping[str, Any], lanes: list[_Lane]
+    joined: Sequence[NamedLink], links: pd.DataFrame, *, effect_of: Mapping[str, Any], growth_steps: list[_GrowthStep]
 ) -> Iterator[dict[str, Any]]:
-    """One edge per link; a link between nodes of a growth step has an edge in each step."""
+    """Yield an edge for each link of the chain; a link to or from a node of a growth step has one edge per step."""
     for link in joined:
         rows = links.loc[(links["link"] == link.name) & links["is_primary"].eq(True)]
         first, moved = next(iter(_row_dicts(rows)), {}), effect_of.get(link.name, {})
@@ -228,16 +230,16 @@ def _link_edges(
             "statistic_value": first.get("value"),
         }
         ends = {"source": _node_kind(link.source), "target": _node_kind(link.target)}
-        for step in [lane.step for lane in lanes] if {*ends.values()} & {*_BY_STEP} else [None]:
+        for step in [growth.step for growth in growth_steps] if {*ends.values()} & {*_BY_STEP} else [None]:
             at = {end: f"{kind}:{step}" if kind in _BY_STEP else kind for end, kind in ends.items()}
             yield row | at | {"step": step}
 
 
-def _path_edges(run: Run, *, lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
-    """An edge for each measured path between nodes of the chain."""
+def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[str, Any]]:
+    """Yield an edge for each path of the table ``paths`` that joins two nodes of the chain."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = run.optional("paths", columns=columns)
-    first = lanes[0].step
+    first = growth_steps[0].step
     steps = set() if table is None else {int(step) for step in table["read_step"]} - {ALL_STEPS}
     for row in [] if table is None else _row_dicts(table):
         step = int(row["source_step"] if row["target"] == "sink" else row["target_step"])
@@ -261,7 +263,7 @@ def _path_edges(run: Run, *, lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
 
 
 def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str] | None:
-    """(source, target) node ids of a path of the table ``paths``; None for a path that is not drawn."""
+    """Return the ids of the nodes that a row of the table ``paths`` joins, source first; None if it is not drawn."""
     source, target = str(row["source"]), str(row["target"])
     kinds = {"super neurons": "neurons", "makers": "neurons", "key": "key"}
     if target == "sink":
@@ -278,14 +280,14 @@ def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, s
 
 
 def _values_in_layers(table: pd.DataFrame | None, column: str, position: int, layers: tuple[int, int]) -> list[Any]:
-    """A column's values from the first to the last of two layers, at the sink position; none without a table."""
+    """Return the values of a column at a position, from the first to the last of two layers; [] without a table."""
     if table is None:
         return []
     return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position), column].tolist()
 
 
 def _layer_label(first: int, last: int) -> str:
-    """Layers as a node's label: "layer 3", "layers 3–5", or "no growth step" for an empty range."""
+    """Name a range of layers: "layer 3", "layers 3–5", or "no growth step" for an empty range."""
     if last < first:
         return "no growth step"
     return f"layers {first}–{last}" if last > first else f"layer {first}"
@@ -296,7 +298,7 @@ def _row_dicts(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _frame_of_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
-    """Rows as a frame of these columns: texts, or numbers with nan."""
+    """Make a data frame of rows; a blank is nan in a column of ``_NUMBERS``, and an empty text in the others."""
     frame = pd.DataFrame(rows, columns=list(columns))
     for name in columns:
         if name in _NUMBERS:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sink_lens.report.patterns import by_layer_and_head
+from sink_lens.report.patterns import layer_head_grid
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -40,15 +40,15 @@ _RASTER_FROM = 800
 _MOST_LABELS = 8
 
 
-def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None = None) -> Figure:
-    """Heat map of the sink score of a position, layer by head; the threshold is marked on the scale.
+def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None = None) -> Figure:
+    """Draw a heat map of the sink score of a position, layer by head; the threshold is marked on the scale.
 
     Args:
         heads: layer, head, position, sink_score.
         position: The key.
         threshold: The threshold of the sink score.
     """
-    grid = by_layer_and_head(heads, "sink_score", position=position)
+    grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
     figure = canvas(width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0))
     axes = panel(figure, xlabel="layer", ylabel="head", grid=False)
@@ -64,20 +64,20 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
 
 
 def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
-    """First layer whose mean sink score, over heads, passes the threshold; None if none does."""
-    over = np.flatnonzero(_nan_mean(by_layer_and_head(heads, "sink_score", position=position)) > threshold)
+    """Return the first layer whose sink score, the mean over heads, is above the threshold; None if no layer's is."""
+    over = np.flatnonzero(_nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold)
     return int(over[0]) if len(over) else None
 
 
-def sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
-    """Attention mass on a position by layer: mean and range over heads, the onset marked.
+def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
+    """Draw the attention mass on a position by layer, as mean and range over heads, with the onset layer marked.
 
     Args:
         heads: layer, head, position, sink_mass, sink_score.
         position: The key.
         threshold: Mean sink score from which the sink has set in.
     """
-    mass = by_layer_and_head(heads, "sink_mass", position=position)
+    mass = layer_head_grid(heads, "sink_mass", position=position)
     layers = np.arange(len(mass))
     figure = canvas()
     axes = panel(figure, xlabel="layer", ylabel=f"attention mass on position {position}")
@@ -94,8 +94,8 @@ def sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure
     return without_formulas(figure)
 
 
-def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = None) -> Figure:
-    """Norm of the sink token over the others by layer, and its outlier dimension, growth steps shaded.
+def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = None) -> Figure:
+    """Draw two curves by layer, growth steps shaded: the norm ratio of the sink token, and its strongest dimension.
 
     Args:
         layers: layer, norm_ratio, outlier_value, of one position.
@@ -136,8 +136,8 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
     return without_formulas(figure)
 
 
-def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> Figure:
-    """S1 and S2 of z by position, each over its first value, against 1 / sqrt(t), t the position + 1.
+def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> Figure:
+    """Draw S1 and S2 of z by position, relative to their first values, beside 1 / sqrt(t), where t is the position + 1.
 
     Args:
         positions: layer, site, position, s1, s2 (standard deviations).
@@ -174,8 +174,8 @@ def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> F
     return without_formulas(figure)
 
 
-def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Figure:
-    """Draw what each neuron adds to the outlier dimension, against its activation spike and its weight norm.
+def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Figure:
+    """Draw the contribution of each neuron to the outlier dimension, against its activation and its weight-norm rank.
 
     Args:
         neurons: layer, neuron, position, contribution, spike_ratio, gate_norm_rank, up_norm_rank, is_super;
@@ -222,13 +222,13 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
             axes.sharey(first)
             axes.tick_params(labelleft=False)
         points = table.assign(x=x, y=height).loc[chosen]
-        _name_points(axes, points.sort_values("y", key=abs, ascending=False, kind="stable").head(_MOST_LABELS))
+        _write_neuron_names(axes, points.sort_values("y", key=abs, ascending=False, kind="stable").head(_MOST_LABELS))
     legend(figure.axes[0], columns=3, over=figure)
     return without_formulas(figure)
 
 
-def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12) -> Figure:
-    """The largest residual dimensions of the sink token after a layer, outlier dimensions told apart.
+def draw_top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12) -> Figure:
+    """Draw the largest dimensions of the sink token after a layer as bars; outlier dimensions have their own colour.
 
     Args:
         dimensions: layer, position, dimension, value, is_outlier.
@@ -255,7 +255,7 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
 
 
 def spread_heights(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
-    """The ascending heights, moved so that neighbours are ``gap`` apart and none exceeds ``top``."""
+    """Move ascending heights so that neighbours are at least ``gap`` apart and the last is at most ``top``."""
     moved: list[float] = []
     for height in heights:
         moved.append(max(height, moved[-1] + gap) if moved else height)
@@ -265,7 +265,7 @@ def spread_heights(heights: Sequence[float], *, gap: float, top: float) -> list[
 
 
 def _nan_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis without nan and infinities; nan where no number is left."""
+    """Return the mean of the finite values along the last axis; nan if there is none."""
     there = np.isfinite(values)
     counts = there.sum(axis=-1)
     return np.where(counts > 0, np.where(there, values, 0).sum(axis=-1) / np.maximum(counts, 1), np.nan)
@@ -275,8 +275,8 @@ _NAME = 0.25
 """Share of a panel's width that the name of a neuron takes."""
 
 
-def _name_points(axes: Axes, points: pd.DataFrame) -> None:
-    """Write names of neurons beside points, moved up where they would meet, and down from the top.
+def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
+    """Write the name of each neuron beside its point, at heights where no two names overlap.
 
     A name stands right of its point, or left where it would leave the axes or lie on another point.
     """
@@ -303,8 +303,8 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
         )
 
 
-def qk_split(split: pd.DataFrame) -> Figure:
-    """Draw what makes the sink's key and its logit, by layer: the outlier dimensions, the rest, and controls.
+def draw_key_split(split: pd.DataFrame) -> Figure:
+    """Draw by layer how much of the sink's key and of its logit the outlier dimensions make, beside controls.
 
     Args:
         split: layer; key_cosine_sink, key_cosine_random_dimensions, key_cosine_other_positions; dimension, rest,
@@ -343,20 +343,20 @@ CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "
 NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
 
 
-def with_change_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of an amplification with change, change_low and change_high; the ends nan where a run has none."""
+def add_change_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Return an amplification table with the columns change, change_low, change_high; bounds are nan if it has none."""
     if "change" in table.columns:
         return table
     return table.assign(change=table["mass"] - table["baseline_mass"], change_low=np.nan, change_high=np.nan)
 
 
-def amplification_curve(table: pd.DataFrame) -> Figure:
-    """Attention that amplification adds at the position, by factor, one line per centre, with its interval.
+def draw_amplification(table: pd.DataFrame) -> Figure:
+    """Draw the attention that amplification adds at the position, by factor: a line for each centre, with intervals.
 
     Args:
         table: centre, factor, mass, baseline_mass; change, change_low, change_high where the run has them.
     """
-    table = with_change_columns(table)
+    table = add_change_columns(table)
     figure = canvas(width=WIDTH, height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="attention added at the position")
     for centre, (colour, marker) in CENTRES.items():
@@ -371,8 +371,8 @@ def amplification_curve(table: pd.DataFrame) -> Figure:
     return without_formulas(figure)
 
 
-def mediation_matrix(table: pd.DataFrame) -> Figure:
-    """Share of the sink that survives each freeze, a row for each intervention and growth step.
+def draw_mediation(table: pd.DataFrame) -> Figure:
+    """Draw a matrix of the share of the sink that survives: frozen quantities across, interventions and steps down.
 
     Args:
         table: intervention, frozen, step, layers_from, layers_to, surviving_share, control_surviving_share.

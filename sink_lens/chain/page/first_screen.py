@@ -10,19 +10,19 @@ from sink_lens.chain.page.story import (
     chain_steps,
     headline_numbers,
     link_rows,
+    links_sentence,
     named_links,
     title,
-    traced_sentence,
 )
 from sink_lens.records import Run
-from sink_lens.report.explorer import templates
+from sink_lens.report.explorer import template_environment
 from sink_lens.report.page import FirstScreen, Judged, attempt
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
 from sink_lens.text import name_in_words
 
 
 def first_screen(run: Run) -> FirstScreen:
-    """First screen of a trace's page; a part is empty if the run lacks its tables."""
+    """Return the first screen of a trace's page; a part is empty if the run lacks its tables."""
     found, missing = attempt(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
     return FirstScreen(
@@ -35,24 +35,24 @@ def first_screen(run: Run) -> FirstScreen:
         judged=_judged_links(run, links),
         of=("link", "links of the chain"),
         notes=_verdict_notes(run),
-        meanings=meanings(attempt(run, lambda: title(run))[0] or ""),
+        meanings=word_meanings(attempt(run, lambda: title(run))[0] or ""),
     )
 
 
-def meanings(text: str) -> tuple[tuple[str, str], ...]:
-    """(word, meaning) of each technical word that a headline uses."""
+def word_meanings(text: str) -> tuple[tuple[str, str], ...]:
+    """Return (word, meaning) for each technical word in a text."""
     found = [(re.search(rf"\b(?:{word})\b", text, flags=re.I), said) for word, said in MEANINGS.items()]
     return tuple((match[0].lower() if match[0] != "BOS" else "BOS", said) for match, said in found if match is not None)
 
 
 def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
-    """The verdicts as HTML: the chain, a table of its links, and how each is judged."""
+    """Return the section of the verdicts as HTML: the chain, a table of its links, and the rules of judgement."""
     verdicts = {row.link: row.verdict for row in links}
-    template = templates(Path(__file__).parent).get_template("verdicts.html")
+    template = template_environment(Path(__file__).parent).get_template("verdicts.html")
     return template.render(
         links=links,
         chain=chain_steps(named_links(run), verdicts),
-        traced=traced_sentence(verdicts),
+        traced=links_sentence(verdicts),
         signs=VERDICTS,
         questions={name_in_words(name): text for name, text in QUESTIONS.items()},
         error_rates=ERROR_RATES,
@@ -60,7 +60,7 @@ def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
 
 
 def _judged_links(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
-    """Verdict on each link of the run's chain, with its primary statistic and its intervention's share."""
+    """Return the verdict on each link, with its primary statistic and its intervention's share as text."""
     rows = {row.link: row for row in reversed(links) if row.primary}
     judged = []
     for link in named_links(run):
@@ -75,7 +75,7 @@ def _judged_links(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
 
 
 def _verdict_notes(run: Run) -> tuple[str, ...]:
-    """Notes on the verdicts, in sentences: rounding, and floors whose error rates are not known."""
+    """Return notes on the verdicts: on rounding, and on changed thresholds, for which no error rates are known."""
     notes = []
     summary = run.optional("summary", columns=["quantity", "note"])
     if summary is not None:

@@ -62,16 +62,16 @@ class Story:
 
 
 def title(run: Run) -> str:
-    """The conclusion in at most 25 words; what it may say, and on which rows, is in ``findings``."""
+    """Return the title of a trace's page: what the sink is and what makes it, in at most 45 words."""
     story = find_story(run)
     if story.is_sink is None or story.sink_rate is None or story.position is None:
         return "The sink was not measured"
     at = {"is_sink": story.is_sink, "rate": story.sink_rate, "position": story.position}
-    return findings.sentence(findings.headline_phrases(tables(run), **at))
+    return findings.join_phrases(findings.headline_phrases(evidence_tables(run), **at))
 
 
-def tables(run: Run) -> dict[str, pd.DataFrame]:
-    """The tables that sentences stand on, as far as the run has them."""
+def evidence_tables(run: Run) -> dict[str, pd.DataFrame]:
+    """Return the tables of a run that its sentences are made from, by name; tables that the run lacks are left out."""
     known = {name: run.optional(name, columns=columns) for name, columns in _NEEDED.items()}
     return {name: table for name, table in known.items() if table is not None}
 
@@ -97,7 +97,7 @@ _NEEDED = {
 
 
 def headline(story: Story) -> list[str]:
-    """Return a sentence for each finding at the sink; the sink's rate is in ``headline_numbers``."""
+    """Return a sentence for each finding: other sinks, outlier dimensions, growth steps, super neurons."""
     sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
     if story.others:
         one = len(story.others) == 1
@@ -125,8 +125,8 @@ def headline(story: Story) -> list[str]:
     return sentences
 
 
-def judged_on(run: Run) -> str:
-    """Say whether other sequences chose the makers than those on which their removal is measured."""
+def ablation_sample(run: Run) -> str:
+    """Name the sequences on which the ablation of the makers was measured: those that chose the makers, or others."""
     summary = run.optional("summary", columns=["quantity", "value"])
     values = {} if summary is None else dict(zip(summary["quantity"], summary["value"], strict=True))
     n = int(run.provenance.get("sequences") or 0) - int(float(values.get("sequences_elsewhere", 0)))
@@ -140,7 +140,7 @@ _TARGETS = {"outlier dimensions": "the outlier dimensions' size", "sink logit": 
 
 
 def headline_numbers(run: Run) -> list[tuple[str, str]]:
-    """(number, meaning) of each number on the first screen, as texts: "87%" and "of heads have the sink at position 0".
+    """Return (number, meaning) texts for the first screen, such as "87%" and "of heads have the sink at position 0".
 
     In order, as far as the run has them: the sink rate; the share of the sink that is lost without the smallest set of
     parts that removes half of it (else the count of super neurons); the loss in nats that masking the sink adds.
@@ -177,8 +177,8 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     return found
 
 
-def traced_sentence(verdicts: dict[str, str]) -> str:
-    """The sentence that says how much of the chain is traced on this model."""
+def links_sentence(verdicts: dict[str, str]) -> str:
+    """Return a sentence that counts the links by verdict; ``verdicts`` is link -> verdict."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
         return "There is no sink for the chain to lead to, so no link is judged; what was measured is shown."
@@ -223,7 +223,7 @@ class NamedLink:
 
     @property
     def words(self) -> str:
-        """The link as people read it."""
+        """The link in words, such as "super neurons → outlier dimension"."""
         return f"{self.source} → {self.target}"
 
 
@@ -268,7 +268,7 @@ class LinkRow:
 
 
 def recorded_setting(run: Run, name: str) -> Any:
-    """A threshold or option of the run by its name, from its configuration or provenance; None where not recorded."""
+    """Return a threshold or option from a run's configuration or provenance; None if it is not recorded."""
     thresholds = run.provenance.get("thresholds")
     for held in (run.config, thresholds, run.provenance):
         if isinstance(held, Mapping) and held.get(name) is not None:
@@ -277,12 +277,12 @@ def recorded_setting(run: Run, name: str) -> Any:
 
 
 def float_or_none(value: Any) -> float | None:
-    """The value as a float; None if it is no number."""
+    """Return the value as a float; None if it is not a number."""
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def find_story(run: Run) -> Story:
-    """Collect the findings on the sink from a run's tables; None in the fields whose table the run lacks."""
+    """Collect the findings on the sink from a run's tables; a field is None if the run lacks its table."""
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), "a model without a name")
@@ -315,17 +315,17 @@ def find_story(run: Run) -> Story:
         having=having,
         threshold=float_or_none(recorded_setting(run, "threshold")),
         min_sink_rate=minimum,
-        dimensions=None if dimensions is None else outliers(dimensions, position),
+        dimensions=None if dimensions is None else outlier_dimensions(dimensions, position),
         lasting=None
         if dimensions is None
-        else outliers(dimensions, position, layers=2) or outliers(dimensions, position),
+        else outlier_dimensions(dimensions, position, layers=2) or outlier_dimensions(dimensions, position),
         steps=found,
         super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
     )
 
 
 def _strongest_sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float | None]:
-    """(position with the highest sink rate, other sink positions, that rate); no position if no rates are known."""
+    """Return the position with the highest sink rate, the other sink positions, and that rate; None without rates."""
     rates = sink_rates(run)
     if not rates:
         return None, (), None
@@ -334,8 +334,8 @@ def _strongest_sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ..
     return position, others, rates[position]
 
 
-def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
-    """Dimensions that are outliers after at least ``layers`` layers, at one position or at any; most layers first."""
+def outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
+    """Return the dimensions that are outliers after ``layers`` layers or more, at a position (None: at any)."""
     table = dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
     dimension = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
     names, counts = np.unique(dimension, return_counts=True)
@@ -344,7 +344,7 @@ def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1)
 
 
 def _super_neuron_names(neurons: pd.DataFrame, position: int | None) -> list[str]:
-    """Names of the super neurons at a position (None: at any), the largest contribution first: ``L11.N1229``."""
+    """Name the super neurons at a position (None: at any), such as ``L11.N1229``; the largest contribution first."""
     table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
     table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
     names = table[["layer", "neuron"]].itertuples(index=False)
@@ -352,7 +352,7 @@ def _super_neuron_names(neurons: pd.DataFrame, position: int | None) -> list[str
 
 
 def named_links(run: Run) -> list[NamedLink]:
-    """The links of the run's chain in their order, from its table ``chain``; none if it has no such table."""
+    """Return the links of a run's chain in their order, from its table ``chain``; [] without that table."""
     table = run.optional("chain", columns=["order", "link", "source", "target", "sentence"])
     if table is None:
         return []
@@ -364,7 +364,7 @@ def named_links(run: Run) -> list[NamedLink]:
 
 
 def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(node, verdict on the link that leaves it) along the chain; the verdict is "" at the end of a branch."""
+    """Return (node, verdict on the link from it to the next node) along the chain; "" at the end of a branch."""
     steps: list[tuple[str, str]] = []
     for before, link in zip([None, *links], links, strict=False):
         if before is not None and before.target != link.source:
@@ -373,8 +373,8 @@ def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list
     return [*steps, *((link.target, "") for link in links[-1:])]
 
 
-def judged_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
-    """The table ``links`` of a run in today's words: *holds* and *fails* only of links that were intervened on.
+def read_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the table ``links`` of a run; verdicts of older versions are replaced by their words of today.
 
     Raises:
         RunError: There is no such table, or it is damaged.
@@ -389,15 +389,15 @@ def judged_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def link_rows(run: Run) -> list[LinkRow]:
-    """The verdict on every link, in the order of the chain, a row for each statistic.
+    """Return a row of texts for each statistic of each link, with the verdict, in the order of the chain.
 
     Raises:
         RunError: There is no such table, or it is damaged.
     """
     columns = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "verdict"]
-    rows: list[Any] = judged_links(run, columns=columns).to_dict("records")
+    rows: list[Any] = read_links(run, columns=columns).to_dict("records")
     known = {link.name: link for link in named_links(run)}
-    effects, frames = _intervention_texts(run), tables(run)
+    effects, frames = _intervention_texts(run), evidence_tables(run)
     shown = []
     for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)]):
         own = [row for row in rows if row["link"] == name]
@@ -407,7 +407,7 @@ def link_rows(run: Run) -> list[LinkRow]:
 
 
 def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
-    """Link -> the texts about its primary intervention by field of ``LinkRow``; empty without interventions."""
+    """Return link -> the texts on its primary intervention, by field of ``LinkRow``; empty without interventions."""
     table = run.optional(
         "effects", columns=["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"]
     )
@@ -428,17 +428,16 @@ def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
 
 
 def edit_name(edit: object) -> str:
-    """An edit as a page names it; a factor stays on the line of what it multiplies."""
+    """Return the name of an edit as a page shows it, with × before a factor."""
     return re.sub(r" x (?=[\d.])", "\u00a0×\u00a0", visible(edit))
 
 
 def _percent_or_empty(share: float) -> str:
-    """A share as a percentage; empty if it is undefined."""
     return "" if math.isnan(share) else percent(share)
 
 
 def _loss_text(row: Mapping[Any, Any]) -> str:
-    """Loss before and after an intervention, and its change, as text; empty if the run does not have it."""
+    """Return the loss before and after an intervention, and its change, as text; empty if the row lacks a loss."""
     before, after = row.get("baseline_loss_nats", math.nan), row.get("loss_nats", math.nan)
     known = not (math.isnan(before) or math.isnan(after))
     return f"{before:.2f} → {after:.2f} ({signed_change(after - before, 2)})" if known else ""
@@ -452,7 +451,7 @@ def _rows_of_link(
     effects: Mapping[str, dict[str, str]],
     remarks: tuple[str, ...],
 ) -> list[LinkRow]:
-    """Rows of one link, one per statistic, the primary first; only the primary has the claim, answers and remarks."""
+    """Return the rows of one link, one per statistic; the primary is first and alone has claim, answers and remarks."""
     claim, title = ("", name_in_words(visible(name))) if link is None else (link.sentence, link.words)
     if not rows:
         return [LinkRow(link=visible(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
@@ -498,5 +497,5 @@ def _rows_of_link(
 
 
 def _safe_text(value: Any) -> str:
-    """A text made safe to show; empty for anything else."""
+    """Return a text without characters that could harm a page; empty for a value that is no text."""
     return visible(value, limit=400) if isinstance(value, str) else ""

@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sink_lens.chain.page.story import edit_name, find_story, judged_on, link_rows, named_links
+from sink_lens.chain.page.story import ablation_sample, edit_name, find_story, link_rows, named_links
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Listed, PageTable, intervals, largest_first, listed_table, more, shown_table
+from sink_lens.report.page import Listed, PageTable, intervals, largest_first, more_note, page_table, table_maker
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
 from sink_lens.text import capital, name_in_words, named_parts, percent, signed_change
 
 
 def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
-    """A run's table of interventions by its name, checked for some columns.
+    """Return a table of a run's interventions by its name, checked to have rows and the given columns.
 
     Raises:
         RunError: There is none, it lacks a column, or nothing could be intervened on.
@@ -33,7 +33,7 @@ def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
 
 
 def _path_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the measured paths, the largest share first."""
+    """Return the caption and the table of the measured paths, the largest share first."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = causal_table(run, "paths", columns)
     steps = {*table["read_step"]} - {ALL_STEPS}
@@ -66,11 +66,11 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         "target's growth step (for MLPs, and for a target without a step, in all layers with a sink); a negative "
         "share is a larger sink. Everything: all sources at once."
     )
-    return see + more(len(shown), "paths"), shown_table(shown, heads)
+    return see + more_note(len(shown), "paths"), page_table(shown, heads)
 
 
 def _effect_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the interventions with their controls."""
+    """Return the caption and the table of the interventions on the links, with their controls."""
     table = causal_table(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     titles = {link.name: link.words for link in named_links(run)}
     shown = table.assign(
@@ -99,11 +99,11 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
         "position, beside the same edit at matched random places, and what it adds to the loss. Attention at both "
         "positions is in the copied numbers."
     )
-    return see, replace(shown_table(shown, heads), frame=table)
+    return see, replace(page_table(shown, heads), frame=table)
 
 
 def _maker_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the sets of parts that were ablated at the sink position, beside random sets."""
+    """Return the caption and the table of the sets of parts that were ablated together, beside random sets."""
     table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
     table = table.loc[table["control_of"].eq("")]
     shown = table.assign(
@@ -126,23 +126,23 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
         "n": "sequences",
     }
     if not len(table):
-        return "No set of parts that write to the sink position removes half of it.", shown_table(shown, heads)
+        return "No set of parts that write to the sink position removes half of it.", page_table(shown, heads)
     see = (
         "Everything that writes to the sink position in any layer was ranked by its effect on the "
-        f"{table['target'].iloc[0]}, and sets were ablated together on {judged_on(run)}: small sets that remove half "
-        "and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
+        f"{table['target'].iloc[0]}, and sets were ablated together on {ablation_sample(run)}: small sets that remove "
+        "half and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
     )
     summary = run.optional("summary", columns=["quantity", "value"])
     if summary is not None:
         beside = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
         see += "".join(f" {capital(text)}." for text in map(str, beside))
-    return see + _makers_sentence(run, table), shown_table(shown, heads)
+    return see + _makers_sentence(run, table), page_table(shown, heads)
 
 
 def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
-    """A sentence that explains why the chain's intervention removes another share than the set of super neurons.
+    """Explain in a sentence that the chain's intervention ablates more neurons than the set of super neurons.
 
-    Empty unless the intervention ablates more neurons than the set.
+    Empty if it does not.
     """
     effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
     size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
@@ -161,7 +161,7 @@ def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
 
 
 def _placement_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of attention by kind of token and position."""
+    """Return the caption and the table of attention by kind of token and position."""
     table = causal_table(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
@@ -181,18 +181,18 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
         "Is the sink bound to position 0, or to BOS? Attention to each kind of token at each position, with and "
         "without isolation."
     )
-    return see, shown_table(table, heads)
+    return see, page_table(table, heads)
 
 
 def has_interventions(run: Run) -> bool:
-    """Check whether interventions were asked for, and there is a sink to remove."""
+    """Check whether the run made interventions: they were switched on, and there is a sink to remove."""
     links = run.optional("links", columns=["verdict"])
     without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
     return bool(run.config.get("interventions")) and not without
 
 
 def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the super neurons."""
+    """Return the caption and the table of the super neurons at the studied position."""
     heads = {
         "layer": "layer",
         "neuron": "neuron",
@@ -209,12 +209,12 @@ def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
     chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))]
     chosen = largest_first(chosen, "contribution")
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
-    see += more(len(chosen), "neurons") if len(chosen) else " There are none."
-    return see, shown_table(chosen, heads)
+    see += more_note(len(chosen), "neurons") if len(chosen) else " There are none."
+    return see, page_table(chosen, heads)
 
 
 def _statistic_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the links' statistics beyond the primary ones."""
+    """Return the caption and the table of the statistics that are not the primary one of their link."""
     rows = [
         (row.title, row.statistic, row.value, row.interval, "; ".join(" ".join(null) for null in row.nulls), row.own)
         for row in link_rows(run)
@@ -248,7 +248,7 @@ TABLES = (
     Listed(
         key="condition-table",
         title="With and without BOS",
-        make=listed_table(
+        make=table_maker(
             "conditions",
             "The same text with and without a first BOS token. S2 ratio: standard deviation of z at the sink relative "
             "to that at other positions.",

@@ -19,7 +19,7 @@ from sink_lens.chain.page.story import (
 from sink_lens.chain.page.tables import TABLES, causal_table, has_interventions
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Page, for_paper, largest_first, whole
+from sink_lens.report.page import Drawn, Page, largest_first, paper_figure, whole_table
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.text import head_name, interval_text, number, plural
@@ -30,7 +30,7 @@ _LEAST_ADDED = 0.01
 
 
 def _sink_score_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the sink score of every head, layer by head."""
+    """Return the caption and the figure of the sink score of every head, layer by head."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     position = studied_position(run)
@@ -41,11 +41,11 @@ def _sink_score_figure(run: Run) -> tuple[str, Figure]:
     if story.threshold is not None and score <= story.threshold:
         bright = f"none attends to position {position} above the threshold, {most}"
     see = f"Each cell is a head; {bright}. The threshold is marked on the scale."
-    return see, figures.sink_scores(heads, position=position, threshold=story.threshold)
+    return see, figures.draw_sink_scores(heads, position=position, threshold=story.threshold)
 
 
 def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of attention to the sink by layer, its onset marked."""
+    """Return the caption and the figure of attention to the sink by layer, its onset marked."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied_position(run), story.threshold or 0.3
@@ -56,11 +56,11 @@ def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
         else f"The mean sink score passes {threshold:g} at no layer, so there is no onset."
     )
     see = f"The share of their attention that later tokens give to position {position}. {where}"
-    return see, figures.sink_mass(heads, position=position, threshold=threshold)
+    return see, figures.draw_sink_mass(heads, position=position, threshold=threshold)
 
 
 def _norm_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the sink token's norm and strongest dimension by layer, growth steps shaded."""
+    """Return the caption and the figure of the sink token's norm and strongest dimension by layer."""
     position = studied_position(run)
     steps = run.optional("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
     curve = _norm_rows(run, position)
@@ -74,11 +74,11 @@ def _norm_figure(run: Run) -> tuple[str, Figure]:
         see += "The norm jumps at the shaded growth steps; see whether the dimension jumps with it."
     else:
         see += "There is no growth step."
-    return see, figures.norm_by_layer(curve, growth_steps=steps)
+    return see, figures.draw_norm_by_layer(curve, growth_steps=steps)
 
 
 def _norm_rows(run: Run, position: int) -> pd.DataFrame:
-    """Rows of the table ``layers`` at a position, with its norm ratio and strongest dimension; an error if none."""
+    """Return the rows of the table ``layers`` at a position; refuse a table without any."""
     layers = run.need("layers", columns=["layer", "sink_position", "norm_ratio", "outlier_value"])
     layers = layers.loc[layers["sink_position"] == position]
     if not len(layers):
@@ -87,11 +87,11 @@ def _norm_rows(run: Run, position: int) -> pd.DataFrame:
 
 
 def _variance_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of S1 and S2 of z by position in the layers before the sink."""
+    """Return the caption and the figure of S1 and S2 of z by position in the layers before the sink."""
     story = find_story(run)
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
-    layers = _drawn_layers(z, story)
+    layers = _layers_to_draw(z, story)
     if not layers:
         raise RunError("the table 'positions' has no rows of the site z. Run again to see it.")
     see = (
@@ -107,19 +107,19 @@ def _variance_figure(run: Run) -> tuple[str, Figure]:
     start = z.loc[z["position"] == 0]
     if len(start) and (start["s1"] == 0).all():
         see += " S1 is zero at position 0, where every sequence has the same token: it starts at the next."
-    return see, figures.variance_by_position(_thin_positions(table), layers=layers)
+    return see, figures.draw_variance_by_position(_select_positions(table), layers=layers)
 
 
-def _drawn_layers(z: pd.DataFrame, story: Story) -> list[int]:
-    """At most four layers of a table, up to the end of the first growth step; without one, of the first three."""
+def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
+    """Return at most four layers, up to the end of the first growth step (without one: among the first three)."""
     layers = sorted({int(layer) for layer in z["layer"]})
     ends = [last for _, last, _ in story.steps or ()][:1] or [2]
     before = [layer for layer in layers if layer <= ends[0]] or layers[:1]
     return sorted({before[round(part * (len(before) - 1))] for part in (0, 1 / 3, 2 / 3, 1)}) if before else []
 
 
-def _thin_positions(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with rows of at most ``_MOST_POSITIONS`` positions, evenly spaced on a logarithmic axis."""
+def _select_positions(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of at most ``_MOST_POSITIONS`` positions, evenly spaced on a logarithmic axis."""
     known = np.unique(table["position"].to_numpy(float))
     if len(known) <= _MOST_POSITIONS:
         return table
@@ -128,7 +128,7 @@ def _thin_positions(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _neuron_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of every neuron of the growth layers at the sink token."""
+    """Return the caption and the figure of every neuron of the growth layers at the sink token."""
     columns = [
         "layer",
         "neuron",
@@ -154,11 +154,11 @@ def _neuron_figure(run: Run) -> tuple[str, Figure]:
             f" Right: by weight norm alone, {outside} of {plural(len(chosen), 'super neuron')} would be "
             "missed (they are not among the five largest rows of their layer)."
         )
-    return see, figures.super_neurons(table, position=position, share=share)
+    return see, figures.draw_super_neurons(table, position=position, share=share)
 
 
 def _dimension_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the sink token's largest values in the layer where one dimension dominates most."""
+    """Return the caption and the figure of the largest dimensions in the layer where one dominates most."""
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
     position = studied_position(run)
@@ -170,11 +170,11 @@ def _dimension_figure(run: Run) -> tuple[str, Figure]:
         f"The largest residual values of the sink token after layer {layer:.0f}, where one dimension dominates "
         f"most: it is {number(dominance)} times the mean. A few long bars are dimension disparity."
     )
-    return see, figures.top_dimensions(table, position=position, layer=int(layer))
+    return see, figures.draw_top_dimensions(table, position=position, layer=int(layer))
 
 
 def _key_split_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the parts of the sink's key and of its logit by layer."""
+    """Return the caption and the figure of the parts of the sink's key and of its logit by layer."""
     table = run.need("key_split", columns=["layer", "key_cosine_sink", "logit_advantage_sink"])
     if not len(table):
         raise RunError("no outlier dimension enters any layer, so there is no key to split.")
@@ -185,11 +185,11 @@ def _key_split_figure(run: Run) -> tuple[str, Figure]:
     )
     if "dimension" not in table.columns or bool(table["dimension"].isna().all()):
         see += " Here the key is turned by its position, so only its advantage over other keys is shown."
-    return see, figures.qk_split(table)
+    return see, figures.draw_key_split(table)
 
 
 def _circuit_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the trace's circuit."""
+    """Return the caption and the figure of the trace's circuit."""
     drawn = circuit.chain_circuit(run)
     if not drawn.about["is_sink"]:
         at = f"position {drawn.about['sink_position']}"
@@ -204,8 +204,8 @@ def _circuit_figure(run: Run) -> tuple[str, Figure]:
     return see, drawn.draw()
 
 
-def _rows_at_sink(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads columns of a run's table at the studied position: the numbers behind a figure."""
+def _sink_row_reader(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
+    """Return a function that reads some columns of a run's table at the studied position, for a figure's CSV."""
 
     def rows(run: Run) -> pd.DataFrame:
         table = run.need(name, columns=["sink_position"])
@@ -215,37 +215,37 @@ def _rows_at_sink(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame
 
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
-    """The 500 neurons with the largest contributions at the studied position."""
+    """Return the rows of the 500 neurons with the largest contributions at the studied position."""
     table = run.need("neurons", columns=["sink_position", "contribution"])
     return largest_first(table.loc[table["sink_position"] == studied_position(run)], "contribution").head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:
-    """S1 and S2 of z by position in the layers that the figure shows."""
+    """Return S1 and S2 of z by position, in the layers that the figure shows."""
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
-    return z.loc[z["layer"].isin(_drawn_layers(z, find_story(run)))]
+    return z.loc[z["layer"].isin(_layers_to_draw(z, find_story(run)))]
 
 
 def _circuit_edges(run: Run) -> pd.DataFrame:
-    """The edges of the trace's circuit: the numbers behind its figure."""
+    """Return the table of the edges of the trace's circuit."""
     return circuit.chain_circuit(run).edges
 
 
 _FIGURES = (
     Drawn(key="circuit", title="The circuit", make=_circuit_figure, data=_circuit_edges),
-    for_paper(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_circuit_edges),
+    paper_figure(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_circuit_edges),
     Drawn(
         key="scores",
         title="Where heads attend",
         make=_sink_score_figure,
-        data=_rows_at_sink("heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
+        data=_sink_row_reader("heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
     ),
     Drawn(
         key="mass",
         title="From which layer on",
         make=_sink_mass_figure,
-        data=_rows_at_sink("layers", ["layer", "sink_score", "sink_mass"]),
+        data=_sink_row_reader("layers", ["layer", "sink_score", "sink_mass"]),
     ),
     Drawn(
         key="norms",
@@ -258,19 +258,19 @@ _FIGURES = (
         key="dims",
         title="Do few dimensions hold it?",
         make=_dimension_figure,
-        data=_rows_at_sink("dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
+        data=_sink_row_reader("dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
     ),
     Drawn(key="neurons", title="Do super neurons write them?", make=_neuron_figure, data=_neuron_rows),
-    Drawn(key="qk", title="What makes the key", make=_key_split_figure, data=whole("key_split")),
+    Drawn(key="qk", title="What makes the key", make=_key_split_figure, data=whole_table("key_split")),
 )
 
 
 def _amplification_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the attention that amplified variance adds."""
+    """Return the caption and the figure of the attention that amplified variance adds."""
     table = causal_table(
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     )
-    table = figures.with_change_columns(table)
+    table = figures.add_change_columns(table)
     first = table.iloc[0]
     best = table.loc[table["centre"] != "none"].sort_values("change", ascending=False, kind="stable").iloc[0]
     layers = str(first["read_layers"])
@@ -286,11 +286,11 @@ def _amplification_figure(run: Run) -> tuple[str, Figure]:
         f"{layers}. {most}. Zero: the attention without an edit. The norm-only line is the control: scaling alone "
         "should bring no sink."
     )
-    return see, figures.amplification_curve(table)
+    return see, figures.draw_amplification(table)
 
 
 def _mediation_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the share of the sink that survives each freeze."""
+    """Return the caption and the figure of the share of the sink that survives each freeze."""
     columns = [
         "intervention",
         "frozen",
@@ -313,7 +313,7 @@ def _mediation_figure(run: Run) -> tuple[str, Figure]:
         see += f"Another path exists beside {' and '.join(leaving)}: most of a sink survives there. "
     if bool(table["surviving_share"].isna().any()):
         see += "Where the row is empty, the intervention made no sink."
-    return see.rstrip(), figures.mediation_matrix(table)
+    return see.rstrip(), figures.draw_mediation(table)
 
 
 _CAUSAL_FIGURES = (
@@ -321,14 +321,14 @@ _CAUSAL_FIGURES = (
         key="mediation",
         title="Which link carries the sink",
         make=_mediation_figure,
-        data=whole("mediation"),
+        data=whole_table("mediation"),
         when=has_interventions,
     ),
     Drawn(
         key="amplification",
         title="Does variance make a sink?",
         make=_amplification_figure,
-        data=whole("amplification"),
+        data=whole_table("amplification"),
         when=has_interventions,
     ),
 )

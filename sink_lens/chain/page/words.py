@@ -45,22 +45,22 @@ _UNBOUND = {
 
 
 def headline_phrases(tables: Tables, *, is_sink: bool, rate: float, position: int) -> list[Phrase]:
-    """The phrases of a run's headline, in their order; together they have at most ``MOST_WORDS`` words."""
+    """Return the phrases of a run's headline in their order, with at most ``MOST_WORDS`` words in all."""
     phrases = _phrases_with_sink(tables, rate, position) if is_sink else _phrases_without_sink(tables)
     said: list[Phrase] = []
     for phrase in phrases:
-        if len(sentence([*said, phrase]).split()) <= MOST_WORDS:
+        if len(join_phrases([*said, phrase]).split()) <= MOST_WORDS:
             said.append(phrase)
     return said
 
 
-def sentence(phrases: list[Phrase]) -> str:
-    """The phrases as sentences, the last one without its full stop."""
+def join_phrases(phrases: list[Phrase]) -> str:
+    """Join phrases into sentences, without the last full stop."""
     return ". ".join(phrase.text for phrase in phrases)
 
 
 def _phrases_without_sink(tables: Tables) -> list[Phrase]:
-    """The phrases of a headline on a model without a sink."""
+    """Return the phrases of the headline of a model without a sink."""
     found = [Phrase(key="no sink", text="No position is an attention sink", rows=("heads: sink_rate",))]
     values = _summary_values(tables)
     if "strongest_position" in values:
@@ -78,7 +78,7 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
 
 
 def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
-    """The phrases of a headline on where the sink is and what makes it, the most important first."""
+    """Return the phrases on the place of the sink and on its makers, the most important first."""
     values, text = _summary_values(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
     if "aligned_position" in values:
@@ -120,12 +120,12 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
 
 
 def _maker_phrases(tables: Tables) -> list[Phrase]:
-    """A phrase on the share of the sink that a small set of parts removes; none unless it is beyond random sets."""
+    """Return a phrase on the smallest set of parts that removes half of the sink; [] if random sets remove as much."""
     sets = tables.get("maker_sets")
     rows = [] if sets is None else sets.loc[sets["set"].eq("half") & sets["control_of"].eq("")].to_dict("records")
     found = []
     for row in rows:
-        if row["target"] == "sink" and {"size", "removed"} <= set(row) and beyond_chance(row):
+        if row["target"] == "sink" and {"size", "removed"} <= set(row) and is_beyond_chance(row):
             parts = "one part" if int(row["size"]) == 1 else plural(int(row["size"]), "part")
             text = f"Switching off {parts} removes {percent(float(row['removed']))} of it"
             stands_on = ("maker_sets: set == half, ci_low above 0 and control_largest",)
@@ -138,19 +138,19 @@ def _maker_phrases(tables: Tables) -> list[Phrase]:
 
 
 def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
-    """A clause on the rise of the loss without a set of parts; empty unless clearly above that of masking the sink."""
+    """Return a clause on the loss after ablating a set; empty unless it rises clearly more than by masking the sink."""
     effects = tables.get("effects")
     if effects is None or not {"masked_loss_nats", "uniform_loss_nats"} <= set(effects.columns) or not len(effects):
         return ""
     masked, uniform = (float(effects[name].iloc[0]) for name in ("masked_loss_nats", "uniform_loss_nats"))
     loss = float(row.get("loss_nats", math.nan))
-    if not off_distribution({**row, "uniform_loss_nats": uniform, "beyond_masking_nats": loss - masked}):
+    if not is_off_distribution({**row, "uniform_loss_nats": uniform, "beyond_masking_nats": loss - masked}):
         return ""
     return f"loss {signed_change(loss - row['baseline_loss_nats'], 1)} nats"
 
 
 def _carrier_phrases(tables: Tables) -> list[Phrase]:
-    """Phrases on the parts that carry the sink: both link and ablation say so, above their largest controls."""
+    """Return phrases on the links that carry the sink, by their statistic and by an ablation above its controls."""
     answers = answers_by_link(tables)
     if not answers or not len(tables.get("effects", ())):
         return []
@@ -190,7 +190,7 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
 
 
 def remarks(tables: Tables, link: str) -> list[str]:
-    """Sentences on what keeps a link undecided, where statistic and intervention disagree, and on its controls."""
+    """Return remarks on a link: why it is undecided, whether statistic and intervention disagree, and on controls."""
     answers, effects = answers_by_link(tables).get(link), tables.get("effects")
     if answers and answers["present"] == "not asked":
         return ["the token grows before any layer with attention, so there is nothing to ask"]
@@ -211,7 +211,7 @@ def remarks(tables: Tables, link: str) -> list[str]:
 
 
 def why_undecided(tables: Tables, link: str) -> str:
-    """Say what keeps an undecided link from a verdict; empty where it has one, or no interventions were made."""
+    """Say why a link is undecided; empty if it is not, or if no interventions were made."""
     answers, effects = answers_by_link(tables).get(link), tables.get("effects")
     if not answers or effects is None or not len(effects):
         return ""
@@ -222,7 +222,7 @@ def why_undecided(tables: Tables, link: str) -> str:
         return "it does not stand out when it is measured, yet breaking it removes the sink"
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
     damages = ""
-    if own and off_distribution(own[0]):
+    if own and is_off_distribution(own[0]):
         cost = own[0]["loss_nats"] - own[0]["baseline_loss_nats"]
         damages = f"this edit damages the model itself (loss {signed_change(cost, 1)} nats)"
     if answers["present"] == "undecided":
@@ -252,8 +252,8 @@ def why_undecided(tables: Tables, link: str) -> str:
     return f"{breaking} may {do} less {' and less '.join(reached)}"
 
 
-def off_distribution(row: Mapping[Hashable, Any]) -> bool:
-    """Check whether an intervention, a row of ``effects``, costs clearly more than masking the sink itself.
+def is_off_distribution(row: Mapping[Hashable, Any]) -> bool:
+    """Check whether an intervention, a row of ``effects``, raises the loss clearly more than masking the sink does.
 
     It is asked only where the unchanged model predicts clearly better than uniform guessing. Removing a sink may be
     costly because the sink matters, so a high loss alone says nothing.
@@ -263,26 +263,25 @@ def off_distribution(row: Mapping[Hashable, Any]) -> bool:
     return bool(asked and row.get("beyond_masking_nats", math.nan) > COSTLY)
 
 
-def beyond_chance(row: Mapping[Any, Any]) -> bool:
-    """Check whether a set of parts was shown to remove more than nothing, and than any random set beside it."""
+def is_beyond_chance(row: Mapping[Any, Any]) -> bool:
+    """Check whether a set of parts, a row of ``maker_sets``, removes more than zero and than every random set."""
     control = row.get("control_largest")
     most = float(control) if control is not None and control == control else 0.0
     return float(row["ci_low"]) > max(0.0, most)
 
 
 def _int_of(value: object) -> int:
-    """A count of the summary table as an int."""
     return int(float(str(value)))
 
 
 def _summary_values(tables: Tables) -> dict[str, Any]:
-    """Quantity -> value from the table ``summary``; empty without that table."""
+    """Return quantity -> value from the table ``summary``; empty without that table."""
     table = tables.get("summary")
     return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
 
 
 def binding_sentence(kind: str, *, bos: bool) -> str:
-    """Sentence on what the sink follows, position or token; ``kind`` is a kind of placement.
+    """Say whether the sink is bound to the position or to the token; ``kind`` is a kind of placement.
 
     ``bos`` says whether sequences with a BOS token were tried.
     """
@@ -290,8 +289,8 @@ def binding_sentence(kind: str, *, bos: bool) -> str:
     return said if bos else f"{said}; there is no BOS token to try"
 
 
-def makers_beside_super_neurons(frames: Mapping[str, pd.DataFrame]) -> str:
-    """Sentence that compares the makers found by ablation with the super neurons found by contribution."""
+def compare_makers(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Compare in a sentence the makers found by ablation with the super neurons found by contribution."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
     if "all makers" not in sets.index:
         return "no set of parts that write to this position removes half of it: what makes it was not found"

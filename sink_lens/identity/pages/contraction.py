@@ -31,7 +31,7 @@ from sink_lens.identity.pages.survey import (
     with_short_names,
 )
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
 from sink_lens.report.style import COLOURS, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.text import number, plural, visible
 
@@ -253,7 +253,7 @@ def _gain_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"sink_mass": "sink mass", "uniform_mass": "uniform", "sink_rate": "sink rate", "s2_ratio": "S2 ratio"}
     heads |= {"norm_ratio": "norm ratio", "dominance_ratio": "dominance"}
     see = "The positional discrepancy beside the sink measures at position 0; uniform: the mass under equal attention."
-    return see + more(len(wide), "summary.csv", most=60), shown_table(wide, heads, most=60)
+    return see + more_note(len(wide), "summary.csv", most=60), page_table(wide, heads, most=60)
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
@@ -265,14 +265,14 @@ def _alignment_table(run: Run) -> tuple[str, PageTable]:
         "How well the contraction direction aligns with the unembedding of the preferred tokens, and with the "
         "first token's largest dimension. Rank 1: nothing aligns better."
     )
-    return see + more(len(table), "alignment", most=60), shown_table(with_short_names(table), heads, most=60)
+    return see + more_note(len(table), "alignment", most=60), page_table(with_short_names(table), heads, most=60)
 
 
 CONTRACTION = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="by-layer", title="Where do states become alike?", make=_layer_figure, data=whole("layers")),
+        Drawn(key="by-layer", title="Where do states become alike?", make=_layer_figure, data=whole_table("layers")),
         Drawn(
             key="contraction-variants",
             title="What makes sequences alike?",
@@ -280,9 +280,17 @@ CONTRACTION = Page(
             data=partial(rows_of_measures, measures=_EXCESS),
             when=has_variants,
         ),
-        Drawn(key="positions", title="Does it depend on the position?", make=_position_figure, data=whole("positions")),
         Drawn(
-            key="agreement", title="Does the seed set the direction?", make=_agreement_figure, data=whole("agreement")
+            key="positions",
+            title="Does it depend on the position?",
+            make=_position_figure,
+            data=whole_table("positions"),
+        ),
+        Drawn(
+            key="agreement",
+            title="Does the seed set the direction?",
+            make=_agreement_figure,
+            data=whole_table("agreement"),
         ),
         Drawn(
             key="contraction-course",

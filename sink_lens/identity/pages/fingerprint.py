@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from sink_lens.errors import RunError
 from sink_lens.identity.config import NO_ANSWER, NOT_SHOWN, SAME
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table
 from sink_lens.report.style import COLOURS, FONT, INK, QUIET, canvas, colour_scale, panel, without_formulas
 from sink_lens.schema import FINGERPRINT_ERRORS
 from sink_lens.text import listed, number, plural, visible
@@ -213,7 +213,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
             "(the published one) means nothing."
         )
     ordered = pairs.iloc[np.argsort(-np.nan_to_num(pairs["tau_bar"].to_numpy(float), nan=-2), kind="stable")]
-    return see + more(len(pairs), "pairs"), shown_table(ordered, heads)
+    return see + more_note(len(pairs), "pairs"), page_table(ordered, heads)
 
 
 def _null_table(run: Run) -> tuple[str, PageTable]:
@@ -226,7 +226,7 @@ def _null_table(run: Run) -> tuple[str, PageTable]:
         "coordinates, relabelled also keeps what both models share about an input. p is given by both conventions: "
         "that of the paper's text and that of its code."
     )
-    return see + more(len(nulls), "nulls"), shown_table(nulls, heads)
+    return see + more_note(len(nulls), "nulls"), page_table(nulls, heads)
 
 
 FINGERPRINT = Page(
@@ -249,6 +249,6 @@ def show(found: Any) -> Iterator[str | PageTable]:
     names, _ = short_names(found.tables["models"]["model"].tolist())
     pairs, decides = _rename_models(found.frame, names).sort_values("tau_bar", ascending=False), found.config.decides
     heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}
-    yield shown_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
-    yield more(len(pairs), "pairs", most=20).strip()
+    yield page_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
+    yield more_note(len(pairs), "pairs", most=20).strip()
     yield from found.sentences

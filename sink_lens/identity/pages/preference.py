@@ -25,7 +25,7 @@ from sink_lens.identity.pages.survey import (
     with_short_names,
 )
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
 from sink_lens.report.style import GRID, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.text import number, token_text
 
@@ -136,7 +136,7 @@ def _token_table(run: Run) -> tuple[str, PageTable]:
     heads = {"model": "model", "kind": "kind", "token": "id", "text": "token", "count": "times", "share": "share"}
     heads |= {"probability_ratio": "mean probability × vocabulary"}
     see = "The three tokens that each model predicts most often; tokens.parquet has twenty."
-    return see + more(len(first), "tokens", most=60), shown_table(first, heads, most=60)
+    return see + more_note(len(first), "tokens", most=60), page_table(first, heads, most=60)
 
 
 PREFERENCE = Page(
@@ -144,7 +144,10 @@ PREFERENCE = Page(
     headline=_headline,
     figures=(
         Drawn(
-            key="coverage", title="Do few tokens take most predictions?", make=_coverage_figure, data=whole("coverage")
+            key="coverage",
+            title="Do few tokens take most predictions?",
+            make=_coverage_figure,
+            data=whole_table("coverage"),
         ),
         Drawn(
             key="preference-variants",

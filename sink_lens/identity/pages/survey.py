@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Listed, PageTable, more, shown_table
+from sink_lens.report.page import Listed, PageTable, more_note, page_table
 from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.text import name_in_words, number, plural, visible
 
@@ -155,7 +155,7 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
         variant=[legend_name(variant, among=among) for variant in variants["variant"].tolist()],
         measure=[name_in_words(str(name)) for name in variants["measure"]],
     )
-    return see + more(len(variants), "variants.csv", most=200), shown_table(shown, heads, most=200)
+    return see + more_note(len(variants), "variants.csv", most=200), page_table(shown, heads, most=200)
 
 
 def mean_of(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:

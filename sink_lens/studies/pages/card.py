@@ -10,11 +10,11 @@ from sink_lens.report.page import (
     Page,
     PageTable,
     intervals,
-    listed_table,
-    more,
-    sentence_of,
-    shown_table,
-    whole,
+    more_note,
+    page_table,
+    run_sentence,
+    table_maker,
+    whole_table,
 )
 from sink_lens.report.style import BLUE, ORANGE, canvas, logarithmic, panel, whole_numbers, without_formulas
 from sink_lens.text import capital, interval_text, listed, percent, visible
@@ -69,7 +69,7 @@ def _title(run: Run) -> str:
 
 def _headline(run: Run) -> list[str]:
     """The card's sentence, and what a cache must keep."""
-    sentences = sentence_of(run, limit=900)
+    sentences = run_sentence(run, limit=900)
     sinks = run.need("summary", columns=["sink_positions"])["sink_positions"].astype("string").fillna("").tolist()[:1]
     if any(sinks):
         places = listed(f"position {place}" for place in str(sinks[0]).split(","))
@@ -86,11 +86,11 @@ def _dimension_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
         "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Keep both "
-        "in 16 bit, or leave them out when you choose a scale." + more(len(table), "dimensions")
+        "in 16 bit, or leave them out when you choose a scale." + more_note(len(table), "dimensions")
     )
     heads = {"kind": "kind", "dimension": "dimension", "layers": "after layers", "value": "value"}
     shown = table.assign(coverage=["" if pd.isna(one) else f"{one:.0%}" for one in table["coverage"]])
-    return see, shown_table(shown, heads | {"coverage": "of tokens"})
+    return see, page_table(shown, heads | {"coverage": "of tokens"})
 
 
 def _writer_table(run: Run) -> tuple[str, PageTable]:
@@ -99,7 +99,7 @@ def _writer_table(run: Run) -> tuple[str, PageTable]:
     see = (
         "What writes the dimension in the layers where the token's norm grows. A share is a share of the "
         "dimension's change; for a super weight (arXiv 2411.07191), a share of what the MLP writes there."
-        + more(len(table), "writers")
+        + more_note(len(table), "writers")
     )
     shown = table.assign(unit=["" if pd.isna(one) else str(int(one)) for one in table["unit"]])
     heads = {
@@ -109,7 +109,7 @@ def _writer_table(run: Run) -> tuple[str, PageTable]:
         "unit": "expert, neuron or column",
         "share": "share",
     }
-    return see, shown_table(shown, heads)
+    return see, page_table(shown, heads)
 
 
 def _loss_table(run: Run) -> tuple[str, PageTable]:
@@ -121,13 +121,13 @@ def _loss_table(run: Run) -> tuple[str, PageTable]:
     )
     see = "The loss with the outlier dimensions set to zero, and set to their mean."
     heads = {"condition": "condition", "loss_nats": "loss, nats", "change_nats": "change", "interval": "95%"}
-    return see, shown_table(shown, heads)
+    return see, page_table(shown, heads)
 
 
 CARD = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="sink", title="The first token by layer", make=_sink_figure, data=whole("layers")),),
+    figures=(Drawn(key="sink", title="The first token by layer", make=_sink_figure, data=whole_table("layers")),),
     tables=(
         Listed(key="dimension-table", title="Large dimensions", make=_dimension_table),
         Listed(key="writer-table", title="What writes them", make=_writer_table),
@@ -135,7 +135,7 @@ CARD = Page(
         Listed(
             key="maximum-table",
             title="Largest activations",
-            make=listed_table(
+            make=table_maker(
                 "maxima",
                 "The largest entry of every site in all layers and tokens: what a number format must be able to hold.",
                 ("site", "value", "layer", "position", "channel", "over_median"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from sink_lens.records import Run
-from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals, listed_table, sentence_of, shown_table
+from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals, page_table, run_sentence, table_maker
 from sink_lens.text import interval_text, named_parts, number, visible
 
 
@@ -47,7 +47,7 @@ def _number_table(run: Run) -> tuple[str, PageTable]:
     )
     see = "Both models on the same tokens, paired by sequence; an interval without 0 is a change."
     heads = {"quantity": "quantity", "first": "first", "second": "second", "change": "change", "interval": "95%"}
-    return see, shown_table(shown, heads)
+    return see, page_table(shown, heads)
 
 
 def _text_table(run: Run) -> tuple[str, PageTable]:
@@ -56,12 +56,12 @@ def _text_table(run: Run) -> tuple[str, PageTable]:
     table = with_names(table.loc[table["unit"].isin(["index", "text"])])
     shown = table.assign(quantity=[str(name).replace("_", " ") for name in table["quantity"]])
     see = "Positions, dimensions and neurons of both, their BOS tokens, and fields of the configuration that differ."
-    return see, shown_table(shown, {"quantity": "what", "first_indices": "first", "second_indices": "second"})
+    return see, page_table(shown, {"quantity": "what", "first_indices": "first", "second_indices": "second"})
 
 
 DIFF = Page(
     title=_title,
-    headline=lambda run: sentence_of(run, limit=1500),
+    headline=lambda run: run_sentence(run, limit=1500),
     figures=(),
     tables=(
         Listed(key="change-table", title="What changed", make=_number_table),
@@ -69,7 +69,7 @@ DIFF = Page(
         Listed(
             key="tensor-table",
             title="Weights that changed most",
-            make=listed_table(
+            make=table_maker(
                 "tensors",
                 "The weights that changed most: norm of the difference relative to the norm.",
                 {"tensor": "tensor", "change": "relative change"},

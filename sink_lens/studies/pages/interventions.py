@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.chain.page import figures
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more_note, page_table, whole_table
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -212,7 +212,7 @@ def _factor_curve(run: Run) -> tuple[str, Figure]:
         "The norm-only line is the control: scaling alone should bring no sink."
     )
     names = {"target_mass": "mass", "baseline_target_mass": "baseline_mass"}
-    return see, figures.amplification_curve(table.rename(columns=names))
+    return see, figures.draw_amplification(table.rename(columns=names))
 
 
 def _carriers_title(run: Run) -> str:
@@ -246,7 +246,7 @@ def _ablation_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     heads = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
     shown = table.assign(interval=intervals(table))
-    return "Every ablation." + more(len(table), "ablations", most=60), shown_table(shown, heads, most=60)
+    return "Every ablation." + more_note(len(table), "ablations", most=60), page_table(shown, heads, most=60)
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
@@ -255,24 +255,26 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))
     if "target_mass" in table.columns:
-        return "What each edit did: attention at the position and at the sink position, and the loss.", shown_table(
+        return "What each edit did: attention at the position and at the sink position, and the loss.", page_table(
             table, _HEADS
         )
     see = "The set of each growth step beside its best neuron alone and random sets."
-    return see, shown_table(table, table.columns)
+    return see, page_table(table, table.columns)
 
 
 _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
     title=_title,
     headline=lambda run: isolation_sentences(run.need("summary", columns=["target_position", *_MASSES])),
-    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole("layers")),),
+    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole_table("layers")),),
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
     title=_title,
     headline=lambda run: amplification_sentences(run.need("summary", columns=["centre", "factor", "times", *_MASSES])),
-    figures=(Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),),
+    figures=(
+        Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole_table("summary")),
+    ),
     tables=(_SUMMARY,),
 )
 ABLATE = Page(
@@ -280,7 +282,9 @@ ABLATE = Page(
     headline=lambda run: ablation_sentences(
         run.need("summary", columns=["step", "neurons", "size", "removes", "removed_share", *_RANDOM])
     ),
-    figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
+    figures=(
+        Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole_table("ablations")),
+    ),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )
 

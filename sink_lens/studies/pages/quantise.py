@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Listed, Page, PageTable, intervals, more, sentence_of, shown_table
+from sink_lens.report.page import Listed, Page, PageTable, intervals, more_note, page_table, run_sentence
 from sink_lens.text import name_in_words, percent, plural, visible
 
 _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
@@ -53,13 +53,13 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
         see += (
             f" {len(random)} random sets of that size close {percent(shares.min())} to {percent(shares.max())} of it."
         )
-    table = shown_table(shown, heads | {"closed": "gap closed", "interval": "95%"}, most=40)
-    return see + more(len(shown), "conditions", most=40), table
+    table = page_table(shown, heads | {"closed": "gap closed", "interval": "95%"}, most=40)
+    return see + more_note(len(shown), "conditions", most=40), table
 
 
 QUANTISE = Page(
     title=_title,
-    headline=lambda run: sentence_of(run, limit=900),
+    headline=lambda run: run_sentence(run, limit=900),
     figures=(),
     tables=(Listed(key="condition-table", title="Conditions", make=_condition_table),),
 )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -192,7 +192,7 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive": "massive", "share_score": "fair shares", "received": "attention", "norm_ratio": "norm ratio"}
     heads |= {"sink_layers": "sink in layers", "massive_layers": "massive in layers", "dimensions": "dimensions"}
     see = "Every marked token, the most attended first." if len(table) else "No token is marked."
-    return see + more(len(table), "sink_tokens"), shown_table(with_readable_text(shown), heads)
+    return see + more_note(len(table), "sink_tokens"), page_table(with_readable_text(shown), heads)
 
 
 def _id_table(run: Run) -> tuple[str, PageTable]:
@@ -202,7 +202,7 @@ def _id_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
     heads |= {"median_norm": "norm ratio, median", "largest_norm": "largest "}
     see = "Tokens after position 0 by id: the most often marked first, then the most attended."
-    return see + more(len(table), "token_ids"), shown_table(with_readable_text(table), heads)
+    return see + more_note(len(table), "token_ids"), page_table(with_readable_text(table), heads)
 
 
 def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
@@ -214,7 +214,7 @@ def _agreement_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of how many tokens are both sink and massive."""
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     see = "Agreement: of the tokens that are a sink or massive, the share that are both."
-    return see, shown_table(table, AGREEMENT)
+    return see, page_table(table, AGREEMENT)
 
 
 AGREEMENT = {
@@ -234,9 +234,11 @@ TOKENS = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="scores", title="Is there a gap?", make=_histogram_figure, data=whole("histogram")),
-        Drawn(key="positions", title="At which positions", make=_position_figure, data=whole("positions")),
-        Drawn(key="dimensions", title="Which dimensions are large", make=_coverage_figure, data=whole("dimensions")),
+        Drawn(key="scores", title="Is there a gap?", make=_histogram_figure, data=whole_table("histogram")),
+        Drawn(key="positions", title="At which positions", make=_position_figure, data=whole_table("positions")),
+        Drawn(
+            key="dimensions", title="Which dimensions are large", make=_coverage_figure, data=whole_table("dimensions")
+        ),
     ),
     tables=(
         Listed(key="agreement-table", title="Sinks and massive activations", make=_agreement_table),
@@ -257,8 +259,8 @@ _IDS |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest
 def show(found: Result) -> Iterator[str | PageTable]:
     """Terminal output: how far the definitions agree, the strongest token ids, the large dimensions."""
     yield found.headline
-    yield shown_table(found.tables["agreement"], AGREEMENT)
-    yield shown_table(with_readable_text(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
+    yield page_table(found.tables["agreement"], AGREEMENT)
+    yield page_table(with_readable_text(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
     yield from dimension_sentences(found.tables["dimensions"])
 
 

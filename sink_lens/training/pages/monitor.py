@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, listed_table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, table_maker, whole_table
 from sink_lens.report.style import (
     BLUE,
     GREEN,
@@ -153,18 +153,18 @@ def _reading_table(run: Run) -> tuple[str, PageTable]:
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()
     see = "The whole model at each reading, newest first; monitor.parquet has the single layers."
-    return see + more(len(wide), "monitor"), shown_table(wide.iloc[::-1], wide.columns)
+    return see + more_note(len(wide), "monitor"), page_table(wide.iloc[::-1], wide.columns)
 
 
 MONITOR = Page(
     title=_title,
     headline=_sentences,
-    figures=(Drawn(key="course", title="What the monitor read", make=_course_figure, data=whole("monitor")),),
+    figures=(Drawn(key="course", title="What the monitor read", make=_course_figure, data=whole_table("monitor")),),
     tables=(
         Listed(
             key="alarm-table",
             title="Alarms",
-            make=listed_table(
+            make=table_maker(
                 "alarms",
                 "What the change-point rules found, in the order of the steps.",
                 {"step": "step", "rule": "rule", "sentence": "what it says"},

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, more_note, page_table, whole_table
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -387,7 +387,7 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
     level = rows["threshold"].to_numpy(float)
     rows = rows[np.isnan(level) | np.isclose(level, threshold)]
     wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
-    return shown_table(wide, wide.columns if heads is None else heads, most=60)
+    return page_table(wide, wide.columns if heads is None else heads, most=60)
 
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
@@ -398,7 +398,7 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
     log = run.need("log", columns=_LOG)
-    return "What was logged, newest first." + more(len(log), "log"), shown_table(log.iloc[::-1], log.columns)
+    return "What was logged, newest first." + more_note(len(log), "log"), page_table(log.iloc[::-1], log.columns)
 
 
 _COURSE = Drawn(
@@ -411,7 +411,7 @@ _CHECKPOINTS = Listed(key="checkpoint-table", title="Checkpoints", make=_checkpo
 TRAIN = Page(
     title=_training_title,
     headline=_sentences,
-    figures=(Drawn(key="loss", title="Loss", make=_loss_figure, data=whole("log")), _COURSE),
+    figures=(Drawn(key="loss", title="Loss", make=_loss_figure, data=whole_table("log")), _COURSE),
     tables=(_CHECKPOINTS, Listed(key="log-table", title="Log", make=_log_table)),
 )
 WATCH = Page(title=_watch_title, headline=_sentences, figures=(_COURSE,), tables=(_CHECKPOINTS,))
@@ -485,7 +485,7 @@ def final_losses(table: pd.DataFrame) -> PageTable:
     """One row per run and curve: final loss, difference to the baseline, tokens to reach the baseline's final loss."""
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
-    return shown_table(table, heads, most=60)
+    return page_table(table, heads, most=60)
 
 
 _MEASURES = {
@@ -524,7 +524,7 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
 COMPARE = Page(
     title=_compare_title,
     headline=_findings,
-    figures=(Drawn(key="comparison", title="The variants", make=_comparison_figure, data=whole("bands")),),
+    figures=(Drawn(key="comparison", title="The variants", make=_comparison_figure, data=whole_table("bands")),),
     tables=(
         Listed(key="final-table", title="Final losses", make=_final_table),
         Listed(key="measure-table", title="The chain at the end", make=_measure_table, when=has_table("measures")),
