@@ -20,7 +20,7 @@ from sink_lens.report.page import (
     page_table,
     whole_table,
 )
-from sink_lens.report.style import FONT, INK, canvas, colour_scale, map_panel, without_formulas
+from sink_lens.report.style import FONT, INK, add_colour_scale, canvas, draw_map, without_formulas
 from sink_lens.text import capital, listed, name_in_words, number, percent, site_words, token_text, visible
 
 _FAR = 2.0
@@ -73,11 +73,11 @@ def patch_map(
     figure = canvas(width=min(max(5.0, 2.2 + 0.13 * across), 11.0), height=height + 0.5)
     limit = float(np.nanmax(np.abs(frame[value].to_numpy(float)), initial=0.0)) or 1.0
     drawn = [
-        map_panel(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
+        draw_map(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
         for index, pair in enumerate(pairs)
     ]
     label = value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
-    colour_scale(figure, drawn[0][1], [axes for axes, _ in drawn], label=label)
+    add_colour_scale(figure, drawn[0][1], [axes for axes, _ in drawn], label=label)
     if title:
         drawn[0][0].set_title(title, fontsize=FONT, color=INK, loc="left")
     return without_formulas(figure)

@@ -73,7 +73,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagram:
-    """Boxes, arrows, and what they are."""
+    """A circuit to draw: boxes, arrows, and the words around them."""
 
     boxes: tuple[Box, ...]
     arrows: tuple[Arrow, ...]
@@ -86,7 +86,7 @@ class Diagram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """Form of a style: sizes in inches and points."""
+    """Layout and type of a figure: width in inches, font sizes in points."""
 
     width: float
     largest: int

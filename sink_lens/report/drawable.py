@@ -10,12 +10,12 @@ from sink_lens.report.style import figure_bytes, save_figure
 
 
 class Drawable:
-    """A circuit that is drawn (``draw``) and can be JSON (``to_json``); one of edges is a page to ``explore``, too."""
+    """A circuit that can be drawn and saved; with ``draw``, ``to_json``, and ``explore`` if it has edges."""
 
     __slots__ = ()
 
     def save(self, path: str | Path, *, style: Style = "page", width: float | None = None) -> Path:
-        """Write the circuit as its ending says: .json, a figure as .png, .svg or .pdf, or .html to explore edges.
+        """Write the circuit to a file by its ending: .json, a figure (.png, .svg, .pdf), or .html to explore edges.
 
         Args:
             path: the file; folders are made.

@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One thing of every run, in the order of the runs."""
+    """One row of the comparison: a text for every run, in the order of the runs."""
 
     name: str
     cells: tuple[Entry, ...]

@@ -85,10 +85,10 @@ _MOST_MARKS = 3_000
 
 
 class Picture(Figure):
-    """A figure that a notebook shows although pyplot does not know it, and that a file is made of in one call."""
+    """A figure that a notebook shows without pyplot, and that ``save`` writes to a file."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the figure as its ending says: .png, .svg or .pdf; folders are made.
+        """Write the figure to a .png, .svg or .pdf file; missing folders are made.
 
         Raises:
             InputError: another ending, or a file that belongs to a run.
@@ -100,7 +100,7 @@ class Picture(Figure):
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure as its ending says: .png, .svg or .pdf; the same figure gives the same file.
+    """Write a figure to a .png, .svg or .pdf file; equal figures give equal files.
 
     Raises:
         InputError: another ending, or a file that belongs to a run.
@@ -167,7 +167,7 @@ def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = T
     return axes
 
 
-def heat_map(axes: Axes, values: np.ndarray) -> ScalarMappable:
+def draw_heat_map(axes: Axes, values: np.ndarray) -> ScalarMappable:
     """Draw an array of values in [0, 1] as an image, one pixel each; nan is left empty."""
     return axes.imshow(values, cmap="viridis", vmin=0, vmax=1, interpolation="none", aspect="auto")
 
@@ -200,7 +200,7 @@ def signed_grid(
     return grid, rows, columns, len(frame) > grid.size
 
 
-def map_panel(
+def draw_map(
     figure: Figure,
     frame: pd.DataFrame,
     pair: tuple[str, str | None],
@@ -236,7 +236,7 @@ def _label_ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels
         axis.set_ticks(range(0, len(values), step), labels=[str(one) for one in values[::step]])
 
 
-def colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes], *, label: str) -> Axes:
+def add_colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes], *, label: str) -> Axes:
     """Add the colour scale of a heat map beside its axes, and return the axes of the scale."""
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label(label, fontsize=FONT, color=INK)
@@ -245,7 +245,7 @@ def colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes],
     return bar.ax
 
 
-def lines_by_layer(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame], Any]) -> ScalarMappable | None:
+def draw_layer_lines(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame], Any]) -> ScalarMappable | None:
     """Draw one line per layer, dark to light; the stream before layer 0 is left out.
 
     Args:
@@ -267,16 +267,16 @@ def lines_by_layer(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame]
     return image
 
 
-def layer_scale(figure: Figure, images: Sequence[ScalarMappable | None], panels: list[Axes]) -> None:
+def add_layer_scale(figure: Figure, images: Sequence[ScalarMappable | None], panels: list[Axes]) -> None:
     """Add the colour scale of lines by layer beside their panels; nothing if there is one layer at most."""
     image = next((one for one in images if one is not None), None)
     if image is not None and any(len(axes.get_lines()) > 1 for axes in panels):
-        bar = colour_scale(figure, image, panels, label="layer")
+        bar = add_colour_scale(figure, image, panels, label="layer")
         bar.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
-def whole_numbers(axes: Axes, *, y: bool = True) -> None:
-    """Put ticks at whole numbers only, at x and, unless told, at y."""
+def set_integer_ticks(axes: Axes, *, y: bool = True) -> None:
+    """Put the ticks of the x axis at whole numbers only, and those of the y axis if ``y`` is true."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
     if y:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))

@@ -117,7 +117,7 @@ def attention_heads(
     heads: Sequence[Any] | None = None,
     tokenizer: Any = None,
 ) -> View:
-    """Attention of several heads, one of them large: choose a head, hover for its numbers.
+    """Show the attention of several heads, one of them large: choose a head, hover for its numbers.
 
     Args:
         attention: an array of (head, query, key) or (query, key); a ``capture`` of ``pattern``; or a traced run.
@@ -155,7 +155,7 @@ def attention_patterns(
     heads: Sequence[Any] | None = None,
     tokenizer: Any = None,
 ) -> View:
-    """Attention of several heads over the text: choose a token to see what it attends to, or what attends to it.
+    """Show the attention of several heads over the text: choose a token to see its attention, given or received.
 
     Arguments and errors are those of ``attention_heads``, which a browser without WebGL shows in its place; their order
     is that of CircuitsVis, and a capture or a run may stand alone. Where WebGL is drawn without a graphics card, eight
@@ -181,7 +181,7 @@ def colored_tokens(
     heads: Sequence[Any] | None = None,
     tokenizer: Any = None,
 ) -> View:
-    """The text, each token coloured by its number.
+    """Show a text with each token coloured by its number.
 
     Args:
         source: numbers, one per position; or a capture of ``pattern`` or a traced run: then the attention that a token

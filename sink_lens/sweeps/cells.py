@@ -76,7 +76,7 @@ def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
     """Return the cells of a sweep: those of a grid with their controls, or your own, which have no controls.
 
     Raises:
-        InputError: ``Grid.drawn`` refuses the grid; or there are no cells, or two with the same name and place.
+        InputError: a grid that cannot be used; no cells, or two cells with the same name and place.
     """
     if isinstance(what, Grid):
         return grid_cells(what, lens, n_positions=tokens.n_positions, shortest=int(tokens.lengths.min()))
@@ -91,8 +91,8 @@ def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
 
 
 def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | None = None) -> Cells:
-    """Return the cells of a grid and their controls, numbered; the arguments are those of ``Grid.drawn``."""
-    specs, drawn = grid.drawn(lens, n_positions=n_positions, shortest=shortest)
+    """Return the numbered cells of a grid and their controls; arguments are those of ``Grid.specs_and_controls``."""
+    specs, drawn = grid.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
     numbers = {spec.identity: number for number, spec in enumerate(specs)}
     every = list(specs)
     of_group: dict[tuple[Any, ...], list[int]] = {}

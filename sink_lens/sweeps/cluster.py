@@ -58,7 +58,7 @@ class Job:
         )
 
     def load(self, device: str | None) -> Engine:
-        """Load the model on a device and make the sweep's engine; refuses a model with other weights.
+        """Load the model on a device and make the sweep's engine; refuse a model with other weights.
 
         Raises:
             ModelError: the model's name gives other weights than the sweep's.
@@ -173,7 +173,7 @@ def run_on_ray(
 
 
 def _send_job(ray: Any, job: Job) -> Any:
-    """Put the job on the Ray cluster and return its reference; refuses what cannot be sent."""
+    """Put the job on the Ray cluster and return its reference; refuse a job that cannot be sent."""
     try:
         return ray.put(job)
     except TypeError as error:

@@ -174,11 +174,11 @@ class Grid:
     def specs(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], list[EditSpec]]:
-        """Return the edits of the cells, and those of all random controls; arguments are those of ``drawn``."""
-        specs, controls = self.drawn(lens, n_positions=n_positions, shortest=shortest)
+        """Return the edits of the cells, and all random controls; arguments are those of ``specs_and_controls``."""
+        specs, controls = self.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
         return specs, [spec for drawn in controls.values() for spec in drawn]
 
-    def drawn(
+    def specs_and_controls(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], dict[Group, list[EditSpec]]]:
         """Return the edits of the cells, and group of cells -> the random controls of that group.

@@ -15,10 +15,10 @@ from sink_lens.report.style import (
     INK,
     ORANGE,
     QUIET,
+    add_colour_scale,
     canvas,
-    colour_scale,
+    draw_map,
     legend,
-    map_panel,
     panel,
     style_axes,
     without_formulas,
@@ -73,14 +73,14 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
         place = (len(drawn), 1, index + 1)
         if len(axes) > 1:
             across = max(axes[1:], key=lambda axis: rows[axis].nunique())
-            on, image = map_panel(figure, rows, (axes[0], across), place=place, value=value, limit=limit)
+            on, image = draw_map(figure, rows, (axes[0], across), place=place, value=value, limit=limit)
             images.append((on, image))
         else:
             on = _draw_points(figure, rows, axes[0], place=place, value=value)
         above = ": ".join(part for part in (title if index == 0 else "", name) if part)
         on.set_title(above, fontsize=FONT, color=INK, loc="left")
     if images:
-        colour_scale(figure, images[0][1], [on for on, _ in images], label=value.replace("_", " "))
+        add_colour_scale(figure, images[0][1], [on for on, _ in images], label=value.replace("_", " "))
     return without_formulas(figure)
 
 

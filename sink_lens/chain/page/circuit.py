@@ -132,7 +132,7 @@ def _node_kind(node: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GrowthStep:
-    """A growth step, and the layers in which its sink is read."""
+    """A growth step, and the later layers in which heads read its sink."""
 
     step: int
     layers: tuple[int, int]

@@ -23,13 +23,13 @@ from sink_lens.report.style import (
     PURPLE,
     QUIET,
     WIDTH,
+    add_colour_scale,
     canvas,
-    colour_scale,
-    heat_map,
+    draw_heat_map,
     legend,
     logarithmic,
     panel,
-    whole_numbers,
+    set_integer_ticks,
     without_formulas,
 )
 from sink_lens.schema import ALL_STEPS, FROZEN
@@ -52,9 +52,9 @@ def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | N
     n_layers, n_heads = grid.shape
     figure = canvas(width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0))
     axes = panel(figure, xlabel="layer", ylabel="head", grid=False)
-    image = heat_map(axes, grid.T)
-    whole_numbers(axes)
-    scale = colour_scale(figure, image, axes, label=f"sink score of position {position}")
+    image = draw_heat_map(axes, grid.T)
+    set_integer_ticks(axes)
+    scale = add_colour_scale(figure, image, axes, label=f"sink score of position {position}")
     if threshold is not None:
         scale.axhline(threshold, color="white", linewidth=2)
         others = [place / 5 for place in range(6) if abs(place / 5 - threshold) > 0.05]
@@ -89,7 +89,7 @@ def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> F
     if onset is not None:
         axes.axvline(onset, color=ORANGE, linestyle="--", linewidth=1.5, label=f"onset: layer {onset}")
     axes.set_ylim(0, 1.02)
-    whole_numbers(axes, y=False)
+    set_integer_ticks(axes, y=False)
     legend(axes, columns=3)
     return without_formulas(figure)
 
@@ -132,7 +132,7 @@ def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | Non
             color=ORANGE,
             fontsize=FONT - 1,
         )
-    whole_numbers(below, y=False)
+    set_integer_ticks(below, y=False)
     return without_formulas(figure)
 
 
@@ -334,7 +334,7 @@ def draw_key_split(split: pd.DataFrame) -> Figure:
             if np.isfinite(values).any():
                 axes.plot(layer, values, color=colour, marker=mark, markersize=3.5, linewidth=1.5, label=label)
         axes.axhline(0, color=QUIET, linewidth=0.8)
-        whole_numbers(axes, y=False)
+        set_integer_ticks(axes, y=False)
         legend(axes, columns=2)
     return without_formulas(figure)
 
@@ -394,7 +394,7 @@ def draw_mediation(table: pd.DataFrame) -> Figure:
                 control[index, column] = cell["control_surviving_share"].iloc[0]
     figure = canvas(width=WIDTH, height=1.2 + 0.42 * len(keys))
     axes = panel(figure, xlabel="what is frozen", ylabel="", grid=False)
-    image = heat_map(axes, np.clip(grid, 0, 1))
+    image = draw_heat_map(axes, np.clip(grid, 0, 1))
     axes.set_xticks(range(len(names)), names, fontsize=FONT - 1.5)
     axes.set_yticks(range(len(keys)), rows)
     for (row, column), value in np.ndenumerate(grid):
@@ -403,5 +403,5 @@ def draw_mediation(table: pd.DataFrame) -> Figure:
             text = text.replace("-", "−")
             colour = "white" if value < 0.6 else "black"  # on the cell, whatever the page's style
             axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
-    colour_scale(figure, image, axes, label="share that survives")
+    add_colour_scale(figure, image, axes, label="share that survives")
     return without_formulas(figure)

@@ -12,7 +12,7 @@ from sink_lens.errors import RunError
 from sink_lens.identity.config import NO_ANSWER, NOT_SHOWN, SAME
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table
-from sink_lens.report.style import COLOURS, FONT, INK, QUIET, canvas, colour_scale, panel, without_formulas
+from sink_lens.report.style import COLOURS, FONT, INK, QUIET, add_colour_scale, canvas, panel, without_formulas
 from sink_lens.schema import FINGERPRINT_ERRORS
 from sink_lens.text import listed, number, plural, visible
 
@@ -120,7 +120,7 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, na
     ticks = range(0, len(names), step)
     axes.set_yticks(ticks, [_short_name(names[tick]) for tick in ticks], fontsize=FONT - 2.5)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=FONT - 2.5)
-    colour_scale(figure, image, axes, label="mean tau (dot: same lineage)")
+    add_colour_scale(figure, image, axes, label="mean tau (dot: same lineage)")
 
 
 def _short_name(name: str) -> str:

@@ -16,7 +16,7 @@ from sink_lens.report.page import (
     table_maker,
     whole_table,
 )
-from sink_lens.report.style import BLUE, ORANGE, canvas, logarithmic, panel, whole_numbers, without_formulas
+from sink_lens.report.style import BLUE, ORANGE, canvas, logarithmic, panel, set_integer_ticks, without_formulas
 from sink_lens.text import capital, interval_text, listed, percent, visible
 
 _LOSSES = {
@@ -48,7 +48,7 @@ def _sink_figure(run: Run) -> tuple[str, Figure]:
             logarithmic(axes, axis="y")
         else:
             axes.set_ylim(bottom=0)
-        whole_numbers(axes, y=False)
+        set_integer_ticks(axes, y=False)
     return see, without_formulas(figure)
 
 

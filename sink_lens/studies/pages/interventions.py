@@ -21,7 +21,7 @@ from sink_lens.report.style import (
     canvas,
     legend,
     panel,
-    whole_numbers,
+    set_integer_ticks,
     without_formulas,
 )
 from sink_lens.schema import NORM_ALONE
@@ -199,7 +199,7 @@ def _layer_curves(run: Run) -> tuple[str, Figure]:
     for name, label, colour, style, mark in _LINES:
         axes.plot(first["layer"], first[name], color=colour, linestyle=style, marker=mark, markersize=3.5, label=label)
     axes.set_ylim(bottom=0)
-    whole_numbers(axes, y=False)
+    set_integer_ticks(axes, y=False)
     legend(axes, columns=2)
     return see, without_formulas(figure)
 

@@ -20,7 +20,7 @@ from sink_lens.report.style import (
     legend,
     logarithmic,
     panel,
-    whole_numbers,
+    set_integer_ticks,
     without_formulas,
 )
 from sink_lens.text import listed, number, percent, plural, token_text
@@ -69,7 +69,7 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
         rate = 100 * positions[name].to_numpy(float)
         axes.plot(positions["position"], rate, color=colour, marker=mark, markersize=3.5, linewidth=0.8, label=label)
     axes.set_ylim(-2, 102)
-    whole_numbers(axes, y=False)
+    set_integer_ticks(axes, y=False)
     legend(axes, columns=2)
     return "Where in the sequence the marked tokens are.", without_formulas(figure)
 
@@ -104,7 +104,7 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
             )
         axes.axhline(100 * float(run.config.get("coverage", 0.5)), color=QUIET, linestyle=":", linewidth=1)
         axes.set_ylim(0, 104)
-        whole_numbers(axes, y=False)
+        set_integer_ticks(axes, y=False)
         legend(axes, columns=6)
     return see, without_formulas(figure)
 

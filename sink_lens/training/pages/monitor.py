@@ -13,13 +13,13 @@ from sink_lens.report.style import (
     ORANGE,
     PURPLE,
     QUIET,
+    add_layer_scale,
     canvas,
-    layer_scale,
+    draw_layer_lines,
     legend,
-    lines_by_layer,
     logarithmic,
     panel,
-    whole_numbers,
+    set_integer_ticks,
     without_formulas,
 )
 from sink_lens.text import capital, number, plural, visible
@@ -66,12 +66,12 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
     for place, (key, ylabel, is_logarithmic) in enumerate(_PANELS, start=2):
         axes = panel(figure, place=(4, 2, place), xlabel="step" if place > 6 else "", ylabel=ylabel)
         rows = readings.loc[readings["key"] == key].sort_values("step")
-        images.append(lines_by_layer(axes, rows, x=lambda own: own["step"]))
+        images.append(draw_layer_lines(axes, rows, x=lambda own: own["step"]))
         if is_logarithmic:
             logarithmic(axes, axis="y")
         by_layer.append(axes)
     for axes in figure.axes:
-        whole_numbers(axes, y=False)
+        set_integer_ticks(axes, y=False)
         if len(readings):
             steps = readings["step"].to_numpy(float)
             first, last = steps.min(), steps.max()
@@ -83,7 +83,7 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
             label = "_" if name in known or axes is not rate else name
             axes.axvline(step, color=colour, linestyle="--", linewidth=1.2, label=label)
     legend(rate, columns=2)
-    layer_scale(figure, images, by_layer)
+    add_layer_scale(figure, images, by_layer)
     return without_formulas(figure)
 
 

@@ -23,13 +23,13 @@ from sink_lens.report.style import (
     ORANGE,
     PURPLE,
     QUIET,
+    add_layer_scale,
     canvas,
-    layer_scale,
+    draw_layer_lines,
     legend,
-    lines_by_layer,
     logarithmic,
     panel,
-    whole_numbers,
+    set_integer_ticks,
     without_formulas,
 )
 from sink_lens.schema import SINK_THRESHOLD
@@ -88,7 +88,7 @@ def course(
     for measure, ylabel, level in _BY_LAYER:
         axes = add(ylabel)
         rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
-        images.append(lines_by_layer(axes, rows, x=lambda own: scale.places(own["tokens"])))
+        images.append(draw_layer_lines(axes, rows, x=lambda own: scale.places(own["tokens"])))
         by_layer.append(axes)
         if measure == "sink_mass":
             for value in whole_model_rows(watched, "uniform_mass")["value"].head(1):
@@ -106,12 +106,12 @@ def course(
         legend(axes, columns=2)
     ranks.set_ylim(bottom=0)
     counts.set_ylim(bottom=-0.1, top=max(1.5, counts.get_ylim()[1]))
-    whole_numbers(counts)
+    set_integer_ticks(counts)
     for axes in figure.axes:
         scale.on(axes)
         if born is not None:
             axes.axvline(float(scale.places(born)), color=ORANGE, linestyle="--", linewidth=1.2)
-    layer_scale(figure, images, by_layer)
+    add_layer_scale(figure, images, by_layer)
     return without_formulas(figure)
 
 
