@@ -43,7 +43,7 @@ from sink_lens.edits.metrics import Metric, sink_mass
 from sink_lens.engine.cells import Cell
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.needs import Needs
-from sink_lens.engine.plan import plan_of
+from sink_lens.engine.plan import choose_plan
 from sink_lens.measures.attention import sink_mass as mass_of
 from sink_lens.models.lens import LensModel
 from sink_lens.sweeps import EditGrid, Grid
@@ -162,8 +162,8 @@ class Bench:
         for site in sites:
             found = grid_cells(Grid.of(site.grid, controls=0), self.lens, n_positions=LENGTH).every
             cells += found
-        needs = Needs.of([self.metric], lens=self.lens)
-        plan = plan_of(self.lens, self.tokens, needs, n_cells=len(cells))
+        needs = Needs.of_metrics([self.metric], lens=self.lens)
+        plan = choose_plan(self.lens, self.tokens, needs, n_cells=len(cells))
         return Engine(self.lens, self.tokens, cells, [self.metric], plan=plan)
 
     def products(self, site: Site, *, cells: int) -> float:

@@ -23,7 +23,7 @@ import pandas as pd
 from sink_lens import TokenBatch, load, run_with
 from sink_lens.data.corpora import bundled_text
 from sink_lens.edits import amplify, centring_means, effect, isolate
-from sink_lens.edits.effects import change_of
+from sink_lens.edits.effects import classify_change
 from sink_lens.engine.forward import Outcome
 
 
@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "edit": name,
                 f"at {target}": mass(edited, target, near),
                 f"at {sink}": mass(edited, sink, near),
-                "the sink is": change_of(baseline, edited, target_position=target, sink_position=sink, layers=near),
+                "the sink is": classify_change(
+                    baseline, edited, target_position=target, sink_position=sink, layers=near
+                ),
                 "loss": f"{loss['effect']:+.3f} ({loss['ci_low']:+.3f} to {loss['ci_high']:+.3f})",
             }
         )

@@ -11,7 +11,7 @@ __all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """A public name, imported when it is first used."""
+    """Import a public name when it is first used."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -20,5 +20,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """List the public names."""
     return sorted({*_known(), "__version__"})

@@ -26,7 +26,7 @@ _MOST_ITEMS = 10_000
 """Items of a longer sequence are not looked at one by one."""
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
+def check_calls(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function so that it refuses arguments that its signature does not allow.
 
     Wrong types are refused, numbers that are not whole where whole ones are needed, nan, tensors without values (on
@@ -45,17 +45,19 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             raise CallError(f"{_called_name(function)}: {error}; need {_called_name(function)}{call_of}") from None
         check_arguments(function, bound)
         with plain_mode():
-            return unchecked(*map(_plain_number, args), **{name: _plain_number(value) for name, value in named.items()})
+            return unchecked(
+                *map(_python_number, args), **{name: _python_number(value) for name, value in named.items()}
+            )
 
     return call
 
 
 def _called_name(function: Callable[..., Any]) -> str:
-    """The name by which a user calls a function: its own, or its class's if it is a method."""
+    """Return the name by which a user calls a function; of a method such as ``__init__``, its class's name."""
     return re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
 
 
-def _plain_number(value: Any) -> Any:
+def _python_number(value: Any) -> Any:
     """Turn a number of numpy into Python's; return anything else unchanged."""
     if isinstance(value, Real) and (item := getattr(value, "item", None)) is not None:
         return item()
@@ -63,7 +65,7 @@ def _plain_number(value: Any) -> Any:
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse arguments, by name, that a function's signature does not allow, and axes of one name and two sizes."""
+    """Refuse arguments that a function's signature does not allow, and tensor axes of one name and two sizes."""
     hints, parameters, name_of = _type_hints(function), inspect.signature(function).parameters, _called_name(function)
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
@@ -74,7 +76,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
                 raise InputError(f"{name} of {name_of} is {value_in_words(one)}; need {type_in_words(hints[name])}")
     known: dict[str, tuple[int, str]] = {}
     for name in [name for name in given if name in hints]:
-        for axis, size in _named_axes(given[name], hints[name]):
+        for axis, size in _axis_sizes(given[name], hints[name]):
             first, of = known.setdefault(axis, (size, name))
             if size != first:
                 raise InputError(
@@ -83,8 +85,8 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
     check_seeds(given)
 
 
-def _named_axes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
-    """Name and size of each named axis of a tensor; an ellipsis and an axis that may be broadcast have no name."""
+def _axis_sizes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
+    """Yield name and size of each axis of a tensor that its hint names; an ellipsis and broadcast axes have no name."""
     for one in get_args(hint) or (hint,):
         if (text := getattr(one, "dim_str", None)) is None or not is_of_type(value, one):
             continue
@@ -108,7 +110,7 @@ def check_seeds(given: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _type_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The type hints of a function's arguments; empty if one of them cannot be resolved."""
+    """Return the type hints of a function's arguments; empty if one of them cannot be resolved."""
     try:
         return typing.get_type_hints(function)
     except NameError:  # a name that is there only for the type checker
@@ -116,24 +118,24 @@ def _type_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def is_of_type(value: Any, hint: Any) -> bool:
-    """Check whether a value is of the type that a hint means; True where the hint says nothing that can be checked."""
+    """Check whether a value is of the type in a type hint; True if the hint cannot be checked."""
     from beartype.door import is_bearable
     from beartype.roar import BeartypeException
 
     try:
-        return is_bearable(value, _strict_form(hint))
+        return is_bearable(value, _strict_hint(hint))
     except BeartypeException:  # a type that cannot be checked
         return True
 
 
 @functools.cache
-def _strict_form(hint: Any) -> Any:
-    """A type hint as beartype should compare it: numbers of numpy too, no bool as a number, no nan, every item."""
+def _strict_hint(hint: Any) -> Any:
+    """Translate a type hint for beartype: allow numpy's numbers, refuse a bool or nan as a number, check every item."""
     from beartype.vale import Is
 
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return Union[tuple(_strict_form(one) for one in inner)]  # noqa: UP007  # made at run time
+        return Union[tuple(_strict_hint(one) for one in inner)]  # noqa: UP007  # made at run time
     if hint is bool:
         return Annotated[object, Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]]
     if hint is int:
@@ -155,7 +157,7 @@ def _strict_form(hint: Any) -> Any:
 
 
 def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
-    """Check whether the items of a list, array or tensor are of a type; False for a text, and for a table as a list."""
+    """Check whether all items of a list, array or tensor are of the type in ``of``; False for a text or a dict."""
     if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _reason_without_values(value):
         return False
     if hasattr(value, "dtype"):
@@ -170,12 +172,12 @@ def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
 
 
 def _all_of_type(values: Any, of: Sequence[Any]) -> bool:
-    """Check whether every value is of the one type in ``of``; True if ``of`` is empty or the list is very long."""
+    """Check whether every value is of the type in ``of``; True if ``of`` is empty or there are over 10,000 values."""
     return not of or len(values) > _MOST_ITEMS or all(is_of_type(one, of[0]) for one in values)
 
 
 def value_in_words(value: Any) -> str:
-    """A value for an error: a tensor by type and shape, a function by name, others as Python writes them, cut."""
+    """Describe a value in an error: a tensor by type and shape, a function by name, others by the start of the repr."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         shape = f"{tuple(value.shape)}{_reason_without_values(value)}"
         return f"a {type(value).__name__} of {value.dtype} with the shape {shape}"
@@ -191,7 +193,7 @@ def _exceeds_64_bits(value: Any) -> bool:
 
 
 def _reason_without_values(value: Any) -> str:
-    """Reason why a tensor has no values to compute with; empty if it has them."""
+    """Return the reason why a tensor has no values to compute with; an empty text if it has values."""
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
     layout = str(getattr(value, "layout", "torch.strided"))
@@ -204,7 +206,7 @@ def _is_list_hint(hint: Any) -> bool:
 
 
 def type_in_words(hint: Any) -> str:
-    """A type hint in words, for an error: "a whole number or None"."""
+    """Describe a type hint in an error, such as "a whole number or None"."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         single = " or ".join(dict.fromkeys(type_in_words(one) for one in inner if not _is_list_hint(one)))

@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from .arguments import check_seeds
 from .errors import InputError
-from .text import ranges, visible
+from .text import parse_ranges, visible
 
 C = TypeVar("C")
 _MOST_DOTS = 1_000
@@ -56,7 +56,7 @@ def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
 
 
 def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """Put the entries of a table such as ``[tokens]`` beside the other settings of a file; refuses unknown entries."""
+    """Put the entries of a table such as ``[tokens]`` among a file's other settings; refuse unknown entries."""
     found = dict(settings)
     for field in fields(kind):
         keys, table = field.metadata.get("table"), found.get(field.name)
@@ -70,7 +70,7 @@ def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") 
 def refuse_unknown_names(
     given: Iterable[str], known: Iterable[str], *, where: str, options: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse a name that is not among the known ones, and say which known one is nearest.
+    """Refuse a name that is not among the known names; the error gives the nearest known name.
 
     ``where`` is what has the names. ``options`` are other names that somebody may have meant -> the known name.
     """
@@ -94,7 +94,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
     """Convert a value to a field's type (tuples for lists and texts of several); refuses a value of another type."""
     name = name or field.name
-    kind, optional = without_none(kind)
+    kind, optional = split_off_none(kind)
     if value is None and optional:
         return None
     if "objects" in field.metadata and not isinstance(value, str | None):
@@ -107,12 +107,12 @@ def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -
             return _parse_list(value, item, field.metadata.get("written", ""), name=name)
         if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:  # an array of one number is no list
             raise InputError(f"{name} is {visible(repr(value), limit=200)}; need a list")
-        return tuple(_convert_one(name, one, item) for one in value)
-    return _convert_one(name, value, kind)
+        return tuple(_convert_single_value(name, one, item) for one in value)
+    return _convert_single_value(name, value, kind)
 
 
-def without_none(kind: Any) -> tuple[Any, bool]:
-    """A type without None, and True if it allowed None."""
+def split_off_none(kind: Any) -> tuple[Any, bool]:
+    """Split a type into (the type without None, True if None was allowed)."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     (one,) = [part for part in get_args(kind) if part is not type(None)]
@@ -120,14 +120,14 @@ def without_none(kind: Any) -> tuple[Any, bool]:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """The texts that a field of this type may have, or that each text of its list may; empty if any may."""
-    kind, _ = without_none(kind)
+    """Return the texts that a field of this type allows, or its list's items; empty if every text is allowed."""
+    kind, _ = split_off_none(kind)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     return get_args(item) if get_origin(item) is Literal else ()
 
 
 def check_types(config: Any) -> None:
-    """Refuse a value of another type than its field's, or that is none of its choices; lists become tuples."""
+    """Refuse values that do not have their field's type or are none of its choices; turn lists into tuples."""
     for field in fields(config):
         if "file_only" not in field.metadata:
             object.__setattr__(config, field.name, convert_value(field, field.type, getattr(config, field.name)))
@@ -151,7 +151,7 @@ def check_at_least(config: Any, least: float, *names: str) -> None:
 
 
 def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
-    """Refuse fields among ``names`` that were set although nothing reads them here; ``reader`` would."""
+    """Refuse fields among ``names`` that were set though nothing reads them here; the error names their ``reader``."""
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             value = visible(repr(getattr(config, field.name)), limit=200)
@@ -161,7 +161,7 @@ def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
 def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
     """Parse a list of items, with commas or ranges, from a text."""
     if how == "ranges":
-        return tuple(ranges(text, name=name))
+        return tuple(parse_ranges(text, name=name))
     if how != "commas":
         raise InputError(f"{name} is {text!r}; need a list")
     pieces = [piece.strip() for piece in text.split(",") if piece.strip() or (item is str and text.strip())]
@@ -171,7 +171,7 @@ def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]
         raise InputError(f"{name} is {text!r}; need numbers with commas between them, such as 1,2,5") from None
 
 
-def _convert_one(name: str, value: Any, kind: Any) -> Any:
+def _convert_single_value(name: str, value: Any, kind: Any) -> Any:
     """Convert a single value to a type; refuse a value of another type."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
@@ -190,7 +190,7 @@ def _convert_one(name: str, value: Any, kind: Any) -> Any:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Name of each field of a class -> the docstring under it, also of the classes that it is made from."""
+    """Return field name -> the docstring under the field, for a class and its base classes."""
     docs: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):
         body = _class_nodes(one.__module__)[one.__name__].body
@@ -203,6 +203,6 @@ def field_docs(kind: type) -> dict[str, str]:
 
 @functools.cache
 def _class_nodes(module: str) -> dict[str, ast.ClassDef]:
-    """Name -> syntax tree of each class of a module: read once, since ``sink-lens --help`` asks for all commands."""
+    """Return class name -> syntax tree for a module; read once, since ``sink-lens --help`` asks for all commands."""
     body = ast.parse(inspect.getsource(sys.modules[module])).body
     return {one.name: one for one in body if isinstance(one, ast.ClassDef)}

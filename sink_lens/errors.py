@@ -67,7 +67,7 @@ class UndrawnError(RunError):
 
 @contextmanager
 def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
-    """Within the block, an error of the user's function passes on with a note of ``whose`` it is.
+    """Within the block, add a note to an error of the user's function that says ``whose`` function raised it.
 
     Raises:
         InputError: the function changed one of the tensors that it is given in place.
@@ -102,7 +102,7 @@ def check_file_name(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def check_regular_file(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse to read a path that is no regular file: a named pipe never ends to wait for, a device has no end."""
+    """Refuse to read a path that is no regular file: reading a named pipe or a device might never end."""
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
         found = "named pipe" if path.is_fifo() else "device or a socket"
@@ -120,10 +120,10 @@ def refuse_tilde(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Check whether a name is that of a file in the folder itself, and no path that leads elsewhere."""
+    """Check whether a name is a plain file name, not a path into another folder."""
     return name not in ("", ".", "..") and Path(name).name == name and name.isprintable()
 
 
 def first_line_of_error(error: BaseException) -> str:
-    """The first line of an error's message, or its type if there is no message."""
+    """Return the first line of an error's message, or the error's type if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -23,7 +23,7 @@ from .errors import InputError
 from .models.bundled import local_files, read_header, tokenizer_of
 from .models.header import Header
 from .models.memory import free_bytes, peak_bytes, weight_bytes
-from .text import about_duration, duration, plural, size_text
+from .text import about_duration_text, duration_text, plural, size_text
 
 if TYPE_CHECKING:
     import torch
@@ -76,12 +76,12 @@ class Pass:
 
     @property
     def count(self) -> float:
-        """Forward passes, with each backward pass counted as three of them."""
+        """Number of forward passes; each backward pass counts as three."""
         return self.forwards + BACKWARD * self.backwards
 
     @property
     def all_tokens(self) -> int:
-        """Tokens of all these passes, with each backward pass counted as three forward passes."""
+        """Number of tokens in all these passes; each backward pass counts as three forward passes."""
         return round(self.count * self.tokens)
 
 
@@ -193,14 +193,14 @@ def estimate(config: Any, passes: CountPasses) -> Cost:
 
 
 def _read_sizes(name: str) -> Sizes | None:
-    """The sizes of a model by the headers of its files; None if these do not say them all."""
+    """Read the sizes of a model from the headers of its files; None if a size is missing there."""
     files = local_files(name)
     header = files and read_header(files)
     return Sizes(header=header, files=files) if header else None
 
 
 def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
-    """The cost of a run from the sizes of its models and the speed of one product of matrices on this CPU."""
+    """Estimate the cost of a run from the sizes of its models and the speed of one matrix product on this CPU."""
     found = [one.header for one in models]
     weights = sum(header.bytes_as(config.dtype) for header in found)
     stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
@@ -227,7 +227,7 @@ def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> 
 
 
 def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
-    """The cost of a run from one timed forward pass of each of its models, which are loaded for it."""
+    """Estimate the cost of a run: load each of its models and time one forward pass."""
     from torch import Generator
 
     from .data.tokens import random_tokens
@@ -250,7 +250,7 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
     )
     seconds = 0.0
     for one in models:
-        seconds += wall_seconds(lambda: run_with(one, batch, layers=[0], quiet=True), device=one.device, warm_up=1)  # noqa: B023
+        seconds += time_call(lambda: run_with(one, batch, layers=[0], quiet=True), device=one.device, warm_up=1)  # noqa: B023
     weights = sum(weight_bytes(one.plain) for one in models)
     libraries = 0 if lens.device.type == "cuda" else LIBRARIES
     return Cost(
@@ -265,7 +265,7 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
 
 
 def _header_of(lens: "LensModel") -> Header:
-    """The sizes of a loaded model that ``read_header`` would read from its files; a layer's include all its experts."""
+    """Return a loaded model's sizes, as ``read_header`` reads them from files; a layer includes all its experts."""
     weights = {id(one): one for one in lens.plain.parameters()}.values()
     n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
     ends = sum(tuple(one.shape) == (lens.d_vocab, lens.d_model) for one in weights)
@@ -282,7 +282,7 @@ def _header_of(lens: "LensModel") -> Header:
 
 
 def cost_table(cost: Cost) -> RenderableType:
-    """The cost of a run in words: a table of its parts if there are several, then a row for each fact."""
+    """Make the table that shows the cost of a run: its parts if there are several, then a row for each fact."""
     asked, first, rows = cost.passes, cost.passes.parts[0], dict(cost.passes.facts)
     title = f"{cost.model}: {plural(asked.sequences, asked.unit)} of up to {asked.positions} tokens, on {cost.device}"
     shown: list[RenderableType] = [Text(title, style="bold")]
@@ -291,9 +291,9 @@ def cost_table(cost: Cost) -> RenderableType:
         for name in ("tokens", "time"):
             table.add_column(name, justify="right")
         for part in asked.parts:
-            table.add_row(part.name, f"{part.all_tokens:,}", duration(cost.seconds_of(part)))
+            table.add_row(part.name, f"{part.all_tokens:,}", duration_text(cost.seconds_of(part)))
         in_all = sum(part.all_tokens for part in asked.parts)
-        table.add_row("in all", f"{in_all:,}", duration(cost.seconds), style="bold")
+        table.add_row("in all", f"{in_all:,}", duration_text(cost.seconds), style="bold")
         shown.append(table)
     elif asked.each:
         each = cost.seconds * BACKWARD / first.count
@@ -302,7 +302,7 @@ def cost_table(cost: Cost) -> RenderableType:
     else:
         over = f"over all {plural(asked.sequences, asked.unit)}, {first.all_tokens:,} tokens"
         rows["passes"] = f"{asked.bound} {first.count:.4g} {over}"
-    rows["time"] = f"{about_duration(cost.seconds)}, from {cost.source}; not included: {asked.apart}"
+    rows["time"] = f"{about_duration_text(cost.seconds)}, from {cost.source}; not included: {asked.apart}"
     weights = f"of which {size_text(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
     rows["memory"] = f"about {size_text(cost.bytes_peak)} at its peak, with libraries, {weights}"
     if asked.refusal and cost.bytes_peak > (free := free_bytes()):
@@ -315,17 +315,17 @@ def cost_table(cost: Cost) -> RenderableType:
     return Group(*shown, listed)
 
 
-def wall_seconds(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
-    """Seconds that one call of ``piece`` takes, after ``warm_up`` calls that are not timed."""
+def time_call(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
+    """Return the seconds that one call of ``piece`` takes, after ``warm_up`` calls that are not timed."""
     for _ in range(warm_up):
         piece()
-    begun = synchronised_time(device)
+    begun = read_synchronised_clock(device)
     piece()
-    return synchronised_time(device) - begun
+    return read_synchronised_clock(device) - begun
 
 
-def synchronised_time(device: "torch.device | str") -> float:
-    """The clock's time in seconds, read after the GPU has finished its work."""
+def read_synchronised_clock(device: "torch.device | str") -> float:
+    """Return the clock's time in seconds after the GPU has finished its work."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -333,8 +333,8 @@ def synchronised_time(device: "torch.device | str") -> float:
     return time.perf_counter()
 
 
-def operations_a_second() -> float:
-    """Operations a second of the CPU in a product as large as those of a forward pass; takes half a second."""
+def measure_operations_a_second() -> float:
+    """Measure operations per second of the CPU in a matrix product of a usual size; takes half a second."""
     rows, width = 512, 2048
     a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
     fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=_PRODUCTS + 1)[1:])  # others may run beside it
@@ -342,28 +342,28 @@ def operations_a_second() -> float:
 
 
 def seconds_a_token(n_weights: int, *, slowness: float) -> float:
-    """Seconds of a forward pass on the CPU for each token, from the numbers that each token is multiplied by.
+    """Estimate the seconds of a forward pass on the CPU for each token, for a model with ``n_weights`` weights.
 
     ``slowness`` is the time of a pass, relative to that of its products of matrices. Too little for models of a few
     million parameters, whose time is that of Python, and where a sequence is so long (several thousand tokens) that
     attention takes longer than the weights.
     """
-    return slowness * 2 * n_weights / operations_a_second()
+    return slowness * 2 * n_weights / measure_operations_a_second()
 
 
 def bytes_of_forward(header: Header, *, tokens: int) -> int:
-    """Rough number of bytes that a forward pass with logits takes beside the weights."""
+    """Estimate roughly the bytes that a forward pass with logits takes in addition to the weights."""
     held = min(tokens, _TOKENS_A_FORWARD)
     return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + bytes_of_a_layer(header, tokens=held)
 
 
 def bytes_of_a_layer(header: Header, *, tokens: int) -> int:
-    """Bytes that a forward pass takes for one layer's activations, which are about as wide as its weights."""
+    """Estimate the bytes of one layer's activations in a forward pass, which are about as wide as its weights."""
     return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
 
 
 def runs_on_gpu(device: str | None) -> bool:
-    """Check whether a model that is loaded with this setting of ``device`` stands on a GPU."""
+    """Check whether a model that is loaded with this ``device`` setting runs on a GPU."""
     if device is not None:
         return device.partition(":")[0] != "cpu"
     if "torch" not in sys.modules and sys.platform == "linux":
@@ -375,11 +375,11 @@ def runs_on_gpu(device: str | None) -> bool:
 
 
 def _conversion_text(sizes: Sizes) -> str:
-    """Say what the first command on a GGUF file takes before it measures; empty for other files."""
+    """Say what time and space converting a GGUF file takes, in a sentence; empty for other files."""
     if sizes.files is None or sizes.files.suffix != ".gguf":
         return ""
     header = sizes.header
     operations = _OF_A_PARAMETER * (header.n_body + header.n_vocab) + _OF_A_TOKEN * header.d_vocab
-    seconds = operations / operations_a_second()
-    needs = f"{about_duration(seconds)} and {size_text(header.weight_bytes)}"
+    seconds = operations / measure_operations_a_second()
+    needs = f"{about_duration_text(seconds)} and {size_text(header.weight_bytes)}"
     return f"{sizes.files.name} is converted first, once: {needs} in the cache"

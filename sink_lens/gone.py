@@ -45,7 +45,7 @@ follows "use" in the error."""
 
 
 def refuse_removed(name: str, *, said: str = "", more: str = "") -> None:
-    """Raise a GoneError if something of this name in ``GONE`` was removed: ``said`` was removed; use ..., ``more``."""
+    """Raise a GoneError if ``GONE`` lists this name as removed; the error calls it ``said`` and ends with ``more``."""
     for names, instead in GONE.items():
         if name in names:
             raise GoneError(f"{said or name} was removed; use {instead}{more}")

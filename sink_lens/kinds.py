@@ -73,7 +73,7 @@ def import_object(place: str) -> Any:
 
 @functools.cache
 def kinds() -> Mapping[str, RunKind]:
-    """Name -> kind of run, of this package and of the installed packages that add some."""
+    """Return name -> kind of run, of this package and of installed packages that add kinds."""
     known = {kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS}
     for point in metadata.entry_points(group=GROUP):
         try:

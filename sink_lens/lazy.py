@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .arguments import checked
+from .arguments import check_calls
 from .gone import refuse_removed
 
 
 def read_stub(init: str) -> dict[str, str]:
-    """Public name -> ``module:name`` (``module:`` for a module) of each import in the stub beside ``__init__.py``.
+    """Return public name -> ``module:name`` (``module:`` for a module) for each import in a package's stub.
 
     A module that begins with a dot lies beside the package.
     """
@@ -41,7 +41,7 @@ class _Package(ModuleType):
 
 
 def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """(``__getattr__``, ``__dir__``, ``__all__``) of a package, from the stub beside its ``__init__.py``."""
+    """Return (``__getattr__``, ``__dir__``, ``__all__``) of a package, whose public names its stub lists."""
     names = read_stub(init)
 
     def get(name: str) -> Any:
@@ -55,7 +55,7 @@ def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callabl
         if value is None:  # a module of that package
             value = import_module(f".{where}.{own}", package)
         if isinstance(value, FunctionType):
-            value = checked(value)
+            value = check_calls(value)
         return vars(sys.modules[package]).setdefault(name, value)
 
     def known() -> list[str]:

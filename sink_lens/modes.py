@@ -14,7 +14,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 @contextlib.contextmanager
 def plain_mode() -> Iterator[None]:
-    """Within the block, this thread is in no autocast and in no inference mode; gradients stay off in the place of it.
+    """Within the block, switch autocast and inference mode off for this thread; gradients stay off where they were off.
 
     The default type of new tensors belongs to the whole process, and other threads may rely on it, so it is left alone:
     what is made here says its type.

@@ -28,7 +28,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
             self._show_in_notebook(str(self))
 
     def close(self) -> None:
-        """Take the bar away, or leave its line."""
+        """Close the bar: remove it, or leave its last line."""
         told = not self.disable and not self._watched and not self._depth()
         seconds = self.format_dict["elapsed"] if told else 0.0
         super().close()
@@ -41,7 +41,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
                 self._show_in_notebook(text)
 
     def _depth(self) -> int:
-        """How many bars are shown above this one."""
+        """Return the number of bars that are shown above this one."""
         return abs(getattr(self, "pos", 0))
 
     def _show_in_notebook(self, text: str) -> None:

@@ -162,7 +162,7 @@ def studentised_interval(
 
 
 def _ratios_and_errors(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(ratios of means over the last axis, their standard errors by the delta method)."""
+    """Return the ratios of means over the last axis, and their standard errors by the delta method."""
     n = above.shape[-1]
     with np.errstate(invalid="ignore", divide="ignore"):
         divisor = below.mean(axis=-1)
@@ -173,7 +173,7 @@ def _ratios_and_errors(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray
 
 
 def paired_difference(a: Any, b: Any, *, generator: np.random.Generator) -> Interval:
-    """Mean of the paired differences a - b, one per unit, with its bootstrap interval; refuses different shapes.
+    """Compute the mean of the paired differences a - b, one per unit, with its bootstrap interval.
 
     A unit that is nan in `a` or `b` is dropped from both.
     """
@@ -189,7 +189,7 @@ def paired_difference(a: Any, b: Any, *, generator: np.random.Generator) -> Inte
 
 
 def paired_differences(a: Any, b: Any, *, generator: np.random.Generator, n_resamples: int = 2000) -> list[Interval]:
-    """Interval of the mean paired difference a - b for each row: ``paired_difference`` for many rows at once.
+    """Compute the mean paired difference a - b of each row with its interval, as ``paired_difference`` for one row.
 
     All rows share the same draws, so thousands of rows cost about as much as one. Rows with a nan are drawn one by one.
     `a` has the shape (rows, units), and so has `b`, or it is a single row that is compared with every row of `a`.
@@ -221,14 +221,14 @@ def _check_draws(n_resamples: int) -> None:
 
 
 def _defined_units(units: np.ndarray) -> np.ndarray:
-    """The units without a nan; a single number is refused."""
+    """Return the units that have no nan; refuse a single number."""
     if units.ndim == 0:
         raise InputError(f"an interval of the single number {units}; need one number per unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]
 
 
 def largest_rows(frame: pd.DataFrame, column: str, *, n: int) -> pd.DataFrame:
-    """The n rows of a table with the largest magnitudes in a column; undefined values come last."""
+    """Return the n rows of a table with the largest magnitudes in a column; undefined values come last."""
     order = np.argsort(-frame[column].abs().fillna(-1).to_numpy(), kind="stable")
     return frame.iloc[order[:n]].reset_index(drop=True)
 
@@ -253,16 +253,16 @@ class Difference:
     n: int
 
     @property
-    def told(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Check whether the t interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def t_intervals(values: np.ndarray) -> list[Interval]:
-    """Mean of each row (rows, units) with its 95% t interval, for few units such as seeds; nan values are left out.
+    """Compute the mean of each row of (rows, units) with its 95% t interval, for few units such as seeds.
 
     A bootstrap over three seeds never leaves their range, and holds the mean of the differences far less often than it
-    says. Where all values are equal the interval is that value; of a single one it is undefined.
+    says. nan values are left out. If all values are equal, the interval is that value; for one value it is undefined.
     """
     from scipy.stats import t
 
@@ -279,7 +279,7 @@ def t_intervals(values: np.ndarray) -> list[Interval]:
 
 
 def summarise_differences(values: ArrayLike, *, generator: np.random.Generator) -> Difference:
-    """Mean, intervals and tests of paired differences, one per seed; nan values are left out.
+    """Compute mean, intervals and tests of paired differences, one per seed; nan values are left out.
 
     If all differences are equal, their standard deviation is 0: the interval is that value and the t test is undefined.
     """

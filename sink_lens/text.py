@@ -37,7 +37,7 @@ def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
 
 
 def json_value(text: str | bytes) -> Any:
-    """The value that a JSON text holds.
+    """Parse a JSON text and return its value.
 
     Raises:
         ValueError: it is none, or is nested too deep.
@@ -49,7 +49,7 @@ def json_value(text: str | bytes) -> Any:
 
 
 def for_terminal(text: str) -> str:
-    """Text as a terminal may have it: invisible characters spelled out as ⟨U+202E⟩, lines and columns kept."""
+    """Make text safe for a terminal: spell out invisible characters as ⟨U+202E⟩, and keep line breaks and tabs."""
     if text.isascii() and text.isprintable():
         return text
     kept = [one if one in "\n\t" or unicodedata.category(one) not in _UNSHOWN else visible(one) for one in text]
@@ -57,12 +57,12 @@ def for_terminal(text: str) -> str:
 
 
 def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
-    """A token as the pages show it: short, never empty, with dots for spaces."""
+    """Write a token as the pages show it: short, never empty, with dots for spaces."""
     return visible(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
 
 def number(value: Any) -> str:
-    """A number to three digits, or a text as it is; 'undefined' for a missing value."""
+    """Write a number with three digits, a truth as yes or no, and a missing value as 'undefined'; a text stays."""
     if isinstance(value, str):
         return visible(value, limit=400)
     if value is None or (isinstance(value, Real) and value != value):  # math.isnan takes no whole number of 400 digits
@@ -90,23 +90,23 @@ def number(value: Any) -> str:
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def percent(share: float) -> str:
-    """A share in whole percent; 'undefined' for a missing value."""
+    """Write a share, such as 0.25, in whole percent; 'undefined' for nan."""
     return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
 
 
 def signed_change(value: float, digits: int) -> str:
-    """A change to so many digits behind the point, with its sign; one that rounds to 0 has none."""
+    """Write a change with its sign and ``digits`` digits after the point; a change that rounds to 0 has no sign."""
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def name_in_words(name: str) -> str:
-    """A name of code as people write it: ``s2_ratio_after_w_o`` is "S2 ratio after W_O"."""
+    """Write a name from code in words: ``s2_ratio_after_w_o`` becomes "S2 ratio after W_O"."""
     text = f" {name.replace('_', ' ')} "
     for code, shown in ((" w o ", " W_O "), (" s1 ", " S1 "), (" s2 ", " S2 "), (" nats ", ", nats ")):
         text = text.replace(code, shown)
@@ -114,7 +114,7 @@ def name_in_words(name: str) -> str:
 
 
 def site_words(name: str) -> str:
-    """A site as people write it: ``mlp_out`` is "MLP output"; others as they are."""
+    """Write a site in words: ``mlp_out`` becomes "MLP output"; a site without such words keeps its name."""
     return _SITES.get(name, visible(name))
 
 
@@ -135,40 +135,40 @@ _SITES = {
 
 
 def interval_text(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
-    """An interval in brackets, each end written by ``shown``; an empty text where an end is undefined."""
+    """Write an interval in brackets, each end with the function ``shown``; an empty text if an end is undefined."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
     return f"[{shown(low)}, {shown(high)}]"
 
 
 def loss_change_text(value: float, low: Any, high: Any) -> str:
-    """Say what something does to the loss, in nats with an interval: it costs so much, or changes the loss by it."""
+    """Write a change of the loss with its interval, such as "costs 0.2 nats [0.1, 0.3]"."""
     verb = "costs" if value > 0 else "changes the loss by"
     return f"{verb} {number(value)} nats {interval_text(low, high)}".rstrip()
 
 
 def short_count(count: float | int) -> str:
-    """A large count as people say it: 950, 16.4k, 2.46M, 1.2B."""
+    """Write a large count briefly: 950, 16.4k, 2.46M, 1.2B."""
     for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * factor:  # what would round to a thousand of the smaller unit
             return f"{count / factor:.3g}{unit}"
     return f"{count:.0f}"
 
 
-def duration(seconds: float) -> str:
-    """A time in words: ``under 1 s``, ``80 s``, ``12 min`` or ``1.5 h``."""
+def duration_text(seconds: float) -> str:
+    """Write a time in words: ``under 1 s``, ``80 s``, ``12 min`` or ``1.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def about_duration(seconds: float) -> str:
-    """An estimated time in words, such as ``about 12 min``."""
-    return duration(seconds) if seconds < 1 else f"about {duration(seconds)}"
+def about_duration_text(seconds: float) -> str:
+    """Write an estimated time in words, such as ``about 12 min``."""
+    return duration_text(seconds) if seconds < 1 else f"about {duration_text(seconds)}"
 
 
 def size_text(n_bytes: int) -> str:
-    """A number of bytes in decimal units, such as ``1.2 GB``."""
+    """Write a number of bytes in decimal units, such as ``1.2 GB``."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if n_bytes >= factor:
             return f"{n_bytes / factor:,.1f} {unit}"
@@ -176,7 +176,7 @@ def size_text(n_bytes: int) -> str:
 
 
 def listed(names: Iterable[object], *, most: int = 6) -> str:
-    """Names in a sentence: 'a, b and c'. A long list ends with the number of names left out."""
+    """Join names for a sentence: 'a, b and c'. A long list ends with the number of names left out."""
     shown = [str(name) for name in names]
     rest = len(shown) - most
     if rest > 0:
@@ -185,22 +185,22 @@ def listed(names: Iterable[object], *, most: int = 6) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count and its noun: '1 layer', '2 layers'."""
+    """Write a count and its noun: '1 layer', '2 layers'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def head_name(layer: Any, head: Any) -> str:
-    """A head as people write it: L18.H8."""
+    """Write the name of a head, such as L18.H8."""
     return f"L{layer:.0f}.H{head:.0f}"
 
 
 def neuron_name(layer: Any, neuron: Any) -> str:
-    """A neuron of an MLP as people write it: L11.N1229."""
+    """Write the name of an MLP's neuron, such as L11.N1229."""
     return f"L{layer:.0f}.N{neuron:.0f}"
 
 
 def named_parts(text: object) -> str:
-    """Parts as tables list them, as people write them: ``2.90, head 18.8`` is L2.N90, L18.H8; embeddings by token."""
+    """Rewrite the parts that a table lists for people: ``2.90, head 18.8`` becomes L2.N90, L18.H8."""
     named = re.sub(r"\bhead (\d+)\.(\d+)\b", r"L\1.H\2", visible(text, limit=400))
     named = re.sub(r"\bmixer (\d+)", r"mixer of L\1", named)
     named = re.sub(r"\bposition embedding (\d+)", r"embedding of position \1", named)
@@ -210,7 +210,7 @@ def named_parts(text: object) -> str:
 
 
 def part_name(name: str) -> str:
-    """A node of a circuit as people write it: ``a18.h8`` is L18.H8, ``m5`` MLP 5; others as they are."""
+    """Write a circuit's node for people: ``a18.h8`` becomes L18.H8, and ``m5`` MLP 5; other names stay."""
     if found := re.fullmatch(r"a(\d+)\.(h|kv)(\d+)", name):
         return f"L{found[1]}.{found[2].upper()}{found[3]}"
     if found := re.fullmatch(r"m(\d+)(\.n)?", name):
@@ -223,7 +223,7 @@ _INPUTS = {"q": "query", "k": "key", "v": "value", "g": "gate"}
 
 
 def edge_name(name: str) -> str:
-    """An edge of a circuit, or its end, as people write it: ``a3.h1->a4.h1<q>`` is L3.H1 → query of L4.H1."""
+    """Write a circuit's edge, or one end of it, for people: ``a3.h1->a4.h1<q>`` becomes L3.H1 → query of L4.H1."""
     ends, at, span = name.partition("@")
     said = []
     for end in ends.split("->"):
@@ -234,11 +234,11 @@ def edge_name(name: str) -> str:
 
 
 def layers_in_words(first: int, last: int) -> str:
-    """The layers from ``first`` to ``last``, both included: 'layer 11' or 'layers 1 to 2'."""
+    """Write the layers from ``first`` to ``last``, both included: 'layer 11' or 'layers 1 to 2'."""
     return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
-def ranges(text: str, *, name: str, also: str = "") -> list[int]:
+def parse_ranges(text: str, *, name: str, also: str = "") -> list[int]:
     """Parse a set of indices: ``0-3,7`` gives [0, 1, 2, 3, 7], in the order written.
 
     For the error, ``name`` is the option's, and ``also`` other words that it accepts, such as ``each, all, or`` and a
@@ -268,7 +268,7 @@ def span(indices: Sequence[int]) -> str:
 
 
 def edit_strength(row: Mapping[Any, Any]) -> str:
-    """Say how strong an edit of a sweep is, such as ` x 2 from mean`; empty where it has no factor and no centre."""
+    """Write the strength of a sweep's edit, such as ` x 2 from mean`; empty if the row has no factor and no centre."""
     factor, centre = row.get("factor"), row.get("centre") or row.get("vector")
     times = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
     return times + (f" from {visible(centre)}" if isinstance(centre, str) and centre else "")

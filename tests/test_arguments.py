@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sink_lens
 from analyses.tiny_families import tiny
-from sink_lens.arguments import checked, is_of_type
+from sink_lens.arguments import check_calls, is_of_type
 from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.errors import InputError
 from sink_lens.patching.pairs import PromptPair
@@ -122,7 +122,7 @@ def test_public_names_refuse_what_they_cannot_take(call, says):
 
 
 def test_a_number_of_numpy_reaches_the_function_as_one_of_python():
-    @checked
+    @check_calls
     def kinds(*numbers: float, last: int) -> list[type]:
         return [type(one) for one in (*numbers, last)]
 
@@ -131,7 +131,7 @@ def test_a_number_of_numpy_reaches_the_function_as_one_of_python():
 
 @pytest.mark.parametrize("kind", [FileNotFoundError, KeyError, TypeError, RuntimeError, ValueError, AttributeError])
 def test_what_a_function_itself_raises_stays_what_it_is(kind):
-    @checked
+    @check_calls
     def fails(number: int) -> int:
         raise kind("of the function")
 

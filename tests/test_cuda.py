@@ -13,7 +13,7 @@ from analyses.zoo import build
 from sink_lens import TokenBatch, TraceConfig, capture, edits, generate, run_with, sink_mask, sweep, trace, wrap
 from sink_lens.circuits.logit_attribution import direct_logit_attribution
 from sink_lens.edits import metrics
-from sink_lens.edits.quantisation import format_of, round_to
+from sink_lens.edits.quantisation import format_of, round_to_format
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan
@@ -131,7 +131,7 @@ def test_text_under_edits():
 def test_number_formats_round_alike(name):
     form = format_of(name)
     x = torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(0)) * 3
-    assert torch.equal(round_to(x.to(DEVICE), form).cpu(), round_to(x, form))
+    assert torch.equal(round_to_format(x.to(DEVICE), form).cpu(), round_to_format(x, form))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -185,7 +185,7 @@ def test_a_cell_waits_for_the_gpu_once(metric):
     counts = {}
     for number in (4, 8):
         plan = Plan(path="blocks", prompts=2, pack=99, cut=False)
-        engine = Engine(lens, tokens, cells[:number], [metric], plan=plan, needs=Needs.of([metric], lens=lens))
+        engine = Engine(lens, tokens, cells[:number], [metric], plan=plan, needs=Needs.of_metrics([metric], lens=lens))
         engine.baseline()
         torch.cuda.set_sync_debug_mode("warn")
         try:

@@ -28,7 +28,7 @@ def shown(cost):
 
 
 def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and_the_rest(planted_folder, monkeypatch):
-    monkeypatch.setattr(estimating, "operations_a_second", lambda: 1e6)
+    monkeypatch.setattr(estimating, "measure_operations_a_second", lambda: 1e6)
     parts = (Pass(name="read", forwards=2, tokens=10), Pass(name="learn", backwards=1, tokens=5, slowness=2.0))
     header = read_header(planted_folder)
     for unembeds, weights in ((False, header.n_body), (True, header.n_body + header.n_vocab)):
@@ -43,7 +43,7 @@ def test_a_model_whose_headers_do_not_say_it_all_is_loaded_and_a_pass_is_timed(t
     lens = lens_of("qwen3_moe")
     lens.plain.save_pretrained(tmp_path / "model")
     asked = {"model": str(tmp_path / "model"), "tokens": "random", "device": "cpu", "length": 16, "sequences": 8}
-    monkeypatch.setattr(estimating, "wall_seconds", lambda piece, *, device, warm_up: piece() and 0.5)
+    monkeypatch.setattr(estimating, "time_call", lambda piece, *, device, warm_up: piece() and 0.5)
     cost = estimate(IsolateConfig(**asked), of_study)
     assert cost.seconds == pytest.approx(4 * 0.5)  # four passes over all sequences, each as long as the timed one
     assert cost.bytes_weights == 4 * lens.plain.num_parameters()

@@ -10,8 +10,8 @@ from sink_lens.text import (
     for_terminal,
     named_parts,
     number,
+    parse_ranges,
     part_name,
-    ranges,
     short_count,
     signed_change,
     span,
@@ -29,23 +29,23 @@ def test_span(indices, text):
     ("text", "indices"), [("3", [3]), ("0-3,7", [0, 1, 2, 3, 7]), ("7, 0-1", [7, 0, 1]), ("2-2", [2]), ("1,1", [1, 1])]
 )
 def test_ranges(text, indices):
-    assert ranges(text, name="layers") == indices
+    assert parse_ranges(text, name="layers") == indices
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-", "-3", "3-1", "1,,2", "1.5", "0-2-4", "\N{SUPERSCRIPT TWO}"])
 def test_what_is_no_range_is_refused(text):
     with pytest.raises(InputError, match=re.escape(f"layers is {text!r}; need all, or numbers and ranges such as")):
-        ranges(text, name="layers", also="all, or ")
+        parse_ranges(text, name="layers", also="all, or ")
 
 
 @pytest.mark.parametrize("indices", [[0], [1, 2, 3], [0, 2, 4, 5]])
 def test_what_span_writes_ranges_reads(indices):
-    assert ranges(span(indices), name="layers") == indices
+    assert parse_ranges(span(indices), name="layers") == indices
 
 
 def test_a_range_without_end_is_refused_at_once():
     with pytest.raises(InputError, match="layers is '0-99999999999'; need indices below 1,000,000"):
-        ranges("0-99999999999", name="layers")
+        parse_ranges("0-99999999999", name="layers")
 
 
 def test_a_terminal_gets_no_character_that_hides_and_numbers_of_three_digits():

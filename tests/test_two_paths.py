@@ -84,9 +84,9 @@ def edit_made_twice():
 
 def index_with(**shifts):
     """Edits of other positions, heads or keys than those that were asked for."""
-    right = Part.mesh
+    right = Part.index_mesh
 
-    def mesh(self, tensor, *, begin=0):
+    def index_mesh(self, tensor, *, begin=0):
         moved = {
             name: tuple(place + shift for place in getattr(self, name))
             for name, shift in shifts.items()
@@ -94,7 +94,7 @@ def index_with(**shifts):
         }
         return right(replace(self, **moved), tensor, begin=begin)
 
-    return Part, "mesh", mesh
+    return Part, "index_mesh", index_mesh
 
 
 def wrong_position():
@@ -128,23 +128,23 @@ def positions_counted_from_the_begin():
 
 
 def clean_keys_one_position_off():
-    right = Layout.completed
+    right = Layout.complete_with_baseline
 
-    def completed(self, tensor, clean):
+    def complete_with_baseline(self, tensor, clean):
         return right(self, tensor, None if clean is None else clean.roll(1, dims=2))
 
-    return Layout, "completed", completed
+    return Layout, "complete_with_baseline", complete_with_baseline
 
 
 def cells_swapped():
     """Cells that share a forward get each other's rows."""
-    right = Layout.cell
+    right = Layout.view_cell
 
-    def cell(self, tensor, cell):
+    def view_cell(self, tensor, cell):
         alike = [other for other, begin in enumerate(self.begins) if begin == self.begins[cell]]
         return right(self, tensor, alike[-1 - alike.index(cell)])
 
-    return Layout, "cell", cell
+    return Layout, "view_cell", view_cell
 
 
 def begun_one_position_late():

@@ -69,7 +69,7 @@ _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
 
 
 def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice = "auto") -> Kernel:
-    """Choose the attention kernel for a family on a device; refuses ``fused`` where it gives no exact log-sum-exp.
+    """Choose the attention kernel for a family on a device; refuse ``fused`` if it gives no exact log-sum-exp.
 
     ``auto`` takes the fused kernel if it is exact and returns a log-sum-exp, else the eager kernel.
     """
@@ -149,23 +149,23 @@ def _observed_attention(
 
 
 def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
-    """The quantity that a name of ``OBSERVED`` stands for, from a layer's scores and their log-sum-exp."""
+    """Compute the quantity with this name of ``OBSERVED`` from a layer's scores and their log-sum-exp."""
     match name:
         case "mass":
-            weights = _attention_weights(score.columns(watch.keys), lse)
+            weights = _attention_weights(score.key_columns(watch.keys), lse)
             return weights if total is None else weights / total[..., None]
         case "key_scores":
-            return score.columns(watch.keys)
+            return score.key_columns(watch.keys)
         case "rows":
             assert watch.rows is not None
             rows = watch.rows.to(score.query.device)
-            return _attention_weights(score.block(rows), None if lse is None else lse[:, :, rows])
+            return _attention_weights(score.query_rows(rows), None if lse is None else lse[:, :, rows])
         case "rotated_q":
             return score.query * score.scale
         case "rotated_k":
             return score.key
         case "scores" | "pattern":
-            scores = score.block(torch.arange(score.query.shape[2], device=score.query.device))
+            scores = score.query_rows(torch.arange(score.query.shape[2], device=score.query.device))
             if name == "scores":
                 return scores.clamp(min=torch.finfo(score.query.dtype).min)
             return _attention_weights(scores, lse)
@@ -175,7 +175,7 @@ def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Te
 def _attention_weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    """Attention weights from scores and the row's log-sum-exp; without one, the sigmoids of the scores."""
+    """Compute attention weights from scores and the row's log-sum-exp; without a log-sum-exp, by sigmoid."""
     return weights_of(scores, sigmoid=True) if lse is None else (scores - lse[..., None]).exp()
 
 
@@ -190,18 +190,18 @@ class Scores:
     scale: float
     softcap: float | None
 
-    def columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
-        """Scores of every query for the keys at these positions; masked scores are -inf."""
+    def key_columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
+        """Compute every query's scores for the keys at these positions; masked scores are -inf."""
         index = torch.tensor(keys, device=self.key.device)
-        scores = self.product(self.query, self.key[:, :, index])
+        scores = self.unmasked_product(self.query, self.key[:, :, index])
         if self.mask is not None:
             return scores.add_(self.mask[..., index].float())
         queries = torch.arange(self.query.shape[2], device=self.key.device)
         return scores.masked_fill_(queries[:, None] < index, -math.inf)
 
-    def block(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
-        """Scores of the queries at these positions for every key; masked scores are -inf."""
-        scores = self.product(self.query[:, :, rows], self.key)
+    def query_rows(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
+        """Compute the scores for every key of the queries at these positions; masked scores are -inf."""
+        scores = self.unmasked_product(self.query[:, :, rows], self.key)
         if self.mask is not None:
             scores.add_(self.mask[:, :, rows].float())
         else:
@@ -209,8 +209,8 @@ class Scores:
             scores.masked_fill_(rows[:, None] < keys, -math.inf)
         return scores
 
-    def product(self, query: Tensor, key: Tensor) -> Tensor:
-        """Scores of queries for keys before any mask, with the model's scale and soft cap."""
+    def unmasked_product(self, query: Tensor, key: Tensor) -> Tensor:
+        """Compute scores of queries for keys before any mask, with the model's scale and soft cap."""
         grouped = query.float().unflatten(1, (key.shape[1], -1))  # group query heads by the kv head that they share
         scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
         return softcap_scores(scores, self.softcap)
@@ -219,13 +219,13 @@ class Scores:
 def _attention_by_rows(
     score: Scores, value: Tensor, *, sigmoid: bool = False
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Attention output, and log-sum-exp of each row (of sigmoids their sum), in blocks of query rows.
+    """Compute attention output, and each row's log-sum-exp (with ``sigmoid``, its sum), in blocks of query rows.
 
     Memory is linear in the length.
     """
     outputs, sums = [], []
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
-        block = score.block(rows)
+        block = score.query_rows(rows)
         lse = None if sigmoid else block.logsumexp(dim=-1)
         weights = _attention_weights(block, lse)
         pattern = weights.unflatten(1, (value.shape[1], -1))
@@ -235,7 +235,7 @@ def _attention_by_rows(
 
 
 def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | None = None) -> Tensor:
-    """Log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
+    """Compute the log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
 
     The ``fused`` kernel needs scores without a soft cap; ``sink`` are learned sink logits, in the denominator too.
     """
@@ -244,14 +244,14 @@ def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | N
         _, lse = _fused_attention(score.query, score.key, score.key, mask=score.mask, scale=score.scale)
     else:
         blocks = torch.arange(score.query.shape[2], device=score.key.device).split(_BLOCK)
-        lse = torch.cat([score.block(rows).logsumexp(dim=-1) for rows in blocks], dim=2)
+        lse = torch.cat([score.query_rows(rows).logsumexp(dim=-1) for rows in blocks], dim=2)
     return add_sink_logits(lse, sink)
 
 
 def _fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Attention output, and log-sum-exp of each row, from the fused kernel of the device."""
+    """Compute attention output, and each row's log-sum-exp, with the fused kernel of the device."""
     groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
     widest = max(query.shape[-1], d_value)
     if query.shape[-1] != d_value:  # latent attention: the kernels take one width, and zeros change no product
@@ -267,14 +267,14 @@ def _fused_attention(
 
 
 def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:
-    """The same mask, laid out so that its rows begin at multiples of 16 numbers, as the CUDA kernel requires."""
+    """Lay out a mask so that its rows begin at multiples of 16 numbers, as the CUDA kernel requires."""
     length = mask.shape[-1]
     return nn.functional.pad(mask, (0, -length % 16))[..., :length]
 
 
 @functools.cache
 def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
-    """Refuse a fused kernel that is off from explicit attention; checked once per device, type and head width.
+    """Refuse a fused kernel that differs from explicit attention; computed once per device, type and head width.
 
     Both run with and without a mask, on a length that is no multiple of a block size.
     """
@@ -303,7 +303,7 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask as one that is added to scores: 0 where True, -inf elsewhere; others stay as they are."""
+    """Turn a boolean mask into one to add to scores: 0 where True, else -inf; return other masks unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

@@ -27,7 +27,7 @@ from .attention import OBSERVED, Kernel, Put, Watch, observe_attention
 
 
 def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
-    """Refuse sequences that the model cannot take, and warn of ids that begin with padding or with BOS twice.
+    """Refuse sequences that the model cannot take; warn of ids that begin with padding or with BOS twice.
 
     Raises:
         ModelError: the model was changed, which may be the reason.
@@ -138,7 +138,7 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
 
 
 def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
-    """(name of a site's hook point, hook that passes the site's tensor to ``put``)."""
+    """Return (name of a site's hook point, hook that passes the site's tensor to ``put``)."""
     hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
     return hook_name, lambda x, hook: put(layer, name, x)
 

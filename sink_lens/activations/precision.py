@@ -45,12 +45,12 @@ class Rounding:
     """Distance of neighbouring numbers of the type there; infinite past its largest number."""
 
     @property
-    def useless(self) -> bool:
-        """Check whether the logits at the position are mostly rounding, or not finite."""
+    def is_useless(self) -> bool:
+        """True if the logits at the position are mostly rounding error, or not finite."""
         return not self.at_position < USELESS
 
     def sentence(self) -> str:
-        """A sentence that says how far the logits are off, why, and what to do about it."""
+        """Say in a sentence how far the logits are from float32, why, and what to do."""
         if math.isfinite(self.at_position):
             found = f"are off by {self.at_position:.0%} of their spread ({self.elsewhere:.1%} at other positions)"
         else:
@@ -59,12 +59,12 @@ class Rounding:
             f"in {self.dtype} the logits at position {self.position} {found}: in float32 the stream's dimension "
             f"{self.dimension} is {self.value:,.0f} there, where {self.dtype}'s numbers "
             + (f"are {self.spacing:g} apart" if math.isfinite(self.spacing) else "end before")
-            + ("; load the model in float32 for numbers of that token" if self.useless else "")
+            + ("; load the model in float32 for numbers of that token" if self.is_useless else "")
         )
 
 
 def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding | None:
-    """Compare a 16-bit model with the same weights in float32 at a position, such as the sink's; warn where it matters.
+    """Compare a 16-bit model with the same weights in float32 at a position; warn if the difference matters.
 
     The first 4 sequences are read, up to 64 tokens each and past the position. None in a wider type, for a model that
     does not fit into memory, or where no sequence has the position.
@@ -92,14 +92,14 @@ def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Ro
         value=value,
         spacing=kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny))) if value <= kind.max else math.inf,
     )
-    if found.useless:
+    if found.is_useless:
         warnings.warn(found.sentence(), stacklevel=2)
     return found
 
 
 @contextlib.contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Within the block, each module computes with its weights widened to float32, one module's at a time."""
+    """Within the block, each module computes in float32; weights are widened one module at a time."""
 
     def widen(module: nn.Module, args: Any) -> None:
         held = {name: own.data for name, own in module._parameters.items() if own is not None and own.dtype in HALF}
@@ -123,7 +123,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 def _logits_and_magnitudes(
     lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
-    """The logits, and for each value of the stream its largest magnitude over layers; in float32 if ``wide``."""
+    """Run the model; return logits, and the largest magnitude over layers of each stream value. ``wide`` is float32."""
     with running(lens), in_float32(lens.plain) if wide else contextlib.nullcontext(), torch.no_grad():
         out = lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True)
     largest = torch.stack([state.float().abs() for state in out.hidden_states[:-1]]).amax(dim=0)

@@ -185,7 +185,7 @@ def estimate_bytes(
     layers: Sequence[int],
     positions: Sequence[int] | None = None,
 ) -> int:
-    """The exact size in bytes of the tensors that ``capture`` would keep."""
+    """Compute the exact size in bytes of the tensors that ``capture`` would keep."""
     numbers = 0
     for site in (SITES[name] for name in sites):
         for layer in layers if site.per_layer else (None,):
@@ -212,7 +212,7 @@ class _ReadingPass:
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
         self.waiting = {
-            layer: [one for one in readings if one.reads(layer) and names.issuperset(one.sites)]
+            layer: [one for one in readings if one.reads_layer(layer) and names.issuperset(one.sites)]
             for layer, names in plan.items()
         }
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
@@ -220,7 +220,7 @@ class _ReadingPass:
         self.valid, self.tokens = part.valid.to(lens.device), part.tokens.to(lens.device)
 
     def put(self, layer: int, name: str, tensor: Tensor) -> None:
-        """Hold a site's tensor of a layer until a reading has all that it asks for, then call the reading."""
+        """Hold a site's tensor of a layer until a reading has all its tensors, then call the reading."""
         held = self.held[layer]
         held[name] = tensor
         ready = [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]
@@ -258,7 +258,7 @@ class _ReadingPass:
 
 
 def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:
-    """Make the error of sites whose hook point did not fire in a pass that went through their layer."""
+    """Make the error for sites whose hook point did not fire in a pass through their layer."""
     return SiteError(
         f"the hook point of {', '.join(sorted(names))} did not fire in layer {layer} of {lens.name}, so that nothing "
         "was read there; need a site that this model's forward goes through"
@@ -266,7 +266,7 @@ def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> S
 
 
 def _names_by_layer(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:
-    """Layer -> the sites and observed names to read in it; the final norm's output is at layer ``n_layers``."""
+    """Return layer -> the sites and observed names to read there; the final norm's output is at layer ``n_layers``."""
     names = [reading.name for reading in readings]
     if len(set(names)) != len(names):
         raise InputError(f"readings have the same name: {sorted(names)}; need different ones")
@@ -286,7 +286,7 @@ def _names_by_layer(lens: LensModel, readings: Sequence[Reading]) -> dict[int, f
             continue
         check_layers(reading.layers or (), lens)
         for layer in layers_with_sites(reading.sites, lens):
-            if reading.reads(layer):
+            if reading.reads_layer(layer):
                 plan.setdefault(layer, set()).update(reading.sites)
     return {layer: frozenset(names) for layer, names in sorted(plan.items())}
 
@@ -307,7 +307,7 @@ def _choose_path(
 
 
 def sequences_per_forward(asked: int | None, batch: TokenBatch) -> int:
-    """Number of sequences in a forward pass: as asked for, or by their length if None."""
+    """Return the number of sequences in a forward pass: ``asked``, or by their length if None."""
     return max(1, _TOKENS_A_FORWARD // batch.n_positions) if asked is None else asked
 
 

@@ -103,14 +103,14 @@ def sink_mask(
 def find_gap(
     scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None, gap: float = GAP
 ) -> ScoreGap | None:
-    """The gap in the scores of rule ``by`` that divides sinks from other tokens; None if there is none."""
+    """Find the gap in the scores of rule ``by`` that divides sinks from other tokens; None without a gap."""
     return score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
 
 
 def sink_scores(
     lens: ModelLike, tokens: Tokens, *, by: Rule = "attention", batch_size: int | None = None
 ) -> Float[Tensor, "batch position"]:
-    """The score that ``sink_mask`` compares with its threshold; nan at padding, 1 at an ordinary token.
+    """Compute the scores that ``sink_mask`` compares with its threshold; nan at padding, about 1 at ordinary tokens.
 
     By ``attention``: how many times its fair share of attention the token receives, mean over layers
     (``measures.sink_tokens.share_score``). By ``norm``: its norm over the median of its sequence, in the layer where
@@ -123,7 +123,7 @@ def sink_scores(
 def _scores_by_rule(
     lens: ModelLike, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
-    """Rule -> the score of every token, nan at padding; all from one pass."""
+    """Compute rule -> the score of every token, nan at padding; one pass for all rules."""
     lens = as_lens(lens)
     check_tokens(lens, batch)
     if rules == ("rate",):
@@ -140,7 +140,7 @@ def _scores_by_rule(
 
 
 def _summing_reading(sums: "Received | Norms") -> Reading:
-    """A reading for ``stream`` that adds each layer to the sums; it keeps no other tensor."""
+    """Make a reading for ``stream`` that adds each layer to the sums and keeps no other tensor."""
 
     def add(view: LayerView) -> None:
         sums.add(view)
@@ -149,7 +149,7 @@ def _summing_reading(sums: "Received | Norms") -> Reading:
 
 
 def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
-    """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
+    """Make a reading: the share of heads whose mass on each key, over sampled later queries, passes the threshold.
 
     The result is nan where too few queries see the key (``attention.fewest_queries``), or a window is too short
     (``attention.can_tell_sinks``). In a layer with a sliding window only the queries whose window holds the key
@@ -181,7 +181,7 @@ def sink_rates(
     kernel: KernelChoice = "auto",
     batch_size: int | None = None,
 ) -> Float[Tensor, "layer batch position"]:
-    """Share of heads whose sink score at each token passes the threshold, by layer; one pass. See ``rate_reading``."""
+    """Compute the share of heads whose sink score at each token passes the threshold, by layer; one pass."""
     reading, rows = rate_reading(threshold, shares=lens.family.sigmoid), sampled_queries(tokens.n_positions)
     return stream(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size).stacked("rate_by_key")
 
@@ -193,7 +193,7 @@ def sink_positions(
     min_rate: float = LEAST_RATE,
     most: int = MOST_POSITIONS,
 ) -> tuple[int, ...]:
-    """Positions at which at least a share ``min_rate`` of (layer, head, sequence) has its sink, the strongest first.
+    """Find positions that are a sink in at least a share ``min_rate`` of (layer, head, sequence), strongest first.
 
     ``rates`` are those of ``sink_rates``. Only positions before ``shortest``, the length of the shortest sequence, are
     in every sequence and can be sink positions.
@@ -206,7 +206,7 @@ def sink_positions(
 def pieces_by_length(
     batch: TokenBatch, *, batch_size: int | None = None
 ) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
-    """The sequences in pieces for one forward pass each, with their indices, cut to the longest of the piece.
+    """Yield pieces of a batch, each for one forward pass: the sequences' indices, and their tokens cut to the longest.
 
     The sequences of a piece have similar lengths (within a factor of 2), so that the sampled rows fit all of them.
     """
@@ -245,7 +245,7 @@ class Received:
         return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)
 
     def add(self, view: LayerView) -> Float[Tensor, "batch row key"]:
-        """Add a layer's attention to the sums, and return it in fair shares."""
+        """Add a layer's attention to the sums, and return the attention in fair shares."""
         rows = row_shares(view["rows"]) if self.sigmoid else view["rows"]
         assert view.rows is not None
         reach = None if view.reach is None or view.reach > rows.shape[3] else view.reach
@@ -260,7 +260,7 @@ class Received:
         return shares
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
-        """The score of each token by ``attention``; nan at padding."""
+        """Return each token's score by the rule ``attention``; nan at padding."""
         assert self.shares is not None
         assert self.layers is not None
         valid = valid.to(self.shares.device)
@@ -281,19 +281,19 @@ class Norms:
     largest: Float[Tensor, "batch position"] | None = None
 
     def add(self, view: LayerView) -> Float[Tensor, "batch position"]:
-        """Take a layer's norm ratios into the largest, and return them."""
+        """Update the largest norm ratios with a layer's, and return the layer's norm ratios."""
         ratio = ratios_to_median_norm(view["resid_post"].float().norm(dim=-1), valid=view.valid)
         self.largest = ratio if self.largest is None else torch.maximum(self.largest.to(ratio.device), ratio)
         return ratio
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
-        """The score of each token by ``norm``; nan at padding."""
+        """Return each token's score by the rule ``norm``; nan at padding."""
         assert self.largest is not None
         return self.largest.cpu().masked_fill(~valid.cpu(), math.nan)
 
 
 def gap_text(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule) -> str:
-    """The threshold of rule ``by`` and the gap it is from in a sentence, or that there is no gap."""
+    """Write the threshold of rule ``by`` and its gap in a sentence, or that there is no gap."""
     known = scores[~scores.isnan()]
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
     if found is None:

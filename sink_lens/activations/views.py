@@ -40,7 +40,7 @@ class LayerView:
     """Number of positions that a query of the layer sees, itself included; None without a sliding window."""
 
     def __getitem__(self, name: str) -> Tensor:
-        """The layer's tensor of a site; refuses one that the reading did not ask for."""
+        """Return the layer's tensor of a site; refuse a site that is not among the reading's sites."""
         if name not in self.tensors:
             raise InputError(
                 f"the reading asked for {', '.join(self.tensors)}, and reads {name!r}; need every site that is read in "
@@ -61,12 +61,12 @@ class Reading:
     layers: frozenset[int] | None = None
     """Layers to read; None means every layer."""
 
-    def reads(self, layer: int) -> bool:
-        """Check whether the reading is for this layer."""
+    def reads_layer(self, layer: int) -> bool:
+        """Check whether the reading reads this layer."""
         return self.layers is None or layer in self.layers
 
     def read(self, view: LayerView) -> Tensor | None:
-        """Call the reading's function on a layer; an error that it raises gets a note that names the reading.
+        """Call the reading's function on a layer; an error gets a note that names the reading.
 
         Raises:
             InputError: the function changed a tensor of the run in place, which goes on with it.
@@ -83,7 +83,7 @@ class Reading:
         tokens: TokenBatch | None = None,
         into: MutableMapping[int, Tensor] | None = None,
     ) -> list[tuple[str, Callable[..., None]]]:
-        """The reading as hooks of the bridge, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.
+        """Make hooks of the bridge from the reading, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.
 
         They read the run with the other hooks' edits, in the order of the hooks. ``mass``, ``rows`` and ``key_scores``
         are taken from the hook points of the pattern and the scores.
@@ -115,7 +115,7 @@ class Reading:
         per_layer = all(SITES[site].per_layer for site in sites.values())
         layers = [lens.n_layers]
         if per_layer:
-            layers = [layer for layer in layers_with_sites(sites.values(), lens) if self.reads(layer)]
+            layers = [layer for layer in layers_with_sites(sites.values(), lens) if self.reads_layer(layer)]
         seen: dict[str, Tensor] = {}
         hooks: list[tuple[str, Callable[..., None]]] = []
         if tokens is None:
@@ -154,14 +154,14 @@ class Reading:
 
 
 def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
-    """The layers that have all of these sites."""
+    """Return the layers that have all of these sites."""
     return sorted(set(range(lens.n_layers)).intersection(*map(lens.having, names)))
 
 
 def _quantity_at_hook(
     name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None
 ) -> Tensor:
-    """Return the value of a name of ``attention.OBSERVED``, from scores or pattern; a site's tensor as it is."""
+    """Return the quantity with this name of ``attention.OBSERVED``, from scores or pattern; of a site, its tensor."""
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]
@@ -188,7 +188,7 @@ class Streamed:
     """Number of the model's layers."""
 
     def _repr_html_(self) -> str:
-        """A table of the readings for a notebook: number of layers and shape in a layer."""
+        """Make a table of the readings for a notebook: number of layers and shape in a layer."""
         rows = [
             (name, len(by_layer), str(tuple(next(iter(by_layer.values())).shape)) if by_layer else "")
             for name, by_layer in self.values.items()
@@ -197,7 +197,7 @@ class Streamed:
         return display.result_html(f"Read with the {self.kernel} attention kernel.", frame)
 
     def __getitem__(self, key: tuple[str, int]) -> Tensor:
-        """The tensor of a reading at a layer, asked for as ``[name, layer]``.
+        """Return the tensor of a reading at a layer: ``streamed[name, layer]``.
 
         Raises:
             ModelError: the model is a hybrid, and the reading skipped this layer.
@@ -212,7 +212,7 @@ class Streamed:
         return by_layer[layer]
 
     def stacked(self, name: str) -> Tensor:
-        """The tensors of a reading at all its layers, stacked along a new first axis.
+        """Stack the tensors of a reading at all its layers along a new first axis.
 
         Layers that the reading skipped, since they have no attention or no keys of their own, are nan.
 
@@ -227,7 +227,7 @@ class Streamed:
         return torch.stack([by_layer.get(layer, nothing) for layer in range(self.n_layers)])
 
     def frame(self, name: str, *, axes: Sequence[str] = ()) -> pd.DataFrame:
-        """A tidy table of a reading: layer, sequence, one column of indices per further axis, value.
+        """Make a tidy table of a reading: layer, sequence, one column of indices per further axis, value.
 
         Raises:
             InputError: the number of axis names differs from the number of axes after the sequence; or there is no
@@ -249,7 +249,7 @@ class Streamed:
         return pd.concat(frames, ignore_index=True)
 
     def _results_of(self, name: str) -> Mapping[int, Tensor]:
-        """Layer -> tensor of a reading; refuses an unknown reading, or one that gave nothing."""
+        """Return layer -> tensor of a reading; refuse an unknown reading, or a reading without results."""
         if name not in self.values:
             raise InputError(f"there is no reading {name!r}; need one of {', '.join(self.values)}")
         if not self.values[name]:
@@ -277,7 +277,7 @@ class Captured:
         return display.result_html(f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path.", frame)
 
     def __getitem__(self, key: tuple[str, int] | str) -> Tensor:
-        """The tensor of a site at a layer; of a site without layers, by its name alone."""
+        """Return the tensor of a site at a layer, or of a site without layers by its name alone."""
         place = (key, 0) if isinstance(key, str) else key
         if place not in self.tensors:
             kept = ", ".join(f"{site!r}, {layer}" for site, layer in self.tensors)

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.constructors import At, edit
-from ..edits.effects import change_of, made_share, removed_share
-from ..edits.hooks import layers_of
+from ..edits.effects import classify_change, gained_share, removed_share
+from ..edits.hooks import layers_of_edit
 from ..edits.outcome import Outcome
 from ..models.lens import LensModel
 from ..models.memory import collect_garbage
@@ -209,7 +209,7 @@ def _intervention_row(
 
     def share(run: Outcome, before: Outcome) -> Interval:
         if one.position == target:
-            return made_share(before, run, **at, layers=reads, generator=rng)
+            return gained_share(before, run, **at, layers=reads, generator=rng)
         return removed_share(before, run, sink_position=sink, layers=reads, generator=rng)
 
     decides = one.is_primary or one.carries  # an answer hangs on the largest control
@@ -232,7 +232,7 @@ def _intervention_row(
     return {
         "link": link,
         "edit": one.name,
-        "layers": span([layer for edit in one.edits for layer in layers_of(edit, setting.lens)]),
+        "layers": span([layer for edit in one.edits for layer in layers_of_edit(edit, setting.lens)]),
         "position": one.position,
         "read_layers": span(reads),
         "baseline_target_mass": mean_mass(baseline, target, reads),
@@ -250,7 +250,7 @@ def _intervention_row(
         "ci_low": found.low,
         "ci_high": found.high,
         "control_share": float(np.mean(shares)) if shares else math.nan,
-        "outcome": change_of(baseline, whole, **at, layers=reads),
+        "outcome": classify_change(baseline, whole, **at, layers=reads),
         "is_primary": one.is_primary,
         "carries": one.carries,
         "control_largest": max(shares) if shares else math.nan,

@@ -239,7 +239,7 @@ class _Run:
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
         with block_of_passes(lens), torch.enable_grad():
-            ends = {"stream": layout.rows_of(stream), "target": target, "attention_only": of_sink}
+            ends = {"stream": layout.values_by_row(stream), "target": target, "attention_only": of_sink}
             own, _ = self._layer_targets(layer, layout=layout, visits=visits, **ends)
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
         return torch.zeros_like(leaf) if found is None else found.detach()

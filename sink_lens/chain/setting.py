@@ -237,7 +237,7 @@ class Setting:
         needs = dataclasses.replace(baseline_run.needs, **more)
         total = len(several) * len(baseline_run.prompt_batches)
         with tqdm(total=total, desc=label, unit="run", disable=label is None, leave=False) as shown:
-            found = outcomes(baseline_run.keeping(sites), several, needs=needs, advance=shown.update)
+            found = outcomes(baseline_run.with_sites(sites), several, needs=needs, advance=shown.update)
         for edits, (_, changed) in zip(several, found, strict=True):
             if not quiet:
                 warn_of_unchanged(edits, changed)
@@ -246,17 +246,17 @@ class Setting:
     @cached_property
     def of_controls(self) -> BaselineRun:
         """The baseline run cut to the sequences on which random controls are run."""
-        return self.baseline_run.fewer(self.config.control_sequences)
+        return self.baseline_run.with_fewer_sequences(self.config.control_sequences)
 
     def reading(self, positions: Sequence[int]) -> BaselineRun:
         """The baseline run that reads attention to these positions; the stored one if it reads just these."""
         needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
-        return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.under((), needs=needs)
+        return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.with_edits((), needs=needs)
 
     def edited_baseline(self, edits: Sequence[Edit]) -> BaselineRun:
         """The baseline run under edits, which other runs can continue."""
         needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)
-        return self.baseline_run.under(edits, needs=needs) if edits else self.baseline_run
+        return self.baseline_run.with_edits(edits, needs=needs) if edits else self.baseline_run
 
     def tensors(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
         """The baseline run's tensors of a site by layer, all positions; all that are missing in one pass.
@@ -271,12 +271,12 @@ class Setting:
                 sites = tuple(one for one in _EVERY_LAYER if one in known)
             more = {"sites": sites, "layers": tuple(missing), "loss": False, "whole": False}
             needs = dataclasses.replace(self.baseline_run.needs, **more)
-            self._tensors.update(self.baseline_run.under((), needs=needs).read(needs).tensors)
+            self._tensors.update(self.baseline_run.with_edits((), needs=needs).read_outcome(needs).tensors)
         return {layer: self._tensors[site, layer] for layer in layers}
 
     def mean_ordinary(self, baseline: Tensor) -> Tensor:
         """Mean of a site's tensor over the ordinary tokens of all sequences; batch and position axes have size 1."""
-        return self.averaged.of(baseline)
+        return self.averaged.mean_of(baseline)
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Freeze a site at a position: at its baseline value there, or (``mean``) at the mean over ordinary tokens."""

@@ -72,7 +72,7 @@ def connected_edges(
 
 def outputs_of(metric: Metric, graph: Graph) -> tuple[int, ...]:
     """The readers that a metric reads: the logits, or queries and keys of the layers whose attention it reads."""
-    layers, attention = set(metric.over(graph.n_layers)), not (metric.whole and metric.state)
+    layers, attention = set(metric.read_layers(graph.n_layers)), not (metric.whole and metric.state)
 
     def is_read(reader: Reader) -> bool:
         """Check if the metric reads what a reader makes."""

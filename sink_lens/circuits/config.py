@@ -8,7 +8,7 @@ from ..configuration import check_at_least, check_at_most, check_types, refuse_u
 from ..data.described import BosCondition
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
-from ..text import ranges
+from ..text import parse_ranges
 from .methods import METHODS, Method, check_method
 
 Ablation = Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
@@ -211,7 +211,7 @@ class CircuitConfig:
             if not colon or not layer.strip().isdigit():
                 raise InputError(f"neurons {one!r}; need LAYER:N,N, such as 2:15,870")
             known = found.get(int(layer), ())
-            found[int(layer)] = tuple(dict.fromkeys([*known, *ranges(numbers, name="neurons")]))
+            found[int(layer)] = tuple(dict.fromkeys([*known, *parse_ranges(numbers, name="neurons")]))
         return found
 
     @property
@@ -247,7 +247,7 @@ def check_ending(path: str | Path) -> None:
 def positions_in(text: str) -> tuple[int, ...]:
     """Positions of a span: numbers and ranges, or numbers that count from the last token."""
     if not text.strip().startswith("-"):
-        return tuple(ranges(text, name="span"))
+        return tuple(parse_ranges(text, name="span"))
     try:
         return tuple(int(one) for one in text.split(","))
     except ValueError:

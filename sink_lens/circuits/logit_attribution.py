@@ -124,7 +124,7 @@ def direct_logit_attribution(
     at = positions_from_start(batch.lengths.cpu(), position)
     signed = [(+1, _answer_ids(lens, batch, answer, at=at))]
     signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]
-    edited = {layer for one in given if one.site in _EDITED[by] for layer in one.over(lens.n_layers)}
+    edited = {layer for one in given if one.site in _EDITED[by] for layer in one.edited_layers(lens.n_layers)}
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     at_end = {"loss": False, "logits": False, "whole": True}  # the last norm
     every = tuple(range(lens.n_layers))

@@ -18,8 +18,8 @@ from ..configuration import make_config
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_text
 from ..edits.metrics import Metric
-from ..edits.named_metrics import import_function, spec_of
-from ..engine.forward import predictions
+from ..edits.named_metrics import import_function, make_spec
+from ..engine.forward import baseline_logits
 from ..engine.measured import metric_config
 from ..errors import InputError, RunError
 from ..models.inputs import describe_provenance, load_model
@@ -262,7 +262,7 @@ def metric_of(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Ca
     if name == "logit_difference":
         return task.metric
     if ":" not in name:
-        return spec_of(config, name).metric(lens, partial(predictions, lens, task.clean))
+        return make_spec(config, name).make_metric(lens, partial(baseline_logits, lens, task.clean))
     function = import_function(name)
     return function(task) if next(iter(signature(function).parameters), "") == "task" else function
 

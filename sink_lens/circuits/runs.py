@@ -28,9 +28,9 @@ from torch import Tensor
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.mean_ablation import tokens_to_average
-from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
+from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
 from ..edits.outcome import Outcome
-from ..engine.gradients import hooked_outcome
+from ..engine.gradients import run_with_hooks
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.unchanged import Values
@@ -93,7 +93,7 @@ class Runs:
                 "corrupted, or ablation mean_ordinary, mean_aligned, mean_all or zero"
             )
         pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=config.bos)
-        metric = on_tokens(metric, pair.clean, pair.corrupted)
+        metric = metric_for_tokens(metric, pair.clean, pair.corrupted)
         read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
         direct = [site for site in read.sites if site in ("resid_pre", "resid_post", "attn_in")]
         if direct or (read.state and read.layers != () and not read.whole):
@@ -168,7 +168,7 @@ class Runs:
 
     def outcome(self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Outcome:
         """One pass of the bridge with hooks over some pairs."""
-        return hooked_outcome(self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows)
+        return run_with_hooks(self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows)
 
     def values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
         """The metric of a pass by pair.
@@ -217,7 +217,7 @@ class Runs:
             with torch.no_grad():
                 hook = (hook_name_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=0))
                 stop = replace(self.metric, layers=(0,), logits=False, loss=False, sites=())
-                hooked_outcome(self.lens, self.part(rows, corrupted=corrupted), metric=stop, hooks=[hook])
+                run_with_hooks(self.lens, self.part(rows, corrupted=corrupted), metric=stop, hooks=[hook])
             ends.append(kept[key])
         if self.ablation != "resample":
             ends[0] = self.replacements(rows, begin=0)[:, 0].to(ends[1].dtype).expand_as(ends[1])

@@ -24,7 +24,7 @@ from ..configuration import (
     field_docs,
     flatten_tables,
     make_config,
-    without_none,
+    split_off_none,
 )
 from ..errors import InputError, SinkLensError, UndrawnError
 from .console import advice, render_report
@@ -183,7 +183,7 @@ def off_option_name(field: Field[Any]) -> str:
 
 def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     """Turn a configuration's field into a parameter that typer understands."""
-    kind, _ = without_none(field.type)
+    kind, _ = split_off_none(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default
     written, choices = field.metadata.get("written", ""), choices_of(field.type)

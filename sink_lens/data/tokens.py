@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import checked, value_in_words
+from ..arguments import check_calls, value_in_words
 from ..errors import InputError
 from ..records import display
 from .described import BosCondition
@@ -45,7 +45,7 @@ class TokenBatch:
     """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
 
     @staticmethod
-    @checked
+    @check_calls
     def from_text(
         text: str,
         tokenizer: PreTrainedTokenizerBase,
@@ -80,7 +80,7 @@ class TokenBatch:
         return _cut_batch(ids, tokenizer, what=f"the text '{name}'", source=f"text:{name}", **size)
 
     @staticmethod
-    @checked
+    @check_calls
     def from_prompts(
         prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
     ) -> "TokenBatch":
@@ -103,7 +103,7 @@ class TokenBatch:
         )
 
     @staticmethod
-    @checked
+    @check_calls
     def from_dataset(
         dataset: Iterable[Any],
         tokenizer: PreTrainedTokenizerBase,
@@ -147,7 +147,7 @@ class TokenBatch:
         return _cut_batch(ids, tokenizer, what=f"the data set '{name}'", source=f"dataset:{name}", **size)
 
     @staticmethod
-    @checked
+    @check_calls
     def from_tensor(
         tokens: Tensor,
         *,
@@ -203,7 +203,7 @@ class TokenBatch:
         )
 
     @staticmethod
-    @checked
+    @check_calls
     def random(
         tokenizer: PreTrainedTokenizerBase | None,
         *,
@@ -229,7 +229,7 @@ class TokenBatch:
         return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
 
     @staticmethod
-    @checked
+    @check_calls
     def repeated(
         tokenizer: PreTrainedTokenizerBase | None,
         *,
@@ -276,14 +276,14 @@ class TokenBatch:
             digest.update(tensor.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()
 
-    @checked
+    @check_calls
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "TokenBatch":
         """A batch of the chosen sequences (a slice, indices or a mask); they keep the full width."""
         index = rows if isinstance(rows, slice | Tensor) else torch.tensor(list(rows), dtype=torch.int64)
         index = index.to(self.tokens.device) if isinstance(index, Tensor) else index
         return replace(self, tokens=self.tokens[index], lengths=self.lengths[index])
 
-    @checked
+    @check_calls
     def cut(self, length: int) -> "TokenBatch":
         """A batch of the first ``length`` positions of every sequence; the batch's own width if that is less."""
         length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits

@@ -40,24 +40,24 @@ class CentringMeans:
     seed: int
 
     def of(self, centre: Centre) -> Mapping[int, Tensor]:
-        """Layer -> mean of the values or of the aggregated values, as ``centre`` names it; there is none for others."""
+        """Return layer -> mean of the values or of the aggregated values, as ``centre`` says; refuse other centres."""
         if centre not in ("values", "aggregated"):
             raise InputError(f"the centre {centre!r} has no means; need values or aggregated")
         return self.values if centre == "values" else self.aggregated
 
     def tensors(self) -> dict[str, Tensor]:
-        """Name -> mean of one layer, for a safetensors file in the run folder."""
+        """Return name -> mean of one layer, for a safetensors file in the run folder."""
         named = {f"values.{layer}": tensor for layer, tensor in self.values.items()}
         return named | {f"aggregated.{layer}": tensor for layer, tensor in self.aggregated.items()}
 
 
 def centres_of(lens: LensModel) -> tuple[Centre, ...]:
-    """The centres that amplification has in this model; a model with gated aggregated values has no mean of values."""
+    """Return the centres that amplification has in this model; not ``values`` if aggregated values are gated."""
     return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated == "z_raw")
 
 
 def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
-    """Means of values and aggregated values over uniformly random tokens, in sequences of 64 without BOS.
+    """Compute means of values and aggregated values over random tokens, in sequences of 64 without BOS.
 
     This takes one pass of the plain model over ``n_tokens`` tokens.
 

@@ -22,7 +22,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_to_device
 from ..models.sites import SITES, no_site_error
 from ..models.weights import mlp_weights
-from .part import Indices, Part, Where, checked_index, indices_of
+from .part import Indices, Part, Where, check_index, indices_of
 
 ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
@@ -74,12 +74,12 @@ class Edit:
         """The part of the site that the edit changes: its layers, positions, heads, units and keys."""
         return Part(**{field.name: getattr(self, field.name) for field in fields(Part)})
 
-    def over(self, n_layers: int) -> tuple[int, ...]:
-        """The layers that the edit changes, of a model with ``n_layers``."""
+    def edited_layers(self, n_layers: int) -> tuple[int, ...]:
+        """Return the layers that the edit changes in a model with ``n_layers``."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
-    def counted(self, n_layers: int) -> "Edit":
-        """The edit with layers counted from the first one: -1 becomes ``n_layers`` - 1; refuses one named twice."""
+    def with_layers_from_start(self, n_layers: int) -> "Edit":
+        """Return the edit with layers counted from the first: -1 becomes ``n_layers`` - 1; refuse a repeated layer."""
         if all(layer >= 0 for layer in self.layers or ()):
             return self
         layers = count_from_start(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
@@ -262,13 +262,13 @@ def scalar(
         InputError: no neuron or dimension is given, one is given twice, or one does not exist.
     """
     lens = as_lens(lens)
-    layer = checked_index("layer", count_from_start([layer], lens.n_layers)[0], lens.n_layers)
+    layer = check_index("layer", count_from_start([layer], lens.n_layers)[0], lens.n_layers)
     weights = mlp_weights(lens, layer=layer)
     for name, indices, size in (("neuron", neurons, lens.d_mlp), ("dimension", dimensions, lens.d_model)):
         if not indices or len(set(indices)) < len(indices):
             raise InputError(f"scalar was given the {name}s {list(indices)}; need at least one, and each once")
         for index in indices:
-            checked_index(name, index, size)
+            check_index(name, index, size)
     block = weights.w_down[list(dimensions)][:, list(neurons)] * (1 - factor)
 
     def change(x: Tensor, at: At) -> Tensor:

@@ -14,7 +14,7 @@ from ..stats import Interval, paired_differences
 def effect_table(
     values: np.ndarray, before: np.ndarray, *, controls: Sequence[np.ndarray], generator: np.random.Generator
 ) -> pd.DataFrame:
-    """One row per cell: mean baseline and value, effect with its interval, controls, effect above the controls, n.
+    """Make a row for each cell: mean baseline and value, effect with interval, controls, effect above controls, n.
 
     ``values`` are of (cells, sequences); nan where undefined, such as in a sequence without the cell's position, which
     the baseline and the controls of the cell leave out too. ``before`` is the metric of the baseline run, by sequence.
@@ -52,7 +52,7 @@ def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *,
 
 
 def _row_means(rows: np.ndarray) -> np.ndarray:
-    """Mean of each row over its values that are not nan; nan if all are."""
+    """Compute the mean of each row over its values that are not nan; nan if all values are."""
     defined = ~np.isnan(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)

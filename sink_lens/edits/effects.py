@@ -50,7 +50,7 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
 
 
 def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
-    """One row per layer: mean attention to the target and to the sink position, in the baseline and under the edit."""
+    """Make a row for each layer: mean attention to target and sink position, in the baseline and under the edit."""
     _check_pair(baseline, edited)
     for position in (target_position, sink_position):
         if position not in baseline.positions:
@@ -64,7 +64,7 @@ def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sin
     return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
 
 
-def made_share(
+def gained_share(
     baseline: Outcome,
     edited: Outcome,
     *,
@@ -73,7 +73,7 @@ def made_share(
     layers: Sequence[int],
     generator: np.random.Generator,
 ) -> Interval:
-    """How much attention the target position gained, over the sink position's in the baseline; a ratio of means."""
+    """Compute the attention that the target gained, relative to the sink position's baseline; a ratio of means."""
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
     return _ratio_of_means(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
 
@@ -81,17 +81,17 @@ def made_share(
 def removed_share(
     baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
-    """How much attention the sink position lost, over what it had in the baseline; a ratio of means over sequences."""
+    """Compute the share of its baseline attention that the sink position lost; a ratio of means over sequences."""
     before, after = (run.mass_at(sink_position, layers=layers) for run in (baseline, edited))
     return fraction_lost(before, after, generator=generator)
 
 
 def fraction_lost(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
-    """(before - after) / before as a ratio of means over sequences, with its interval."""
+    """Compute (before - after) / before as a ratio of means over sequences, with its interval."""
     return _ratio_of_means(before - after, before, generator=generator)
 
 
-def change_of(
+def classify_change(
     baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int, layers: Sequence[int]
 ) -> Change:
     """Classify what happened to the sink: removed, relocated, shared or unchanged.

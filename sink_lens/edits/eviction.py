@@ -13,8 +13,8 @@ from ..errors import InputError
 from .constructors import At, Edit, EditError, edit
 
 
-def seen_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Tensor, "batch query key"]:
-    """The keys that each query sees: itself and earlier tokens that are kept or not evicted yet.
+def visible_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Tensor, "batch query key"]:
+    """Return the keys that each query sees: itself and earlier tokens that are kept or not evicted yet.
 
     ``kept`` tokens are never evicted, fewer in each sequence than the cache's ``size``, the query's own included.
     """
@@ -53,7 +53,7 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
                     f"{length} tokens; need one row for each sequence"
                 )
             kept = keep[at.sequences].cpu()
-        hidden = ~seen_keys(kept, size=size)[:, at.positions].to(scores.device)
+        hidden = ~visible_keys(kept, size=size)[:, at.positions].to(scores.device)
         return scores.masked_fill(hidden[:, None], torch.finfo(scores.dtype).min)
 
     return edit("scores", change, label=label or f"window of {size}")

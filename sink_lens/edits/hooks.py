@@ -25,7 +25,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook, site_of, site_of_hook
 from .constructors import ORDER, At, Edit, EditError, edit
-from .part import checked_index
+from .part import check_index
 
 _OF_HEAD = "dimension of the head"
 _SPOKEN = {"d_model": "dimension", "d_head": _OF_HEAD, "d_value": _OF_HEAD, "d_mlp": "neuron", "query": "position"}
@@ -42,7 +42,7 @@ Act = Callable[[Tensor], Tensor | None]
 def fwd_hooks(
     lens: ModelLike, edits: Sequence[Edit] | Edit, *, tokens: TokenBatch | None = None
 ) -> list[tuple[str, HookFunction]]:
-    """The edits as hooks of the bridge, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)`` and ``bridge.hooks``.
+    """Make hooks of the bridge from edits, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)`` and ``bridge.hooks``.
 
     The bridge then computes what ``run_with`` does with these edits. Unlike ``run_with``, it does not warn about edits
     that change nothing.
@@ -123,7 +123,7 @@ class Applied:
     def fwd_hooks(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
     ) -> list[tuple[str, HookFunction]]:
-        """(hook name, function) for one pass over some of the sequences, in the order in which the edits are made.
+        """Make the hooks (name, function) for one pass over ``sequences``, in the order in which the edits are made.
 
         Without ``valid`` every token is real, and the pass is over as many sequences and positions as it shows.
         """
@@ -132,14 +132,14 @@ class Applied:
         return [(name, lambda x, hook, act=step.act: act(x)) for name, step in zip(names, steps, strict=True)]
 
     def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range) -> list["Step"]:
-        """The steps of the edits in one pass over some of the sequences, in their order within each layer.
+        """Make the steps of the edits in one pass over ``sequences``, in their order within each layer.
 
         In most families two pairs of sites share a hook (``z_raw`` and ``z``, ``down_out`` and ``mlp_out``); the order
         of the sites holds there too. If an edit reads another site, it reads it after all edits of that site.
         """
         found = []
         for number, one in enumerate(self.edits):
-            for layer in layers_of(one, self.lens) if SITES[one.site].per_layer else (0,):
+            for layer in layers_of_edit(one, self.lens) if SITES[one.site].per_layer else (0,):
                 if SITES[one.site].per_layer and layer not in layers:
                     continue
                 held: dict[str, Tensor] = {}
@@ -154,7 +154,7 @@ class Applied:
     def refuse_unshown_edits(self, layers: range) -> None:
         """Refuse an edit whose site never appeared, though the run went through these layers."""
         for number, one in enumerate(self.edits):
-            own = [layer for layer in layers_of(one, self.lens) if layer in layers]
+            own = [layer for layer in layers_of_edit(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:
                 raise SiteError(
                     f"the edit {one.label!r} was never shown {one.site!r}, whose hook point did not fire in layer "
@@ -176,7 +176,7 @@ class Applied:
         valid: Tensor | None,
         held: Mapping[str, Tensor],
     ) -> Tensor | None:
-        """A site's tensor after edit ``number``; None if no chosen value changes."""
+        """Return a site's tensor after edit ``number``; None if no chosen value changes."""
         one, n_sequences = self.edits[number], self.n_sequences
         if valid is None:
             valid = torch.ones(len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool)
@@ -189,19 +189,19 @@ class Applied:
             self.longest = max(self.longest, valid.shape[1])
             sequences, n_sequences = slice(0, len(tensor)), len(tensor)
         self.reached.add(number)
-        index = one.part.mesh(tensor, begin=self.begin)
+        index = one.part.index_mesh(tensor, begin=self.begin)
         old = tensor if index is None else tensor[index]
         positions, where = torch.arange(self.begin, valid.shape[1]), "all positions"
         if one.positions is not None:
             positions, where = torch.tensor(one.positions), f"positions {', '.join(map(str, one.positions))}"
         places = {"layer": layer, "sequences": sequences, "n_sequences": n_sequences, "positions": positions}
         at = At(**places, valid=valid, read=held.get("read"))
-        version = _version_of(old)
+        version = _n_in_place_changes(old)
         with note_user_function(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
             new = one.change(old, at)
-        if _version_of(old) != version:
+        if _n_in_place_changes(old) != version:
             raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
-        new, differs = _checked_values(new, old=old, one=one, layer=layer)
+        new, differs = _check_new_values(new, old=old, one=one, layer=layer)
         if not differs:
             return None
         self.changed.add(number)
@@ -212,18 +212,18 @@ class Applied:
         return edited
 
 
-def layers_of(one: Edit, lens: LensModel) -> list[int]:
-    """The layers that an edit changes in this model, without those that lack its site or the site that it reads."""
+def layers_of_edit(one: Edit, lens: LensModel) -> list[int]:
+    """Return the layers that an edit changes in this model; layers without the sites of the edit are left out."""
     having = set(lens.having(one.site))
     if one.reads is not None:
         having &= set(lens.having(one.reads))
-    return [layer for layer in one.over(lens.n_layers) if layer in having]
+    return [layer for layer in one.edited_layers(lens.n_layers) if layer in having]
 
 
 def warn_of_unchanged(
     edits: Sequence[Edit], changed: Collection[int], *, late: Collection[Edit] = (), stacklevel: int = 3
 ) -> None:
-    """Warn about every edit whose index is not among ``changed``; ``late`` are those whose layers were not reached."""
+    """Warn about every edit whose index is not in ``changed``; ``late`` are edits whose layers no pass reached."""
     for number, one in enumerate(edits):
         if number not in changed:
             ended = "the run ended before the layers that it edits"
@@ -232,8 +232,8 @@ def warn_of_unchanged(
 
 
 def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:
-    """The edits with layers counted from the first one; refuses sites, layers and indices that the model lacks."""
-    given = [one.counted(lens.n_layers) for one in ((edits,) if isinstance(edits, Edit) else edits)]
+    """Return the edits with layers counted from the first; refuse sites, layers and indices that the model lacks."""
+    given = [one.with_layers_from_start(lens.n_layers) for one in ((edits,) if isinstance(edits, Edit) else edits)]
     for one in given:
         site = site_of(one.site, family=lens.family)
         if one.reads is not None:
@@ -244,7 +244,7 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
                 "nothing; need a model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
         for layer in one.layers or ():
-            checked_index("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
+            check_index("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
         if site.per_layer:
             for name in (one.site, one.reads):
                 if name is not None:
@@ -253,7 +253,7 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
         every = [lens.sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
         for axis, name, sizes in zip(site.axes.split()[1:], used, zip(*every, strict=True), strict=True):
             for index in getattr(one, name) or ():
-                checked_index(_SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label)
+                check_index(_SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label)
         for name in ("heads", "units", "keys"):
             if getattr(one, name) is not None and name not in used:
                 raise InputError(
@@ -263,13 +263,13 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
     return tuple(given)
 
 
-def _version_of(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; 0 for inference tensors, which do not count this."""
+def _n_in_place_changes(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; 0 for inference tensors, which do not count changes."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _checked_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tensor, bool]:
-    """An edit's new values in the old ones' type and on their device, and whether any differs; refuses a bad result."""
+def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tensor, bool]:
+    """Check an edit's new values; return them in the type and on the device of the old values, and if any differs."""
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
         raise EditError(

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InputError
-from ..text import ranges
+from ..text import parse_ranges
 from .part import Indices
 
 
 def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
-    """The values of a grid's axis: a set of indices for each cell along it, each from ``first`` to ``size`` - 1.
+    """Return the values of a grid's axis, a set of indices each; every index is from ``first`` to ``size`` - 1.
 
     Args:
         given: ``each``, ``all``, a number, a range as text, or a list of these.
@@ -46,7 +46,7 @@ def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Ind
 
 
 def _entry_indices(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:
-    """The sorted indices that one entry of an axis names: a number, a range such as ``0-3,7``, or a list of numbers."""
+    """Parse one entry of an axis into sorted indices: a number, a range such as ``0-3,7``, or a list of numbers."""
     if isinstance(given, bool):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
     if isinstance(given, int):
@@ -55,7 +55,7 @@ def _entry_indices(given: Any, *, name: str, need: range, also: str = "") -> tup
         for digits in re.findall("[0-9]+", given):  # before a range such as 0-99999999999 is written out
             if len(digits.lstrip("0")) > len(str(need.stop)) or int(digits) not in need:
                 raise InputError(f"{name}: {digits} does not exist; need {need.start} to {need.stop - 1}")
-        given = ranges(given, name=name, also=also)
+        given = parse_ranges(given, name=name, also=also)
     elif not isinstance(given, Sequence) or not all(type(one) is int for one in given):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
     if not given or len(set(given)) < len(given):

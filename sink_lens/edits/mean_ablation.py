@@ -34,7 +34,7 @@ class Averaged:
 
     @property
     def words(self) -> str:
-        """How many tokens the mean is over, and how many sinks are left out, in words."""
+        """Number of tokens that are averaged, and of sinks that are left out, in words."""
         real = f"{int(self.mask.sum()) + self.n_sinks:,} tokens"
         if self.mean != "mean_ordinary":
             return f"{self.mean}: all of {real}"
@@ -42,8 +42,8 @@ class Averaged:
             return f"{self.mean}: no sink was found among {real}, so all of them"
         return f"{self.mean}: {real} without {self.n_sinks:,} sink{'s' if self.n_sinks > 1 else ''}"
 
-    def of(self, values: Tensor) -> Tensor:
-        """The mean of a site's values, ``batch position ...``; averaged axes stay, with size 1.
+    def mean_of(self, values: Tensor) -> Tensor:
+        """Compute the mean of a site's values, ``batch position ...``; averaged axes stay, with size 1.
 
         ``mean_aligned`` keeps the positions, and is 0 where no sequence has a token.
         """
@@ -61,7 +61,7 @@ def tokens_to_average(
     *,
     sinks: Bool[Tensor, "batch position"] | None = None,
 ) -> Averaged:
-    """Find the tokens that a mean is over; refuses ``mean_ordinary`` if every token is a sink.
+    """Find the tokens to average for a mean; refuse ``mean_ordinary`` if every token is a sink.
 
     ``mean_ordinary`` needs one pass of the model to find the sinks with ``sink_mask``, unless ``sinks`` are given.
     """
@@ -117,7 +117,7 @@ def mean_aligned(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Whe
 
 
 def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where) -> Edit:
-    """An edit that sets the part of a site that ``where`` chooses to the named mean over this run's tokens."""
+    """Make an edit that sets a part of a site, chosen by ``where``, to the named mean over these tokens."""
     lens = as_lens(lens)
     batch = batch_of(tokens)
     if site in SITES and not SITES[site].by_token:
@@ -129,5 +129,5 @@ def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, wh
     where["layers"] = layers
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")
-    part = Part.at(site, where)
-    return freeze(site, {layer: part.of(over.of(found[site, layer])) for layer in layers}, **where)
+    part = Part.of_site(site, where)
+    return freeze(site, {layer: part.select(over.mean_of(found[site, layer])) for layer in layers}, **where)

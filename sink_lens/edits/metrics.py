@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import checked, value_in_words
+from ..arguments import check_calls, value_in_words
 from ..data.token_ids import answer_id
 from ..data.tokens import TokenBatch
 from ..edits.outcome import Outcome
@@ -61,17 +61,17 @@ class Metric:
     answers: tuple[tuple[int | tuple[int, ...], ...], ...] = ()
     """The tokens that texts of answers are behind these sequences."""
 
-    def over(self, n_layers: int) -> tuple[int, ...]:
-        """The layers that the metric reads, of a model with ``n_layers``."""
+    def read_layers(self, n_layers: int) -> tuple[int, ...]:
+        """Return the layers that the metric reads in a model with ``n_layers``."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     @property
     def whole(self) -> bool:
-        """Check whether the metric reads anything after the last layer; every run must then go to the end."""
+        """True if the metric reads anything after the last layer, so that every run must go to the end."""
         return self.loss or self.logits or any(not SITES[site].per_layer for site in self.sites)
 
 
-@checked
+@check_calls
 def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
     """Mean attention to a position, over the queries after it, the heads and the layers (all if None); in [0, 1].
 
@@ -89,7 +89,7 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
     )
 
 
-@checked
+@check_calls
 def logit_difference(
     correct: Answers,
     incorrect: Answers,
@@ -139,7 +139,7 @@ def _as_list(given: Any) -> list[Any]:
 
 
 def _difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
-    """A logit difference of answers given as texts; they become tokens when the sequences are known."""
+    """Make a logit difference of answers given as texts, which become tokens when the sequences are known."""
 
     def unread(run: Outcome) -> Tensor:
         raise InputError(
@@ -160,7 +160,7 @@ def _difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: i
 def _difference_behind_prompts(
     both: Sequence[Answers], prompts: Sequence[str | list[int]], tokenizer: Any, *, position: int
 ) -> Metric:
-    """A logit difference of texts, each read as the token that it is behind its prompt."""
+    """Make a logit difference of texts, each read as the token that continues its prompt."""
     n = max([len(prompts), *(len(one) for one in both if not isinstance(one, str | int))])
     known: dict[tuple[Any, ...], int] = {}
     answers = []
@@ -186,8 +186,8 @@ def _difference_behind_prompts(
     return replace(made, answers=tuple(answers))
 
 
-def on_tokens(metric: Any, *batches: TokenBatch) -> Any:
-    """The metric with its texts read as tokens of these sequences; refuses batches in which the tokens differ."""
+def metric_for_tokens(metric: Any, *batches: TokenBatch) -> Any:
+    """Return the metric with its texts read as tokens of these sequences; refuse batches in which they differ."""
     if not isinstance(metric, Metric) or metric.on is None:
         return metric
     first, *others = (metric.on(batch) for batch in batches)
@@ -198,7 +198,7 @@ def on_tokens(metric: Any, *batches: TokenBatch) -> Any:
     return first
 
 
-@checked
+@check_calls
 def loss() -> Metric:
     """Mean next-token loss of the sequence, in nats.
 
@@ -214,7 +214,7 @@ def loss() -> Metric:
     return Metric(name="loss", function=function, unit="nats", layers=(), loss=True)
 
 
-@checked
+@check_calls
 def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
     """KL divergence between the given predictions and those of the run, KL(given || run), mean over tokens, in nats.
 
@@ -238,7 +238,7 @@ def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
     return Metric(name="KL divergence", function=function, unit="nats", layers=(), logits=True)
 
 
-@checked
+@check_calls
 def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
     """Euclidean norm of the activation at a position; if the site has heads, over all heads together.
 
@@ -262,7 +262,7 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
     )
 
 
-@checked
+@check_calls
 def dominance(sink_position: int = 0, *, layer: int) -> Metric:
     """Dominance ratio of the residual stream at a position after a layer: largest over mean magnitude."""
 
@@ -279,7 +279,7 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
 
 
 def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
-    """Check a metric and return it; a plain function becomes one, read from what its first parameter asks for.
+    """Check a metric and return it; turn a plain function into a metric of what its first parameter takes.
 
     A function whose parameter is called ``logits``, or annotated as a tensor, gets the logits as in TransformerLens,
     ``batch position vocab``; any other gets an ``Outcome`` with position 0 of all layers, the loss and the logits.
@@ -296,7 +296,7 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
         name = getattr(metric, "__name__", "metric")
         if takes_logits(metric):
             return Metric(name=name, function=wraps(metric)(lambda run: metric(run.logits)), layers=(), logits=True)
-        return Metric(name=name, function=_with_hint(metric, name), loss=True, logits=True)
+        return Metric(name=name, function=_add_outcome_hint(metric, name), loss=True, logits=True)
     for layer in metric.layers or ():
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"{metric.name} reads layer {layer}; need 0 to {lens.n_layers - 1}")
@@ -314,7 +314,7 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
     return metric
 
 
-def _with_hint(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
+def _add_outcome_hint(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
     """Wrap a metric function so that its errors say that it was given an outcome, where it takes it for logits."""
 
     @wraps(function)
@@ -342,7 +342,7 @@ def takes_logits(function: Callable[..., Any]) -> bool:
 
 
 def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
-    """The metric's values of a run: one number per sequence, or a single number for all sequences.
+    """Compute a metric of a run: one number per sequence, or a single number for all sequences.
 
     Raises:
         InputError: the metric returned something else, or read padding.
@@ -405,12 +405,12 @@ def _refuse_padding(run: Outcome, position: int) -> None:
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """Logarithms of the probabilities; ``log_softmax`` is 5e-5 off on a CPU with 262,144 tokens (``target_losses``)."""
+    """Compute log probabilities; ``log_softmax`` is 5e-5 off on a CPU with 262,144 tokens (``target_losses``)."""
     return logits - logits.logsumexp(-1, keepdim=True)
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
-    """A position in each sequence, counted from its first token, or from its last if negative; all must have it."""
+    """Count a position from each sequence's first token, also if it is negative; refuse sequences that lack it."""
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):
         shortest = int(lengths.min())
@@ -423,7 +423,7 @@ def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[T
 def _mean_logit(
     logits: Float[Tensor, "batch vocab"], given: int | Sequence[Sequence[int]], run: Outcome
 ) -> Float[Tensor, " batch"]:
-    """The logit of each sequence's answer: one id for all, or ids for each; the mean if a sequence has several."""
+    """Compute the logit of each sequence's answer: one id for all, or ids for each, whose logits are averaged."""
     n, d_vocab = logits.shape
     answers = [[given]] * n if isinstance(given, int) else list(given)[run.sequences]
     ids = [one for own in answers for one in own]

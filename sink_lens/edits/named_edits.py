@@ -87,7 +87,7 @@ class EditSpec:
 
     def __post_init__(self) -> None:
         """Refuse a kind that is not known, a site that it cannot edit, and options that it does not take or lacks."""
-        kind = kind_of(self.kind, site=self.part.site)
+        kind = look_up_kind(self.kind, site=self.part.site)
         for name in OPTIONS:
             value = self.options.get(name)
             if value is None and name in kind.takes:
@@ -101,7 +101,7 @@ class EditSpec:
         """Name -> value of all that determines the edit: kind, site, indices, options, hash of a vector's file."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
-        return found | ({"vector_hash": file_hash(self.options["vector"])} if "vector" in self._named_options else {})
+        return found | ({"vector_hash": hash_file(self.options["vector"])} if "vector" in self._named_options else {})
 
     @property
     def _named_options(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class EditSpec:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The values of ``fields``; two edits with the same ones are the same computation."""
+        """The values of ``fields``; edits with equal values are the same computation."""
         return tuple(self.fields.values())
 
     @property
@@ -131,8 +131,8 @@ class EditSpec:
         """The part and the label as keyword arguments of an edit."""
         return {**self.part.where, "label": self.label}
 
-    def edit(self, references: "References") -> "Edit":
-        """Make the edit; ``references`` measures the values that it puts in."""
+    def make_edit(self, references: "References") -> "Edit":
+        """Make the edit; ``references`` measures the replacement values."""
         return KINDS[self.kind].make(self, references)
 
 
@@ -155,8 +155,8 @@ class Kind:
     """The first position that this kind can edit, if positions must be chosen; None if it can edit all positions."""
 
 
-def kind_of(name: str, *, site: str) -> Kind:
-    """Look up a kind of edit by its name; refuses one that cannot edit the site."""
+def look_up_kind(name: str, *, site: str) -> Kind:
+    """Look up a kind of edit by its name; refuse a kind that cannot edit the site."""
     if name not in KINDS:
         raise InputError(f"there is no kind of edit {name!r}; need one of {', '.join(KINDS)}")
     kind = KINDS[name]
@@ -171,7 +171,7 @@ def kind_of(name: str, *, site: str) -> Kind:
 
 
 def _maker_by_constructor(name: str, *options: str) -> Make:
-    """A maker of edits: it calls a function of ``constructors`` with the site and the values of these options."""
+    """Return a function that makes edits: it calls a function of ``constructors`` with the site and these options."""
 
     def make(spec: EditSpec, refs: "References") -> "Edit":
         from . import constructors
@@ -202,16 +202,16 @@ def _read_vector(path: str) -> "Tensor":
     return next(iter(tensors.values()))
 
 
-def file_hash(path: str) -> str:
-    """SHA-256 of a vector's file, so that a run does not go on with another vector under the same name."""
+def hash_file(path: str) -> str:
+    """Return the SHA-256 of a vector's file; a run is not resumed with another vector under the same name."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError(f"there is no file {path}; need a .safetensors file with the vector to add")
-    return _content_hash(file, changed=file.stat().st_mtime_ns, size=file.stat().st_size)
+    return _hash_content(file, changed=file.stat().st_mtime_ns, size=file.stat().st_size)
 
 
 @lru_cache
-def _content_hash(file: Path, *, changed: int, size: int) -> str:
+def _hash_content(file: Path, *, changed: int, size: int) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
@@ -219,7 +219,7 @@ def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
     from .constructors import freeze
 
     mean: Any = spec.kind
-    values = {layer: spec.part.of(refs.mean(spec.part.site, layer, mean)) for layer in _layers_to_edit(spec, refs)}
+    values = {layer: spec.part.select(refs.mean(spec.part.site, layer, mean)) for layer in _layers_to_edit(spec, refs)}
     return freeze(spec.part.site, values, **spec.arguments)
 
 
@@ -234,7 +234,7 @@ def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
             f"{spec.label} would put padding under real tokens: the shortest sequence has {shortest} tokens, the "
             f"longest {refs.tokens.n_positions}; need sequences of one length, or positions below {shortest}"
         )
-    values = {layer: spec.part.of(refs.values(spec.part.site, layer)) for layer in _layers_to_edit(spec, refs)}
+    values = {layer: spec.part.select(refs.values(spec.part.site, layer)) for layer in _layers_to_edit(spec, refs)}
     generator = Generator().manual_seed(spec.options["seed"])
     return resample(spec.part.site, values, generator=generator, **spec.arguments)
 
@@ -263,7 +263,7 @@ def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
-    """The layers that the specification names, else all layers with the site; 0 for a site without layers."""
+    """Return the layers that the specification names, else all layers with the site; 0 for a site without layers."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return refs.lens.having(spec.part.site) if spec.part.layers is None else spec.part.layers

@@ -39,7 +39,7 @@ class MetricSpec:
                 f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"
             )
 
-    def metric(self, lens: "LensModel", predictions: "Predictions | None" = None) -> "Metric":
+    def make_metric(self, lens: "LensModel", predictions: "Predictions | None" = None) -> "Metric":
         """Make the metric for a model; ``predictions`` gives the baseline logits, with which ``kl`` compares."""
         from . import metrics
 
@@ -54,7 +54,7 @@ class MetricSpec:
         return getattr(metrics, self.name)(**given)
 
     def last_layer(self, model: Sized) -> int | None:
-        """The last layer that the metric reads; None if it reads what comes after all layers."""
+        """Return the last layer that the metric reads; None if it reads anything after the layers."""
         known = self._known_options()
         if "layer" in known:
             return _read_layer(model, "layer", self.options["layer"])
@@ -63,7 +63,7 @@ class MetricSpec:
         return max(_read_layers(model, "layers", self.options.get("layers")) or range(model.n_layers))
 
     def _known_options(self) -> tuple[str, ...]:
-        """The names of the options that the metric takes; refuses an unknown metric and options that do not fit."""
+        """Return the names of the metric's options; refuse an unknown metric and options that do not fit."""
         if self.name not in METRICS:
             raise InputError(f"there is no metric {self.name!r}; need one of {', '.join(METRICS)}")
         known, needed = METRICS[self.name]
@@ -77,14 +77,14 @@ class MetricSpec:
 
 
 def _read_layers(model: Sized, name: str, given: Any) -> list[int] | None:
-    """The layers that an option of a metric gives, counted from the first one; None is all."""
+    """Return the layers that a metric's option gives, counted from the first layer; None is all."""
     values = axis_values("all" if given is None else given, name=f"{name} of a metric", size=model.n_layers)
     found = [layer for value in values if value is not None for layer in value]
     return found or None
 
 
 def _read_layer(model: Sized, name: str, given: Any) -> int:
-    """The one layer that an option of a metric gives, counted from the first one."""
+    """Return the layer that a metric's option gives, counted from the first layer."""
     found = _read_layers(model, f"{name}s", given)
     if found is None or len(found) != 1:
         raise InputError(f"the {name} of a metric is {given!r}; need one number")
@@ -92,7 +92,7 @@ def _read_layer(model: Sized, name: str, given: Any) -> int:
 
 
 def _option_reader(kinds: Any, needs: str) -> Callable[[Sized, str, Any], Any]:
-    """A function that returns an option's value if it is of these types, and refuses any other."""
+    """Make a function that returns an option's value if it has one of these types, and else refuses the value."""
 
     def read(model: Sized, name: str, given: Any) -> Any:
         if isinstance(given, bool) or not isinstance(given, kinds):
@@ -135,15 +135,15 @@ FIELDS: Mapping[str, frozenset[str]] = {
 
 
 def check_metric_fields(config: Any, name: str) -> None:
-    """Refuse metric options that a configuration sets and that its metric ``name`` does not read."""
+    """Refuse metric options that a configuration sets although its metric ``name`` does not read them."""
     for one, options in FIELDS.items():
         readers = [other for other, (known, _) in METRICS.items() if options & set(known)]
         if name not in readers:
             refuse_unread_fields(config, one, reader=f"metric {' and '.join(readers)}")
 
 
-def spec_of(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
-    """The metric of this name with the options that a configuration's fields give: ``FIELDS``, or some of them.
+def make_spec(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
+    """Make the specification of a metric from its name and a configuration's fields, such as ``FIELDS``.
 
     ``token`` gives the text or id of an option's text; without it every text has the id 0. A layer or token that the
     metric needs and the configuration lacks is refused.

@@ -59,13 +59,13 @@ def variance_calibration(
         layers = _layers_to_edit(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
-        by_head = given if given.dim() == 0 else _numbers_of_heads(given[:, None], at=at, heads=heads, what="factor")
-        mu = 0.0 if centre is None else _numbers_of_heads(centre[at.layer], at=at, heads=heads, what="centre")
+        by_head = given if given.dim() == 0 else _select_heads(given[:, None], at=at, heads=heads, what="factor")
+        mu = 0.0 if centre is None else _select_heads(centre[at.layer], at=at, heads=heads, what="centre")
         moved = mu + by_head * (widen(z) - mu)
         return torch.where(by_head == 1, z, moved.to(z.dtype))
 
     spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
-    return _edit_of_z(change, label=label or f"calibration x {spoken}", layers=layers, positions=positions, heads=heads)
+    return _edit_z(change, label=label or f"calibration x {spoken}", layers=layers, positions=positions, heads=heads)
 
 
 def head_rms_norm(
@@ -106,10 +106,10 @@ def head_rms_norm(
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         if not isinstance(target, Mapping):
             return normed * target
-        return normed * _numbers_of_heads(target[at.layer], at=at, heads=heads, what="target")
+        return normed * _select_heads(target[at.layer], at=at, heads=heads, what="target")
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
-    return _edit_of_z(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
+    return _edit_z(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
 
 
 def natural_rms(
@@ -150,13 +150,13 @@ def natural_rms(
     return {layer: by_sequence.sum(0) / int(counted.sum()) for layer, by_sequence in sorted(found.items())}
 
 
-def _edit_of_z(change: Any, **where: Any) -> Edit:
+def _edit_z(change: Any, **where: Any) -> Edit:
     """Make an edit of the aggregated values z whose function can also read q, from which it takes the sizes."""
     return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
 
 
 def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
-    """The given layers, or all that ``by_layer`` has a tensor for if None; refuses a layer without one."""
+    """Return the given layers, or all layers of ``by_layer`` if None; refuse a layer that ``by_layer`` lacks."""
     if any(layer < 0 for layer in by_layer):
         raise InputError(f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on")
     if layers is None:
@@ -166,8 +166,8 @@ def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None
     return layers
 
 
-def _numbers_of_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
-    """The numbers of the chosen heads, with the axes head and d_head, one of which may have size 1."""
+def _select_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
+    """Select the numbers of the chosen heads, with the axes head and d_head; either may have size 1."""
     assert at.read is not None  # reads="q"
     n_heads, d_head = at.read.shape[2:]
     shape = tuple(given.shape)

@@ -46,17 +46,17 @@ class Outcome:
         return display.result_html(said, means | loss)
 
     def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
-        """Attention to a position by sequence, mean over heads and layers; None means all layers that were read."""
+        """Return the mean attention to a position, by sequence, over heads and layers; None means all layers read."""
         # Make it contiguous: the order of summation must not depend on how many other positions were read.
         rows = [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
         return self.mass[rows][..., self.positions.index(position)].contiguous().nanmean(dim=(0, 2))
 
     def state_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
-        """The residual stream at a position, in every layer that was read."""
+        """Return the residual stream at a position, in every layer that was read."""
         return self.state[:, :, self.positions.index(position)]
 
     def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
-        """The logits of each sequence at one position, which may be another in each.
+        """Return the logits of each sequence at its own position.
 
         Raises:
             InputError: the logits were not requested.
@@ -69,8 +69,8 @@ class Outcome:
         return self.logits[torch.arange(len(index)), index]
 
 
-def splice(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
-    """The outcome of a run that began at a later layer, with the earlier layers of ``early``'s sequences ``rows``."""
+def splice_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
+    """Complete the outcome of a run that began at a later layer with the earlier layers of ``early``, at ``rows``."""
     own = {layer: index for index, layer in enumerate(found.layers)}
 
     def by_layer(name: str) -> Tensor:
@@ -93,7 +93,7 @@ def splice(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
 
 
 def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
-    """One outcome over all sequences, from those of a run's batches of prompts in their order."""
+    """Join the outcomes of a run's batches of prompts, in their order, into one outcome over all sequences."""
     if len(parts) == 1:
         return replace(parts[0], sequences=slice(None))
     first = parts[0]

@@ -41,7 +41,7 @@ class Where(TypedDict, total=False):
 
 
 def indices_of(name: str, given: Any) -> tuple[int, ...] | None:
-    """The indices that an edit's argument ``name`` gives, as a tuple; None is all. Refuses other than whole numbers."""
+    """Return the indices in an edit's argument ``name`` as a tuple; None is all. Refuse anything but whole numbers."""
     if given is None:
         return None
     if not isinstance(given, Iterable):
@@ -68,13 +68,13 @@ class Part:
     keys: Indices = None
 
     @classmethod
-    def at(cls, site: str, where: Where) -> "Part":
-        """The part of a site that an edit's keyword arguments choose; an axis that is not given is whole."""
+    def of_site(cls, site: str, where: Where) -> "Part":
+        """Make the part of a site that an edit's keyword arguments choose; an axis that is not given is whole."""
         chosen = {name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")}
         return cls(site=site, **{name: indices_of(name, given) for name, given in chosen.items()})
 
     def indices_on(self, axis: str) -> Indices:
-        """The indices on one of ``AXES``."""
+        """Return the indices on one of ``AXES``."""
         return getattr(self, f"{axis}s")
 
     @property
@@ -95,17 +95,17 @@ class Part:
 
     @property
     def words(self) -> str:
-        """What is chosen on each axis, in words; empty if everything is."""
+        """The indices on each axis, in words; empty if the part is the whole site."""
         chosen = {axis: self.indices_on(axis) for axis in AXES}
         return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items() if indices is not None)
 
-    def of(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
-        """This part of one layer's values, the sequences first; an axis of size 1 stays: it stands for all indices."""
-        index = self.mesh(values, averaged=True)
+    def select(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
+        """Select this part of one layer's values, the sequences first; an axis of size 1 stays, for all indices."""
+        index = self.index_mesh(values, averaged=True)
         return values if index is None else values[index]
 
-    def mesh(self, tensor: "Tensor", *, begin: int = 0, averaged: bool = False) -> "tuple[Tensor, ...] | None":
-        """The index that selects this part of one layer's tensor, an open mesh; None if everything is chosen.
+    def index_mesh(self, tensor: "Tensor", *, begin: int = 0, averaged: bool = False) -> "tuple[Tensor, ...] | None":
+        """Return the index (an open mesh) that selects this part of one layer's tensor; None for the whole tensor.
 
         The tensor has all values of the site, the sequences first, and its positions begin at ``begin``. If
         ``averaged``, an axis of size 1 stands for all its indices.
@@ -122,7 +122,7 @@ class Part:
                 vectors.append(None)
                 continue
             for index in (min(indices), max(indices)):
-                checked_index(name, index - first, size)
+                check_index(name, index - first, size)
             if tuple(indices) == tuple(range(indices[0], indices[-1] + 1)):  # made on the device, the others are copied
                 vector = torch.arange(indices[0], indices[-1] + 1, device=tensor.device)
             else:
@@ -140,14 +140,14 @@ class Part:
 
 
 def index_text(indices: Indices) -> int | str:
-    """Indices as they stand in a table: the number, ``0-3,7`` for several, ``all``."""
+    """Write indices for a table: the number, ``0-3,7`` for several, ``all`` for None."""
     if indices is None:
         return "all"
     return indices[0] if len(indices) == 1 else span(indices)
 
 
 @lru_cache
-def random_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: int = 0) -> tuple[tuple[int, ...], ...]:
+def draw_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: int = 0) -> tuple[tuple[int, ...], ...]:
     """Draw up to ``most`` distinct sets of n indices from ``lowest`` to size - 1; the same for every part of a group.
 
     Fewer than ``most`` if there are not so many.
@@ -164,7 +164,7 @@ def random_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: 
     return tuple(sets)
 
 
-def checked_index(what: str, index: int, size: int, *, of: str = "") -> int:
+def check_index(what: str, index: int, size: int, *, of: str = "") -> int:
     """Return an index if it is 0 to size - 1; refuse any other. ``what`` and ``of`` name it in the error."""
     if not 0 <= index < size:
         whose = f" of the edit {of!r}" if of else ""

@@ -49,7 +49,7 @@ class Format:
 
 
 def format_of(name: str) -> Format:
-    """Look up a low-precision format by its name; refuses one that is unknown."""
+    """Look up a low-precision format by its name; refuse an unknown name."""
     if name not in QUANTISED_FORMATS:
         raise InputError(f"there is no format {name!r}; need one of {', '.join(QUANTISED_FORMATS)}")
     if name in ("mxfp4", "nvfp4"):
@@ -59,7 +59,7 @@ def format_of(name: str) -> Format:
     return Format(name=name, element=element, scope=scope, size=size)
 
 
-def round_to(
+def round_to_format(
     x: Float[Tensor, "batch position value"],
     form: Format,
     *,
@@ -102,21 +102,21 @@ def _round_by_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
 
 
 def to_float8(x: Tensor, element: str) -> Tensor:
-    """The nearest fp8_e4m3 or fp8_e5m2 number, limited to the largest one, in float32."""
+    """Round to the nearest fp8_e4m3 or fp8_e5m2 number, limited to the largest; the result is in float32."""
     dtype = _FLOAT8[element]
     top = torch.finfo(dtype).max
     return x.float().clamp(-top, top).to(dtype).float()
 
 
 def to_fp4(x: Tensor) -> Tensor:
-    """The nearest e2m1 number (0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives), limited to 6, in float32."""
+    """Round to the nearest e2m1 number (0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives); the result is in float32."""
     size = x.float().abs().clamp(max=_LARGEST_FP4)
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     return ((size / step).round() * step).copysign(x.float())
 
 
 def power_of_two_scale(largest: Tensor) -> Tensor:
-    """The scale of an mxfp4 block: two to the power floor(log2(max|x|)) - 2, with an exponent of 8 bits."""
+    """Compute the scale of an mxfp4 block: two to the power floor(log2(max|x|)) - 2, with an exponent of 8 bits."""
     _, exponent = torch.frexp(largest)  # largest = mantissa * 2^exponent, mantissa in [1/2, 1)
     return torch.ldexp(torch.ones_like(largest), (exponent - 3).clamp(-126, 127))
 
@@ -127,7 +127,7 @@ def _exact_quotient(x: Tensor, number: float) -> Tensor:
 
 
 def _safe_divisor(scale: Tensor) -> Tensor:
-    """A scale to divide by; 1 where it is 0 or too small, since all that has this scale becomes 0."""
+    """Return a scale to divide by: 1 where the scale is 0 or too small, since all its values become 0."""
     return torch.where(scale >= torch.finfo(scale.dtype).tiny, scale, torch.ones_like(scale))
 
 
@@ -167,7 +167,7 @@ def quantisation(
     def change(x: Tensor, at: At) -> Tensor:
         flat = x.flatten(2)
         keep = _kept_values(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
-        return round_to(flat, chosen, keep=keep).view(x.shape)
+        return round_to_format(flat, chosen, keep=keep).view(x.shape)
 
     return edit(site, change, layers=layers, label=label or f"{site} in {form}")
 
@@ -175,7 +175,7 @@ def quantisation(
 def _kept_values(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """True at values that keep their precision: those of kept tokens, kept channels and padding; None if none do."""
+    """Mark the values that keep their precision: of kept tokens, kept channels and padding; None if there are none."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):
@@ -194,8 +194,8 @@ def _kept_values(
     return keep
 
 
-def linear_paths(lens: LensModel, site: str) -> tuple[str, ...]:
-    """Module paths within a layer of the linear layers that read a site; empty where the family has none."""
+def linear_layer_paths(lens: LensModel, site: str) -> tuple[str, ...]:
+    """Return the module paths, within a layer, of the linear layers that read a site; empty if there are none."""
     family = lens.family
     named = {
         "attn_in": (
@@ -226,7 +226,7 @@ def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
     if lens.family.experts is not None or lens.family.down is None:
         raise InputError(f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here")
     read = ("attn_in", "q_latent", "kv_latent", "z", "mlp_in", "neurons")
-    paths = [path for site in read for path in linear_paths(lens, site)]
+    paths = [path for site in read for path in linear_layer_paths(lens, site)]
     before: list[tuple[Any, Tensor]] = []
     try:
         with torch.no_grad():
@@ -237,7 +237,7 @@ def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
                     weight: Any = module.weight
                     before.append((weight, weight.detach().clone()))
                     rows = weight.T if lens.family.transposed else weight
-                    done = round_to(rows[None], chosen)[0]
+                    done = round_to_format(rows[None], chosen)[0]
                     weight.copy_(done.T if lens.family.transposed else done)
         yield
     finally:

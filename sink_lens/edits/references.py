@@ -24,9 +24,9 @@ class References:
     ) -> None:
         self.lens, self.tokens = lens, tokens
         self._known = known or {}
-        self.values = lru_cache(maxsize=2)(self._values)
+        self.values = lru_cache(maxsize=2)(self._measure_values)
         self.mean: Callable[[str, int, Mean], Tensor] = lru_cache(maxsize=64)(
-            lambda site, layer, mean: self.averaged(mean).of(self.values(site, layer))
+            lambda site, layer, mean: self.averaged(mean).mean_of(self.values(site, layer))
         )
         """The mean of a site at a layer over the mean's tokens; averaged axes stay, with size 1."""
         self.averaged: Callable[[Mean], Averaged] = lru_cache(maxsize=3)(partial(tokens_to_average, lens, tokens))
@@ -34,8 +34,8 @@ class References:
         self.means: Callable[[], CentringMeans] = lru_cache(maxsize=1)(partial(centring_means, lens, seed=0))
         """The means of values and aggregated values on random tokens."""
 
-    def _values(self, site: str, layer: int) -> Tensor:
-        """The baseline run's values of a site at a layer, without a run if they are known."""
+    def _measure_values(self, site: str, layer: int) -> Tensor:
+        """Return the baseline run's values of a site at a layer; run the model unless the values are known."""
         if (site, layer) in self._known:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]

@@ -26,7 +26,7 @@ def answers(
     top: int = 10,
     bos: BosCondition = "auto",
 ) -> pd.DataFrame:
-    """The likeliest next tokens behind a prompt, and the rank and probability of an answer.
+    """Make a table of the likeliest next tokens after a prompt, and the rank and probability of an answer.
 
     An answer of several tokens has a block of rows for each of them, behind the tokens before it. Cost: one forward.
 
@@ -74,7 +74,7 @@ def answers(
 
 
 def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
-    """The token ids of an answer as it goes on from the prompt's tokens; refuses an answer that is no token."""
+    """Return the token ids of an answer that continues the prompt's tokens; refuse an answer that is no token."""
     if isinstance(answer, str) and lens.tokenizer is not None:
         text = prompt_text(prompt, lens.tokenizer)
         several = None if text is None else ids_after(text, answer, lens.tokenizer)
@@ -87,7 +87,7 @@ def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[i
 
 
 def _answer_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[Mapping[str, object]]:
-    """The table's rows for one position: the ``top`` likeliest tokens, then the right one if it is not among them."""
+    """Make the table's rows for one position: the ``top`` likeliest tokens, then the right token if it is not there."""
     shares = logits.double().softmax(-1)
     shown = logits.topk(min(top, len(logits))).indices.tolist()
     if right is not None and right not in shown:

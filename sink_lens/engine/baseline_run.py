@@ -63,44 +63,46 @@ class BaselineRun:
 
     @property
     def n_sequences(self) -> int:
-        """Number of sequences that the run reads: all of them, or one of every so many."""
+        """Number of sequences that the run reads: all, or one of each ``every`` sequences."""
         return len(range(0, self.tokens.n_sequences, self.every))
 
-    def read(self, needs: Needs) -> Outcome:
-        """The run's outcome over all its sequences, cut to what ``needs`` asks for."""
-        return join_outcomes([self.batch(prompts.start).narrowed(needs).outcome for prompts in self.prompt_batches])
+    def read_outcome(self, needs: Needs) -> Outcome:
+        """Return the run's outcome over all its sequences, with the layers, sites and loss that ``needs`` lists."""
+        return join_outcomes([self.batch(prompts.start).narrow_to(needs).outcome for prompts in self.prompt_batches])
 
     @cached_property
     def outcome(self) -> Outcome:
         """The run's outcome over all its sequences, without the tensors of sites."""
-        return self.read(replace(self.needs, sites=()))
+        return self.read_outcome(replace(self.needs, sites=()))
 
-    def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "BaselineRun":
-        """A new run under other edits that shares this one's model and lanes; None keeps its needs, its sequences."""
+    def with_edits(
+        self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None
+    ) -> "BaselineRun":
+        """Make a run under other edits that shares this run's model and threads; None keeps ``needs`` and ``every``."""
         lanes = self.lanes if self.plan.lanes > 1 else None
         read = {"needs": needs or self.needs, "every": every or self.every}
         return BaselineRun(self.lens, self.tokens, plan=self.plan, edits=edits, lanes=lanes, **read)
 
-    def keeping(self, sites: Sequence[str]) -> "BaselineRun":
-        """A run that also holds the tensors of ``sites``: this one if it has them, else a copy that is kept."""
+    def with_sites(self, sites: Sequence[str]) -> "BaselineRun":
+        """Return a run that also keeps the tensors of ``sites``: this run if it does, else a new run, made once."""
         more = tuple(site for site in sites if site not in self.needs.sites)
         if more and more not in self._keeping:
             needs = replace(self.needs, sites=(*self.needs.sites, *more))
-            self._keeping[more] = self.under(self.edits, needs=needs)
+            self._keeping[more] = self.with_edits(self.edits, needs=needs)
         return self._keeping[more] if more else self
 
-    def fewer(self, most: int) -> "BaselineRun":
-        """The same run on at most ``most`` of the sequences, evenly spaced; this one if it has no more of them."""
+    def with_fewer_sequences(self, most: int) -> "BaselineRun":
+        """Return the same run on at most ``most`` of its sequences, evenly spaced; this run if it has no more."""
         every = -(-self.n_sequences // most)
-        return self if every == 1 else self.under(self.edits, every=self.every * every)
+        return self if every == 1 else self.with_edits(self.edits, every=self.every * every)
 
     def _run_batch(self, start: int) -> BaselineBatch:
         """Run the batch of prompts that begins at sequence ``start``, under the run's own edits but no cell's."""
         prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)
         part = self.tokens[prompts]
         if self.plan.path == "bridge":
-            outcome, _ = self.passes.bridge_pass(part, self.edits, prompts=prompts)
+            outcome, _ = self.passes.run_on_bridge(part, self.edits, prompts=prompts)
             early = Early(outcome=outcome, columns={}, losses=None)
             return BaselineBatch(part=part, prompts=prompts, early=early, keys={})
         with block_of_passes(self.lens):
-            return self.passes.baseline(part, prompts=prompts, edits=self.edits)
+            return self.passes.run_baseline(part, prompts=prompts, edits=self.edits)

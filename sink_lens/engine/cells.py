@@ -29,8 +29,8 @@ class Cell:
     tokens: int = 0
     """Tokens that a sequence must have for the edits to be made in it; shorter ones have no effect of the cell."""
 
-    def counted(self, n_layers: int) -> "Cell":
-        """The cell with every layer counted from the first one: -1 becomes ``n_layers`` - 1."""
+    def with_layers_from_start(self, n_layers: int) -> "Cell":
+        """Return the cell with every layer counted from the first layer: -1 becomes ``n_layers`` - 1."""
         if all(layer >= 0 for _, layers in self.touches for layer in layers or ()):
             return self
         counted = tuple((site, None if own is None else count_from_start(own, n_layers)) for site, own in self.touches)
@@ -52,7 +52,7 @@ def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
 
 
 def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
-    """(site, layers) of each edit and of what it reads, and the first position that an edit touches.
+    """Return what some edits touch: (site, layers) of each edit and of the site it reads, and the first position.
 
     An edit that reads another site may read any position of it, so that the run needs all of them.
     """
@@ -62,12 +62,12 @@ def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
 
 
 def edits_from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """The edits without their layers before ``first``; an edit that is left with no layer is dropped."""
+    """Return the edits without their layers before ``first``; an edit that has no layer left is dropped."""
     kept = []
     for one in edits:
         if not SITES[one.site].per_layer:
             kept.append(one)
-        elif layers := tuple(layer for layer in one.over(n_layers) if layer >= first):
+        elif layers := tuple(layer for layer in one.edited_layers(n_layers) if layer >= first):
             kept.append(replace(one, layers=layers))
     return kept
 

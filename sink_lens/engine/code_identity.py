@@ -59,7 +59,7 @@ _C_FUNCTIONS += (types.MethodWrapperType, types.ClassMethodDescriptorType)
 
 
 def hash_code(thing: Any) -> str:
-    """SHA-256 (hex) of what a function or object would compute; ``UNKNOWN`` and the reason if it cannot be told."""
+    """Return the SHA-256 (hex) of an object's code and values; ``UNKNOWN`` and the reason if it cannot be told."""
     reader = _Reader()
     try:
         return reader.digest(thing).hex()
@@ -85,7 +85,7 @@ class _Reader:
     """What has a hash, so that nothing else gets its address."""
 
     def digest(self, value: Any) -> bytes:
-        """The SHA-256 of any value, made of the hashes of all that it holds; refuses what holds something unknown."""
+        """Return the SHA-256 of any value, from the hashes of all that it holds; refuse a value that has none."""
         if type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value))
         key = id(value)
@@ -102,21 +102,21 @@ class _Reader:
     def parts(self, value: Any) -> Iterator[Any]:
         """Yield the texts, numbers and hashes that decide the hash of a value of any type but plain ones."""
         if isinstance(value, types.FunctionType):
-            yield from self.function(value)
+            yield from self.function_parts(value)
         elif isinstance(value, types.MethodType):
             yield from (self.digest(value.__func__), self.digest(value.__self__))
         elif isinstance(value, _C_FUNCTIONS):
-            yield from self.c_function(value)
+            yield from self.builtin_parts(value)
         elif isinstance(value, type):
-            yield from self.of_class(value)
+            yield from self.class_parts(value)
         elif isinstance(value, types.ModuleType):
-            yield self.module(value)
+            yield self.attribute_digest(value)
         elif isinstance(value, types.CodeType):
-            yield from self.code(value, {}, doc=None)
+            yield from self.code_parts(value, {}, doc=None)
         elif type(value) in (tuple, list):
             yield from map(self.digest, value)
         elif type(value) is dict or isinstance(value, types.MappingProxyType):
-            yield from self.pairs(value.items())
+            yield from self.pair_digests(value.items())
         elif type(value) in (set, frozenset):
             yield from sorted(_Reader().digest(one) for one in value)
         elif isinstance(value, functools.partial):
@@ -130,9 +130,9 @@ class _Reader:
         elif hasattr(value, "cache_parameters") and hasattr(value, "__wrapped__"):  # of functools.cache
             yield self.digest(value.__wrapped__)
         else:
-            yield from self.of_data(value)
+            yield from self.data_parts(value)
 
-    def of_data(self, value: Any) -> Iterator[Any]:
+    def data_parts(self, value: Any) -> Iterator[Any]:
         """Yield the parts of a tensor, array, model or tokenizer, or of any other object that holds data."""
         if isinstance(value, Tensor):
             yield from _tensor_parts(value)
@@ -146,15 +146,15 @@ class _Reader:
         elif isinstance(value, LensModel):
             yield from (weights_hash(value), str(value.dtype))
         elif isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
-            yield from self.neural(value)
+            yield from self.module_parts(value)
         elif isinstance(value, PreTrainedTokenizerBase) and value.is_fast:
             rules = json.loads(value.backend_tokenizer.to_str())  # type: ignore[attr-defined]  # of fast tokenizers
             kept = {name: entry for name, entry in rules.items() if name not in ("truncation", "padding")}
             yield from (json.dumps(kept, sort_keys=True), json.dumps(value.special_tokens_map, default=str))
         else:
-            yield from self.reduced(value)
+            yield from self.pickled_parts(value)
 
-    def function(self, function: types.FunctionType) -> Iterator[Any]:
+    def function_parts(self, function: types.FunctionType) -> Iterator[Any]:
         """Yield the parts of a Python function: code, defaults, closure, and the globals that it reads."""
         names, owner = function.__globals__, str(function.__globals__.get("__name__", ""))
         wrapped = getattr(function, "__wrapped__", None)
@@ -166,14 +166,14 @@ class _Reader:
             yield from map(self.digest, (function.__defaults__, function.__kwdefaults__))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 with _within_name(self.names, name):
-                    yield from (name, self.cell(cell))
+                    yield from (name, self.cell_digest(cell))
             if _is_installed(owner):
                 yield from (owner, _module_version(owner), function.__code__.co_qualname, function.__code__.co_code)
             else:
-                yield from self.code(function.__code__, names, doc=function.__doc__)
-                yield from self.pairs(sorted(function.__dict__.items()))
+                yield from self.code_parts(function.__code__, names, doc=function.__doc__)
+                yield from self.pair_digests(sorted(function.__dict__.items()))
 
-    def cell(self, cell: types.CellType) -> bytes:
+    def cell_digest(self, cell: types.CellType) -> bytes:
         """Hash the content of a closure's cell, which may be empty."""
         try:
             value = cell.cell_contents
@@ -181,58 +181,58 @@ class _Reader:
             return _hash("empty")
         return self.digest(value)
 
-    def code(self, code: types.CodeType, names: Mapping[str, Any], *, doc: str | None) -> Iterator[Any]:
-        """Yield the parts of code, but its place in a file: instructions, constants, global names with values."""
+    def code_parts(self, code: types.CodeType, names: Mapping[str, Any], *, doc: str | None) -> Iterator[Any]:
+        """Yield the parts of compiled code: instructions, constants, and global names with their values."""
         yield from (code.co_code, code.co_exceptiontable, code.co_flags)
         yield from (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
         yield from (" ".join(part) for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
         for at, constant in enumerate(code.co_consts):
             if isinstance(constant, types.CodeType):
-                yield from self.code(constant, names, doc=None)
+                yield from self.code_parts(constant, names, doc=None)
             elif at or doc is None or constant != doc:
                 yield self.digest(constant)
         for chain in _global_reads(code):
             with _within_name(self.names, chain[0]):
-                yield from (chain[0], self.read(chain, names))
+                yield from (chain[0], self.global_digest(chain, names))
         for module, taken in _own_imports(code, str(names.get("__package__") or "")):
             with _within_name(self.names, module):
-                yield self.imported(module, taken)
+                yield self.imports_digest(module, taken)
 
-    def read(self, chain: tuple[str, ...], names: Mapping[str, Any]) -> bytes:
-        """Hash the value of a global name; for a module, of the attribute that is read of it."""
+    def global_digest(self, chain: tuple[str, ...], names: Mapping[str, Any]) -> bytes:
+        """Hash the value of a global name; if it is a module, hash the attribute that the code reads from it."""
         name, *rest = chain
         if name in names:
             value = names[name]
-            return self.module(value, *rest) if isinstance(value, types.ModuleType) else self.digest(value)
+            return self.attribute_digest(value, *rest) if isinstance(value, types.ModuleType) else self.digest(value)
         if not hasattr(builtins, name):
             return _hash("undefined")
         if name in _OPEN_ENDED:
-            raise self.unknown(f"calls {name}()")
+            raise self.unknown_error(f"calls {name}()")
         return _hash("built-in", name)
 
-    def module(self, value: Any, *rest: str) -> bytes:
+    def attribute_digest(self, value: Any, *rest: str) -> bytes:
         """Hash an attribute of a module; for an installed module, its name and version."""
         if not isinstance(value, types.ModuleType):
             return self.digest(value)
         if _is_installed(value.__name__):
             return _hash("module", value.__name__, _module_version(value.__name__))
         if not rest:
-            raise self.unknown(f"takes the module {value.__name__} whole")
+            raise self.unknown_error(f"takes the module {value.__name__} whole")
         if not hasattr(value, rest[0]):
             return _hash("undefined")
         with _within_name(self.names, rest[0]):
-            return self.module(getattr(value, rest[0]), *rest[1:])
+            return self.attribute_digest(getattr(value, rest[0]), *rest[1:])
 
-    def imported(self, name: str, taken: tuple[str, ...] | None) -> bytes:
+    def imports_digest(self, name: str, taken: tuple[str, ...] | None) -> bytes:
         """Hash the names that a function imports from a module in its body; an installed module by name and version."""
         if _is_installed(name):
             return _hash("module", name, _module_version(name))
         value = sys.modules.get(name)
         if value is None or not taken or not all(hasattr(value, one) for one in taken):
-            raise self.unknown(f"imports the module {name} itself")
-        return _hash(*(self.module(value, one) for one in taken))
+            raise self.unknown_error(f"imports the module {name} itself")
+        return _hash(*(self.attribute_digest(value, one) for one in taken))
 
-    def c_function(self, value: Any) -> Iterator[Any]:
+    def builtin_parts(self, value: Any) -> Iterator[Any]:
         """Yield the parts of a function not written in Python: name, package version, and the object it is bound to."""
         yield from (str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", value.__name__)))
         yield _module_version(str(getattr(value, "__module__", None) or "builtins"))
@@ -240,8 +240,8 @@ class _Reader:
         if owner is not None and not isinstance(owner, types.ModuleType):
             yield self.digest(owner)
 
-    def of_class(self, value: type) -> Iterator[Any]:
-        """Yield the parts of a class: name and version if it is installed; else its bases and what its body defines."""
+    def class_parts(self, value: type) -> Iterator[Any]:
+        """Yield the parts of a class: name and version if it is installed; else its bases and the names in its body."""
         yield value.__name__
         if _is_installed(value.__module__):
             yield from (value.__module__, value.__qualname__, _module_version(value.__module__))
@@ -249,9 +249,9 @@ class _Reader:
         with _within_name(self.names, value.__name__):
             yield from map(self.digest, (type(value), value.__bases__))
             body = {name: entry for name, entry in vars(value).items() if name not in _OF_CLASSES}
-            yield from self.pairs((name, entry) for name, entry in body.items() if not isinstance(entry, _SLOTS))
+            yield from self.pair_digests((name, entry) for name, entry in body.items() if not isinstance(entry, _SLOTS))
 
-    def neural(self, value: nn.Module) -> Iterator[Any]:
+    def module_parts(self, value: nn.Module) -> Iterator[Any]:
         """Yield the parts of a torch module and all its submodules: class, parameters, buffers, hooks and settings."""
         for path, part in value.named_modules():
             own = {name: entry for name, entry in vars(part).items() if name not in ("_modules", "_parameters")}
@@ -259,16 +259,16 @@ class _Reader:
             if _is_installed(type(part).__module__):
                 own = {name: entry for name, entry in own.items() if type(entry) in _PLAIN}
             yield from (path, self.digest(type(part)))
-            yield from self.pairs(sorted((own | hooks).items()))
-            yield from self.pairs([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
+            yield from self.pair_digests(sorted((own | hooks).items()))
+            yield from self.pair_digests([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
 
-    def reduced(self, value: Any) -> Iterator[Any]:
-        """Yield the parts of an object of any other type: those into which ``pickle`` would take it apart."""
+    def pickled_parts(self, value: Any) -> Iterator[Any]:
+        """Yield the parts of an object of any other type, into which ``pickle`` would take the object apart."""
         try:
             taken_apart = copyreg.dispatch_table.get(type(value))
             made = value.__reduce_ex__(4) if taken_apart is None else taken_apart(value)
         except Exception as error:  # whatever a class raises that cannot be sent elsewhere
-            raise self.unknown(f"holds a {type(value).__qualname__}") from error
+            raise self.unknown_error(f"holds a {type(value).__qualname__}") from error
         self.kept.append(made)
         if isinstance(made, str):
             yield from (type(value).__module__, made)
@@ -280,19 +280,19 @@ class _Reader:
             yield from map(self.digest, (type(value), function, arguments))
             for one in states:
                 if isinstance(one, dict) and all(isinstance(name, str) for name in one):
-                    yield from self.pairs(sorted(one.items()))  # the order of attributes means nothing
+                    yield from self.pair_digests(sorted(one.items()))  # the order of attributes means nothing
                 else:
                     yield self.digest(one)
             yield from map(self.digest, items or ())
-            yield from self.pairs(pairs or ())
+            yield from self.pair_digests(pairs or ())
 
-    def pairs(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
-        """Hash keys and values: yields two hashes for each pair, the key's and the value's."""
+    def pair_digests(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
+        """Yield two hashes for each pair of a key and a value."""
         for name, entry in items:
             with _within_name(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))
 
-    def unknown(self, what: str) -> _UnknownError:
+    def unknown_error(self, what: str) -> _UnknownError:
         """Make the error for an object that cannot be hashed, with the names that led to it."""
         names = [name for at, name in enumerate(self.names) if name not in self.names[:at]]
         return _UnknownError(f"{'.'.join(names) or 'it'} {what}")
@@ -300,7 +300,7 @@ class _Reader:
 
 @contextlib.contextmanager
 def _within_name(names: list[str], name: str | None) -> Iterator[None]:
-    """Within the block, a name is among those that led here; it stays there if the block raises. None adds nothing."""
+    """Within the block, add a name to the list; it stays there if the block raises. None adds nothing."""
     if name is not None:
         names.append(name)
     yield
@@ -309,7 +309,7 @@ def _within_name(names: list[str], name: str | None) -> Iterator[None]:
 
 
 def _hash(*parts: Any) -> bytes:
-    """SHA-256 of texts, numbers and bytes in their order, each with its length."""
+    """Return the SHA-256 of texts, numbers and bytes in their order, each with its length."""
     found = hashlib.sha256()
     for part in parts:
         content = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
@@ -328,7 +328,7 @@ def _tensor_parts(tensor: Tensor) -> Iterator[Any]:
 
 
 def _global_reads(code: types.CodeType) -> list[tuple[str, ...]]:
-    """Each global name that code reads, then the attributes read from it directly, as ``("np", "random", "rand")``."""
+    """Return each global name that code reads, with the attributes read from it, as ``("np", "random", "rand")``."""
     found: dict[tuple[str, ...], None] = {}
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")]
     for at, step in enumerate(steps):
@@ -339,7 +339,7 @@ def _global_reads(code: types.CodeType) -> list[tuple[str, ...]]:
 
 
 def _own_imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """(module, names taken from it) for each import statement inside the code; relative imports are resolved."""
+    """Yield (module, names taken from it) for each import statement in the code, with relative imports resolved."""
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
     for at, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
@@ -354,7 +354,7 @@ def _python_folders() -> list[Path]:
 
 
 def _is_installed(name: str) -> bool:
-    """Check whether a module is Python's, this package's or an installed package's, so that a version identifies it."""
+    """Check whether a version identifies a module: one of Python, of this package or of an installed package."""
     top = name.partition(".")[0]
     if top in ("builtins", "sink_lens", "__main__"):
         return top != "__main__"  # a notebook, even where the program that runs it is installed
@@ -369,7 +369,7 @@ def _is_installed(name: str) -> bool:
 
 @functools.cache
 def _module_version(name: str) -> str:
-    """The version of the package of an installed module; Python's own for its modules, empty if it has none."""
+    """Return the version of an installed module's package; for Python's modules, Python's; empty without a version."""
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top == "builtins":
         return platform.python_version()

@@ -82,26 +82,26 @@ class Engine:
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
         self.lens, self.tokens, self.plan, self.metrics = lens, tokens, plan, tuple(metrics)
-        self.cells = tuple(cell.counted(lens.n_layers) for cell in cells)
-        self.needs = Needs.of(metrics, lens=lens) if needs is None else needs
+        self.cells = tuple(cell.with_layers_from_start(lens.n_layers) for cell in cells)
+        self.needs = Needs.of_metrics(metrics, lens=lens) if needs is None else needs
         own = BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1) if baseline_run is None else baseline_run
         self._baseline_run = own
-        self.blocks = self._blocks()
+        self.blocks = self._make_blocks()
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
-        narrowed = lru_cache(maxsize=None)(lambda start: own.batch(start).narrowed(self.needs))
+        narrowed = lru_cache(maxsize=None)(lambda start: own.batch(start).narrow_to(self.needs))
         self._baseline_batch: Callable[[int], BaselineBatch] = own.batch if baseline_run is None else narrowed
         self._one_at_a_time = Lock()
 
     def baseline(self) -> pd.DataFrame:
-        """The metrics of the run that the cells continue: one row per sequence and metric, with the value."""
+        """Compute the metrics of the baseline run: one row per sequence and metric, with the value."""
         rows: list[dict[str, Any]] = []
         for prompts in self._baseline_run.prompt_batches:
             rows += self._metric_rows(self.baseline_outcome(prompts), prompts=prompts)
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
 
     def run(self, block: Block, *, advance: Advance = lambda cells: None) -> pd.DataFrame:
-        """The metrics of a block's cells, in the columns ``VALUES``; a cell that fails has one row, with its error."""
+        """Run a block; return its cells' metrics in the columns ``VALUES``, and one error row for a failed cell."""
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> list[dict[str, Any]]:
             more = {"cell": number, "changed": any(changed), "error": None}
@@ -125,7 +125,7 @@ class Engine:
         return self._run_block(block, take, failed=None, advance=advance)
 
     def outcomes(self, *, advance: Advance = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
-        """Outcome of every cell over all sequences, in order, and the indices of its edits that changed anything.
+        """Run all cells; return each cell's outcome over all sequences, and the indices of edits that had an effect.
 
         The forwards of all blocks run side by side. A cell that can change nothing that is read is not run, and all its
         edits are given. ``advance`` is called for each batch of prompts.
@@ -158,35 +158,35 @@ class Engine:
         """Outcome, on one batch of prompts, of the run that the cells continue."""
         return self._baseline_batch(prompts.start).outcome
 
-    def deviation(self, number: int) -> float:
-        """The largest difference between cell ``number``'s metrics here and in one pass of the bridge for it alone."""
+    def cell_deviation(self, number: int) -> float:
+        """Return the largest difference between a cell's metrics here and in its own pass of the bridge."""
         block = next(block for block in self.blocks if number in block.cells)
         work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
         work = replace(work, packs=[pack for pack in work.packs if number in pack])
         with block_of_passes(self.lens):
-            lanes = self._prepared_lanes(block)
+            lanes = self._prepare_lanes(block)
             outcome = dict(run_packs([work], lens=self.lens, lanes=lanes))[number]
         edits = (*self._baseline_run.edits, *self.cells[number].make(self._references))
-        slow, _ = self._passes.bridge_pass(self.tokens[block.prompts], edits, prompts=block.prompts)
+        slow, _ = self._passes.run_on_bridge(self.tokens[block.prompts], edits, prompts=block.prompts)
         return max(
             [0.0, *(_largest_difference(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)]
         )
 
     def baseline_deviation(self) -> float:
-        """The largest difference of the baseline's metrics here from a pass of the bridge, on the first prompts."""
+        """Return the largest difference between the first prompts' baseline metrics here and on the bridge."""
         prompts = self._baseline_run.prompt_batches[0]
         baseline = self._baseline_batch(prompts.start).outcome
-        slow, _ = self._passes.bridge_pass(self.tokens[prompts], self._baseline_run.edits, prompts=prompts)
+        slow, _ = self._passes.run_on_bridge(self.tokens[prompts], self._baseline_run.edits, prompts=prompts)
         return max(_largest_difference(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
 
     def largest_logit(self) -> float:
-        """The largest scored logit of the first prompts' baseline run, as a magnitude; 0 if no metric reads logits."""
+        """Return the largest magnitude of the logits that metrics read in the first prompts' baseline run; else 0."""
         logits = self.baseline_outcome(self._baseline_run.prompt_batches[0]).logits
         if logits is None or not any(metric.logits for metric in self.metrics):
             return 0.0
         return float(logits.abs().nan_to_num(0.0, posinf=0.0).amax())
 
-    def _blocks(self) -> tuple[Block, ...]:
+    def _make_blocks(self) -> tuple[Block, ...]:
         """Make the blocks: cells that begin at the same layer, as many as fit, for each batch of prompts."""
         most = max(CELLS_A_BLOCK, self.plan.pack) * self.tokens.n_positions
         groups: dict[int, list[int]] = {}
@@ -197,40 +197,40 @@ class Engine:
         for prompts in self._baseline_run.prompt_batches:
             for first, numbers in sorted(groups.items()):
                 numbers.sort(key=self._first_needed_position)
-                for cells in fill_packs(numbers, size=self._n_computed, most=most):
+                for cells in fill_packs(numbers, size=self._n_computed_positions, most=most):
                     found.append(Block(number=len(found), prompts=prompts, first=first, cells=cells))
         return tuple(found)
 
     def _first_needed_position(self, number: int) -> int:
-        """The first position that cell ``number`` computes; 0 if the plan starts every cell at the beginning."""
+        """Return the first position that cell ``number`` computes; 0 if the plan begins every cell at position 0."""
         cut = self.plan.cut and self.plan.path == "blocks"
         return self._begin_of_whole_edits(self.cells[number].begin) if cut else 0
 
-    def _n_computed(self, number: int) -> int:
+    def _n_computed_positions(self, number: int) -> int:
         return self.tokens.n_positions - self._first_needed_position(number)
 
     def _begin_of_whole_edits(self, begin: int) -> int:
-        """``begin``, or an earlier position if an edit of the run that is continued would be cut in two by it."""
+        """Return ``begin``, or an earlier position if ``begin`` would split an edit of the baseline run."""
         reaching = [cone([one])[1] for one in self._baseline_run.edits if not edit_ends_before(one, begin)]
         return begin if min(reaching, default=begin) >= begin else self._begin_of_whole_edits(min(reaching))
 
     def _first_layer(self, touches: Touches) -> int:
-        """The first layer that edits at these sites touch; ``n_layers`` + 1 if nothing that is read can change."""
+        """Return the first layer that edits at these sites touch; ``n_layers`` + 1 if no read number can change."""
         n = self.lens.n_layers
-        if not self.needs.reaches(touches, n_layers=n):
+        if not self.needs.is_changed_by(touches, n_layers=n):
             return n + 1
         inner = [range(n) if layers is None else layers for site, layers in touches if SITES[site].per_layer]
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _has_lanes(self, block: Block) -> bool:
-        """Check if the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
+        """Check whether the block's cells may run side by side; cells on the bridge may not, as there is one bridge."""
         return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
-    def _prepared_lanes(self, block: Block) -> Lanes | None:
-        """The lanes for a block, if it has any, once what all of them need of the baseline run is computed."""
+    def _prepare_lanes(self, block: Block) -> Lanes | None:
+        """Return the threads for a block, after computing the activations that they share; None without threads."""
         if not self._has_lanes(block):
             return None
-        self._passes.known_layer(self._baseline_batch(block.prompts.start), block.first)
+        self._passes.compute_known_layer(self._baseline_batch(block.prompts.start), block.first)
         return self._baseline_run.lanes
 
     def _run_block(
@@ -239,16 +239,16 @@ class Engine:
         """Run the cells of a block and apply ``take`` to each outcome."""
         work = self._packs_to_run(block, take)
         with block_of_passes(self.lens):
-            lanes = self._prepared_lanes(block) if len(work.packs) > 1 else None
+            lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None
             return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
 
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
-        """A block's cells in groups that share a forward each, how one is run, and what takes a cell's outcome."""
-        packs = fill_packs(block.cells, size=self._n_computed, most=self.plan.pack * self.tokens.n_positions)
+        """Divide a block's cells into packs, each for one forward; ``take`` will be given each cell's outcome."""
+        packs = fill_packs(block.cells, size=self._n_computed_positions, most=self.plan.pack * self.tokens.n_positions)
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 
     def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
-        """Run cells in one forward; return the outcome of each, and whether each of its edits changed anything."""
+        """Run cells in one forward; return each cell's outcome, and for each of its edits if it changed anything."""
         passes = replace(self._passes, lens=lens)
         with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
             made = [self.cells[number].make(self._references) for number in pack]
@@ -258,7 +258,7 @@ class Engine:
             return [(baseline.outcome, [False] * len(some)) for some in edits]
         before = self._baseline_run.edits
         if self.plan.path == "bridge":
-            runs = iter(passes.bridge_pass(baseline.part, [*before, *some], prompts=block.prompts) for some in edits)
+            runs = iter(passes.run_on_bridge(baseline.part, [*before, *some], prompts=block.prompts) for some in edits)
         else:
             begins = [*map(self._first_needed_position, pack)]
             before = edits_from_layer(before, first=block.first, n_layers=self.lens.n_layers)
@@ -274,7 +274,7 @@ class Engine:
         return found
 
     def _metric_rows(self, outcome: Outcome, *, prompts: slice) -> list[dict[str, Any]]:
-        """A row of sequence, metric and value per metric and sequence; a value for all stands at the first sequence."""
+        """Make a row for each metric and sequence; a metric with one value for all has a row at the first sequence."""
         numbers = range(prompts.start, prompts.stop, prompts.step or 1)
         return [
             {"sequence": sequence, "metric": metric.name, "value": value}
@@ -290,20 +290,20 @@ def outcomes(
     needs: Needs,
     advance: Advance = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
-    """Outcomes of runs that continue another run, each under its own edits, and which edits changed anything.
+    """Run ``baseline_run`` again under each list of edits; return outcomes and indices of edits that changed anything.
 
-    Without edits it is the run itself. ``needs`` is what is read of each, no more than of the run that they continue;
+    An empty list gives the run itself. ``needs`` lists what each outcome holds, no more than ``baseline_run`` holds;
     ``advance`` is called for each batch of prompts. What an edit raises is raised.
     """
     made = [tuple(edits) for edits in several]
     lens, tokens, edited = baseline_run.lens, baseline_run.tokens, [cell_of(edits) for edits in made if edits]
     engine = Engine(lens, tokens, edited, (), plan=baseline_run.plan, needs=needs, baseline_run=baseline_run)
     found = iter(engine.outcomes(advance=advance))
-    return [next(found) if edits else (baseline_run.read(needs), set()) for edits in made]
+    return [next(found) if edits else (baseline_run.read_outcome(needs), set()) for edits in made]
 
 
 def _largest_difference(found: Tensor, wanted: Tensor) -> float:
-    """The largest magnitude of ``found - wanted``; infinite where only one of them is nan."""
+    """Return the largest magnitude of ``found - wanted``; infinite where only one of both is nan."""
     found, wanted = found.double(), wanted.double()
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")

@@ -96,8 +96,8 @@ def run_with(
     return outcome
 
 
-def predictions(lens: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
-    """The logits of the baseline run."""
+def baseline_logits(lens: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
+    """Run the model without edits and return the logits."""
     logits = run_with(lens, tokens, layers=(0,), loss=False, logits=True).logits
     assert logits is not None  # they were asked for
     return logits
@@ -113,7 +113,7 @@ def run_applied(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Outcome:
-    """The outcome of a run under edits that are checked; ``prompts`` are the batch's indices among all sequences."""
+    """Run a batch under edits that are already checked; ``prompts`` are the batch's indices among all sequences."""
     last = lens.n_layers if needs.whole else needs.layers_end
     stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     collector = RunCollector(lens=lens, keys=needs.keys, by_token=[])
@@ -126,14 +126,14 @@ def run_applied(
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), lambda x, hook, take=take: take(x))
-                for site, layer, take in collector.readers(
+                for site, layer, take in collector.make_readers(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
                 )
             ]
             with running(lens), torch.no_grad():
                 inputs = part.tokens.to(lens.device)
                 out = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **stop)
-            collector.finish(out, part=part, loss=needs.loss, logits=needs.logits)
+            collector.store_end(out, part=part, loss=needs.loss, logits=needs.logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
     applied.refuse_unshown_edits(range(last))
@@ -179,10 +179,10 @@ class RunCollector:
     bad: list[Tensor] = field(default_factory=list)
     """For each pass, True if a value at its end was nan."""
 
-    def readers(
+    def make_readers(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
     ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
-        """What a pass reads: (site, layer, function to call with the site's tensor)."""
+        """Make the readers of a pass: (site, layer, function to call with the site's tensor)."""
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
             if layer in self.lens.attention_layers:
@@ -199,7 +199,7 @@ class RunCollector:
         return places
 
     def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Store the attention of every query to each key; in sigmoid attention, as a share of the row's sum."""
+        """Store the mean attention to each key; sigmoid attention is divided by the row's sum first."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
         columns = [pattern[..., key] for key in self.keys]
@@ -239,7 +239,7 @@ class RunCollector:
             found = torch.cat([before, found], dim=axis)
         self.kept.setdefault(place, []).append(found)
 
-    def finish(
+    def store_end(
         self,
         out: Tensor,
         *,
@@ -283,7 +283,7 @@ class RunCollector:
         return scored
 
     def _losses_of_states(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
-        """Next-token loss of every target, from the states that the unembedding reads; 0 at padding."""
+        """Compute the next-token loss of every target from the states that the unembedding reads; 0 at padding."""
         own = slice(self.begin + 1, None)
         targets = copy_to_device(part.tokens[:, own], states.device)
         predicted = part.valid[:, own].flatten().nonzero()[:, 0]
@@ -333,13 +333,13 @@ class RunCollector:
 
 
 def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
-    """Move the tensors that these collectors have stored to the CPU, in place and all together."""
+    """Move the tensors that these collectors store to the CPU, all in one copy."""
     lists = [parts for one in collectors for parts in (*one.mass.values(), *one.state.values())]
     copy_lists_to_cpu([*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))])
 
 
 def _select_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
-    """The values of a tensor at some positions; as slices, since a list as an index is copied to the GPU each time."""
+    """Select positions of a tensor, one slice each, since a list as an index would be copied to the GPU each time."""
     return torch.stack([x[:, position] for position in positions], dim=1) if positions else x[:, :0]
 
 
@@ -350,11 +350,11 @@ def not_finite_error(edits: Sequence[Edit]) -> EditError:
 
 
 def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Mean next-token loss of each sequence in nats, over its tokens but padding; nan for a sequence of one token."""
+    """Compute the mean next-token loss of each sequence in nats, without padding; nan for a sequence of one token."""
     return mean_loss(next_token_losses(logits, part.tokens), part)
 
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Mean of the losses of each sequence's targets, without padding; nan for a sequence of one token."""
+    """Compute the mean loss of each sequence over its targets, without padding; nan for a sequence of one token."""
     predicted = copy_to_device(part.valid[:, 1:], losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)

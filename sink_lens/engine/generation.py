@@ -144,14 +144,14 @@ def _continuation_ids(
     temperature: float,
     generator: torch.Generator | None,
 ) -> tuple[int, ...]:
-    """The token ids that the model, under the edits, writes after ``tokens``: at most ``max_new_tokens``."""
+    """Generate at most ``max_new_tokens`` token ids after ``tokens`` under the edits."""
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
     cache = _Cache(lens, edits) if _can_cache(lens, edits, n_prompt=tokens.shape[1], n_new=max_new_tokens) else None
     new: list[int] = []
     while len(new) < max_new_tokens:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
-        logits = None if cache is None else _cached_logits(cache, here, n_new=len(new), record=record)
+        logits = None if cache is None else _logits_by_cache(cache, here, n_new=len(new), record=record)
         if logits is None:
             cache, logits = None, _logits_by_whole_pass(lens, here, edits, record=record)
         if not bool(logits.isfinite().all()):
@@ -168,18 +168,18 @@ def _continuation_ids(
 
 
 def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: int) -> bool:
-    """Check whether the edits leave keys and values of earlier positions as they are, and what is held fits."""
+    """Check whether edits allow a cache of keys and values, and whether the values that are kept fit into memory."""
     numbers = 0
     for one in edits:
         if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:
             return False
-        for layer in one.over(lens.n_layers):
+        for layer in one.edited_layers(lens.n_layers):
             numbers += prod(lens.sizes(SITES[one.site].axes, n_positions=n_prompt + n_new, layer=layer))
     return 2 * numbers * lens.dtype.itemsize <= _MOST_HELD  # before and after each edit
 
 
-def _cached_logits(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
-    """Logits of the next token by the cache, checked with the first new token; None where a whole pass is needed."""
+def _logits_by_cache(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
+    """Compute the next token's logits with the cache, compared once with a whole pass; None if they differ."""
     try:
         logits = cache.logits(tokens, record=record)
     except EditError:
@@ -204,7 +204,7 @@ class _Cache:
         """The values of all positions that each step of an edit was shown, and what it made of them."""
 
     def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
-        """Logits of the token after ``tokens``, computed for new ones alone; refuses an edit that comes to differ."""
+        """Compute the logits after ``tokens`` from new positions alone; refuse edits that now change earlier ones."""
         n = tokens.shape[1]
         room = (0, 0, 0, 1)  # for one more position
         held = {place: tuple(nn.functional.pad(one, room) for one in several) for place, several in self.keys.items()}
@@ -226,7 +226,7 @@ class _Cache:
         return out[0, -1].float().cpu()
 
     def _apply_edit(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
-        """The tensor edited by one step, None if unchanged; raises if earlier positions would now differ."""
+        """Apply one step of an edit to a tensor; None if nothing changes. Refuse a change of earlier positions."""
         axis = SITES[step.site].position_axis
         if not begin:
             new = step.act(tensor)
@@ -252,7 +252,7 @@ class _Cache:
 def _logits_by_whole_pass(
     lens: LensModel, tokens: Tensor, edits: tuple[Edit, ...], *, record: Applied
 ) -> Float[Tensor, " vocab"]:
-    """Logits of the next token by a pass over all tokens, under the edits whose positions exist already."""
+    """Compute the next token's logits by a pass over all tokens, under the edits whose positions exist already."""
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):
@@ -272,7 +272,7 @@ def _logits_by_whole_pass(
 
 
 def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, bos: BosCondition) -> TokenBatch:
-    """The prompt as a batch of one sequence."""
+    """Make a batch of one sequence from the prompt."""
     if not isinstance(prompt, str | Tensor | Mapping | TokenBatch):
         prompt = torch.tensor(list(prompt))
     if isinstance(prompt, Tensor):
@@ -286,14 +286,14 @@ def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens
 
 
 def _end_ids(lens: LensModel) -> set[Any]:
-    """The token ids that end a text, of the generation settings and the tokenizer."""
+    """Return the token ids that end a text, from the generation settings and the tokenizer."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
     several = configured if isinstance(configured, list) else [configured]
     return {*several, getattr(lens.tokenizer, "eos_token_id", None)}
 
 
 def _text_of_ids(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
-    """The text of token ids; empty without a tokenizer."""
+    """Decode token ids; an empty text without a tokenizer."""
     if lens.tokenizer is None:
         return ""
     return str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))

@@ -28,7 +28,7 @@ def metric_gradients(
     at: Mapping[tuple[str, int], Tensor],
     embedding: Float[Tensor, "batch position d_model"] | None = None,
 ) -> dict[tuple[str, int], Tensor]:
-    """Gradient of a metric, summed over sequences, for the tensors of sites in a baseline run of the bridge.
+    """Compute the gradient of a metric, summed over sequences, for tensors of sites in the baseline run.
 
     It is taken through a zero tensor that is added at the site, since the tensor that a hook receives is not always the
     one that later computations use. All sequences are in one pass.
@@ -47,7 +47,7 @@ def metric_gradients(
         hooks += [
             (_hook_name(lens, *key), lambda x, hook, zero=zero: x + zero.to(x.device)) for key, zero in zeros.items()
         ]
-        values = evaluate(metric, hooked_outcome(lens, batch, metric=metric, hooks=hooks))
+        values = evaluate(metric, run_with_hooks(lens, batch, metric=metric, hooks=hooks))
         if not values.requires_grad:
             raise InputError(
                 f"the metric {metric.name!r} has no gradient; need one made of the run's tensors by "
@@ -62,24 +62,24 @@ def metric_gradients(
 
 
 def _hook_name(lens: LensModel, site: str, layer: int) -> str:
-    """The name of a site's hook point on the bridge."""
+    """Return the name of a site's hook point on the bridge."""
     return bridge_hook(SITES[site], family=lens.family, layer=layer)
 
 
 def add_zero(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> Tensor:
-    """A hook that returns its tensor plus a zero tensor, which it stores under ``key``: a gradient is taken of it."""
+    """Add a zero tensor to a hook's tensor, and store it in ``into`` under ``key``, so that it gets a gradient."""
     into[key] = torch.zeros_like(x, requires_grad=True)
     return x + into[key]
 
 
-def hooked_outcome(
+def run_with_hooks(
     lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any], sequences: slice = slice(None)
 ) -> Outcome:
-    """The outcome of one pass of the bridge with hooks, pairs (name, function); gradients are kept where enabled.
+    """Run one pass of the bridge with hooks (name, function); the outcome keeps gradients if they are enabled.
 
     ``sequences`` are the indices of the batch's sequences among all those of the metric.
     """
-    layers, valid = metric.over(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
+    layers, valid = metric.read_layers(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}
     state: dict[int, Tensor] = {}
     tensors: dict[tuple[str, int], Tensor] = {}

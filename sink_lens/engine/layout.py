@@ -55,17 +55,17 @@ class Layout:
 
     @cached_property
     def rows(self) -> tuple[slice, ...]:
-        """For each cell, the slice of rows that are its own."""
+        """The slice of rows of each cell."""
         sizes = [self.n_sequences * len(self.positions(begin)) for begin in self.begins]
         return tuple(slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
 
     def positions(self, begin: int) -> range:
-        """The positions that a cell computes if it begins at ``begin``."""
+        """Return the positions that a cell computes if it begins at ``begin``."""
         return range(begin, begin + 1 if self.alone else self.n_positions)
 
     @cached_property
     def places(self) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"]]:
-        """The sequence of each row, counted over all cells, and its position."""
+        """Sequence and position of each row; sequences are counted over all cells."""
         sequences, positions = [], []
         for cell, begin in enumerate(self.begins):
             computed = torch.tensor(self.positions(begin))
@@ -75,60 +75,60 @@ class Layout:
         return torch.cat(sequences), torch.cat(positions)
 
     def places_on(self, device: torch.device) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], Int[Tensor, " row"]]:
-        """Each row's sequence, position, and position counted from ``first``, on a device; copied there once."""
+        """Return each row's sequence, position, and position counted from ``first``, on a device; copied there once."""
         if device not in self._moved:
             sequences, positions = self.places
             self._moved[device] = sequences.to(device), positions.to(device), (positions - self.first).to(device)
         return self._moved[device]
 
-    def cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
-        """The rows of one cell, as a view by sequence and position."""
+    def view_cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
+        """Return a view of one cell's rows, by sequence and position."""
         return tensor[0, self.rows[cell]].unflatten(0, (self.n_sequences, -1))
 
-    def queries(
+    def view_queries(
         self, tensor: Float[Tensor, "sequence head row key"], cell: int
     ) -> Float[Tensor, "batch head query key"]:
-        """The scores or pattern of one cell, as a view with the queries that the cell computes."""
+        """Return a view of one cell's scores or pattern, with the queries that the cell computes."""
         own = slice(cell * self.n_sequences, (cell + 1) * self.n_sequences)
         return tensor[own, :, self.begins[cell] - self.first :]
 
-    def rows_of(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
-        """A tensor by sequence and position as rows: every cell gets the values of its positions."""
+    def values_by_row(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
+        """Lay out a tensor in rows: every cell gets the values of the positions that it computes."""
         if self.is_whole:
             return tensor.flatten(0, 1).repeat(len(self.begins), *[1] * (tensor.dim() - 2))[None]
         parts = [self.positions(begin) for begin in self.begins]
         return torch.cat([tensor[:, part.start : part.stop].flatten(0, 1) for part in parts])[None]
 
-    def by_sequence(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
-        """Rows as sequences of every cell, from ``first`` on; 0 where a cell computes nothing."""
-        by_row, length = tensor[0].transpose(0, 1), self.n_positions - self.first
+    def to_sequences(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
+        """Turn rows into sequences of every cell, from position ``first`` on; 0 where a cell computes nothing."""
+        rows, length = tensor[0].transpose(0, 1), self.n_positions - self.first
         shape = (len(self.begins) * self.n_sequences, length)
-        if shape[0] * shape[1] == len(by_row):
-            return by_row.unflatten(0, shape).transpose(1, 2)
-        found = by_row.new_zeros(*shape, *by_row.shape[1:])
-        sequences, _, late = self.places_on(by_row.device)
-        found[sequences, late] = by_row
+        if shape[0] * shape[1] == len(rows):
+            return rows.unflatten(0, shape).transpose(1, 2)
+        found = rows.new_zeros(*shape, *rows.shape[1:])
+        sequences, _, late = self.places_on(rows.device)
+        found[sequences, late] = rows
         return found.transpose(1, 2)
 
-    def by_row(self, tensor: Float[Tensor, "sequence head query d_head"]) -> Float[Tensor, "1 row head d_head"]:
-        """Sequences of every cell as rows: the inverse of ``by_sequence``."""
+    def to_rows(self, tensor: Float[Tensor, "sequence head query d_head"]) -> Float[Tensor, "1 row head d_head"]:
+        """Turn sequences of every cell into rows, the inverse of ``to_sequences``."""
         by_position = tensor.transpose(1, 2)
         if by_position.shape[0] * by_position.shape[1] == self.rows[-1].stop:
             return by_position.flatten(0, 1)[None]
         sequences, _, late = self.places_on(by_position.device)
         return by_position[sequences, late][None]
 
-    def completed(
+    def complete_with_baseline(
         self, tensor: Float[Tensor, "1 head row d_head"], baseline: Float[Tensor, "batch head key d_head"] | None
     ) -> Float[Tensor, "sequence head key d_head"]:
-        """Keys or values of whole sequences; those before a cell's first position are the baseline ones."""
+        """Turn rows of keys or values into whole sequences; before a cell's first position, take the baseline's."""
         if self.is_whole:
-            return self.by_sequence(tensor)
+            return self.to_sequences(tensor)
         assert baseline is not None
-        by_row = tensor[0].transpose(0, 1)
+        rows = tensor[0].transpose(0, 1)
         found = baseline.transpose(1, 2).repeat(len(self.begins), 1, 1, 1)
-        sequences, positions, _ = self.places_on(by_row.device)
-        found[sequences, positions] = by_row
+        sequences, positions, _ = self.places_on(rows.device)
+        found[sequences, positions] = rows
         return found.transpose(1, 2)
 
 
@@ -147,7 +147,7 @@ class Attending:
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, layer: int, *, like: Tensor) -> Float[Tensor, "1 1 query key"]:
-        """Additive attention mask of a layer: 0 for the keys that a query sees, else the type's least number."""
+        """Make a layer's additive attention mask: 0 for the keys that a query sees, else the type's least number."""
         reach, n = self.lens.reach(layer), self.layout.n_positions
         if reach not in self.masks:
             key = torch.arange(n, device=like.device)
@@ -183,7 +183,7 @@ def _cell_attention(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Float[Tensor, "1 row head d_value"], Float[Tensor, "sequence head query key"]]:
-    """Eager attention of every family, in the order of operations of Hugging Face and of the bridge.
+    """Compute eager attention as Hugging Face and the bridge do, with the rows of each cell apart.
 
     It fires the hook points of the layer's scores and pattern, with the sequences of all cells. Some families give a
     ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or slopes (``alibi``).
@@ -196,12 +196,14 @@ def _cell_attention(
     by_query = s_aux is not None and s_aux.dim() == 3
     if s_aux is not None and by_query:  # a logit of each query goes where the query goes
         query = torch.cat([query, s_aux[..., None]], dim=-1)
-    query = layout.by_sequence(query)
+    query = layout.to_sequences(query)
     if layout.alone:
         assert how.queries is not None
         others = how.queries[layer][:, :, layout.first + 1 :].repeat(len(layout.begins), 1, 1, 1)
         query = torch.cat([query[:, :, :1], others], dim=2)
-    key, value = (layout.completed(one, before) for one, before in zip((key, value), baseline, strict=True))
+    key, value = (
+        layout.complete_with_baseline(one, before) for one, before in zip((key, value), baseline, strict=True)
+    )
     if how.keep is not None:
         how.keep[layer] = (key, value)
         if how.queries is not None:
@@ -214,4 +216,4 @@ def _cell_attention(
     scores = component.hook_attn_scores(scores + how.mask(layer, like=scores))
     pattern = weights_of(scores, sink=s_aux, sigmoid=given.get("weighting") == "sigmoid")
     pattern = component.hook_pattern(pattern.to(query.dtype))
-    return layout.by_row(torch.matmul(pattern, value)), pattern
+    return layout.to_rows(torch.matmul(pattern, value)), pattern

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from ..data.tokens import TokenBatch
-from ..edits.metrics import Metric, as_metric, on_tokens, takes_logits
+from ..edits.metrics import Metric, as_metric, metric_for_tokens, takes_logits
 from ..edits.named_metrics import MetricSpec
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
 from .code_identity import hash_code
-from .forward import predictions
+from .forward import baseline_logits
 
 Measured = MetricSpec | Metric | Callable[[Outcome], Any]
 """What a sweep can be asked to read: a metric by name, a metric, or a function of an ``Outcome``."""
@@ -25,9 +25,10 @@ def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: Token
     that still have the same name are refused.
     """
     made = [
-        one.metric(lens, partial(predictions, lens, tokens)) if isinstance(one, MetricSpec) else one for one in given
+        one.make_metric(lens, partial(baseline_logits, lens, tokens)) if isinstance(one, MetricSpec) else one
+        for one in given
     ]
-    found = [as_metric(on_tokens(one, tokens), lens=lens, n_positions=tokens.n_positions) for one in made]
+    found = [as_metric(metric_for_tokens(one, tokens), lens=lens, n_positions=tokens.n_positions) for one in made]
     names = [one.name for one in found]
     for index, one in enumerate(given):
         if isinstance(one, MetricSpec) and one.options and names.count(names[index]) > 1:
@@ -40,7 +41,7 @@ def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: Token
 
 
 def metric_config(metric: Measured) -> dict[str, Any]:
-    """A metric as plain values, for ``run.json``, with a hash of the code of a function."""
+    """Describe a metric in plain values for ``run.json``; a function by the hash of its code."""
     if isinstance(metric, MetricSpec):
         return {"name": metric.name, **metric.options}
     if not isinstance(metric, Metric):

@@ -28,12 +28,12 @@ class Needs:
     """Positions at which logits are read, below 0 from the last real token; None is all."""
 
     @classmethod
-    def of(cls, metrics: Sequence[Metric], *, lens: LensModel) -> "Needs":
-        """What all of these metrics read, together."""
+    def of_metrics(cls, metrics: Sequence[Metric], *, lens: LensModel) -> "Needs":
+        """Collect all that these metrics read."""
         for metric in metrics:
             for site in metric.sites:
                 check_layers_have(lens, metric.layers or (), site=site)
-        layers = {layer for metric in metrics for layer in metric.over(lens.n_layers)}
+        layers = {layer for metric in metrics for layer in metric.read_layers(lens.n_layers)}
         scored = {metric.scored for metric in metrics if metric.logits}
         whole = any(metric.whole for metric in metrics)
         loss = any(metric.loss for metric in metrics)
@@ -43,7 +43,7 @@ class Needs:
             sites=tuple(dict.fromkeys(site for metric in metrics for site in metric.sites)),
             loss=loss,
             logits=any(metric.logits for metric in metrics) or (whole and not loss),
-            state=any(metric.state and metric.over(lens.n_layers) for metric in metrics),
+            state=any(metric.state and metric.read_layers(lens.n_layers) for metric in metrics),
             whole=whole,
             positions=None
             if loss or None in scored or not scored
@@ -52,28 +52,28 @@ class Needs:
 
     @property
     def layers_end(self) -> int:
-        """The number of layers that must be computed: one more than the last layer that is read."""
+        """Number of layers that must be computed: one more than the last layer that is read."""
         return max(self.layers) + 1
 
     @property
     def attention_only(self) -> bool:
-        """Check whether the attention is all that is read of the last layer."""
+        """True if only the attention is read in the last layer."""
         return not (self.whole or self.state or any(not SITES[site].observed for site in self.sites))
 
     @property
-    def unembeds(self) -> bool:
-        """Check whether a pass to the end makes logits: a loss alone is taken from the states before them."""
+    def makes_logits(self) -> bool:
+        """True if a whole pass makes logits; a loss alone is computed from the states before the unembedding."""
         return self.logits or not self.loss
 
-    def scored(self, part: TokenBatch) -> tuple[int, ...] | None:
-        """The positions whose logits are read, counted from the first one, over all sequences; None means all."""
+    def scored_positions(self, part: TokenBatch) -> tuple[int, ...] | None:
+        """Return the positions at which logits are read, counted from 0, over all sequences; None means all."""
         if self.positions is None:
             return None
         lengths = part.lengths.tolist()
         found = {length + position if position < 0 else position for position in self.positions for length in lengths}
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
-    def reaches(self, touches: Touches, *, n_layers: int) -> bool:
+    def is_changed_by(self, touches: Touches, *, n_layers: int) -> bool:
         """Check whether edits at these sites and layers can change anything that is read."""
         if self.whole:
             return True

@@ -48,8 +48,8 @@ class Visit:
     edits: list[tuple[int, Act]] = field(default_factory=list)
     readers: list[tuple[int, Take]] = field(default_factory=list)
 
-    def edited(self, raw: Tensor, *, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
-        """The tensor after all edits, None if nothing changed; ``view`` picks cell i's part, with the site's axes."""
+    def apply_edits(self, raw: Tensor, *, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
+        """Apply all edits and call the readers; None if nothing changed. ``view`` gives a cell's part of the tensor."""
         found = None
         for cell, act in self.edits:
             new = act(view(raw if found is None else found, cell))
@@ -75,10 +75,10 @@ class Known:
     neurons: Float[Tensor, "batch position d_mlp"] | None = None
     """Input of the down-projection; None in a mixture of experts (not skipped) and where a layer has no MLP module."""
 
-    def in_rows(self, layout: Layout) -> "Known":
-        """The same activations repeated in the rows of a layout's cells."""
+    def repeat_in_rows(self, layout: Layout) -> "Known":
+        """Return the same activations, repeated in the rows of a layout's cells."""
         held = {name: getattr(self, name) for name in ("stream", "attention", "z", "neurons")}
-        return replace(self, **{name: layout.rows_of(one) for name, one in held.items() if one is not None})
+        return replace(self, **{name: layout.values_by_row(one) for name, one in held.items() if one is not None})
 
 
 _BEFORE_Z = frozenset({"resid_pre", "attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern"})
@@ -87,7 +87,7 @@ _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
 def skippable_parts(sites: frozenset[str], *, family: Family) -> frozenset[str]:
-    """Which of pattern, attention and neurons a layer need not compute if only these sites are edited in it."""
+    """Return the parts (pattern, attention, neurons) that a layer need not compute if only these sites are edited."""
     if family.adds_inside:  # what attention and MLP give depends on the stream
         return frozenset()
     if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
@@ -137,16 +137,16 @@ class Pass:
 
 
 def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: Pass) -> Tensor | None:
-    """Layers ``first`` to ``last`` - 1 of the bridge on whole sequences; the logits if ``last`` is ``n_layers`` + 1.
+    """Run layers ``first`` to ``last`` - 1 of the bridge, or up to the logits if ``last`` is ``n_layers`` + 1.
 
     It runs within ``running.block_of_passes``.
     """
     layout, first, last = asked.layout, asked.first, asked.last
     hooks: list[tuple[str, Any]] = []
     for (site, layer), visit in sorted(asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
-        view = layout.queries if SITES[site].observed else layout.cell
+        view = layout.view_queries if SITES[site].observed else layout.view_cell
         name = bridge_hook(SITES[site], family=lens.family, layer=layer)
-        hooks.append((name, lambda x, hook, visit=visit, view=view: visit.edited(x, view=view)))
+        hooks.append((name, lambda x, hook, visit=visit, view=view: visit.apply_edits(x, view=view)))
     hooks += [(name, lambda x, hook, take=take: take(x)) for name, take in asked.taps]
     kept = {"held": asked.held, "keep": asked.keep}
     with contextlib.ExitStack() as stack:
@@ -167,7 +167,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
             module = attention_of(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
             stack.enter_context(stop_pass_after(module))
         positions = layout.places_on(lens.device)[1][None]
-        inputs: dict[str, Any] = {"input_ids": layout.rows_of(tokens).to(lens.device), "position_ids": positions}
+        inputs: dict[str, Any] = {"input_ids": layout.values_by_row(tokens).to(lens.device), "position_ids": positions}
         if lens.family.shared_keys:
             inputs["shared_kv_states"] = _baseline_keys_and_values(lens, asked)
         if last <= lens.n_layers or not asked.unembed:
@@ -180,12 +180,12 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
 
 
 def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
-    """Layer type -> keys and values of the baseline run, which layers of the pass share with an earlier layer."""
+    """Return layer type -> the baseline's keys and values, for layers of the pass that use an earlier layer's."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for layer in range(asked.first, min(asked.last, lens.n_layers)):
         source = layer_of_keys(lens.config, layer=layer)
         if source < asked.first or (source == asked.first and asked.skip):
-            rows = (asked.layout.rows_of(one.transpose(1, 2)).transpose(1, 2) for one in asked.held[source])
+            rows = (asked.layout.values_by_row(one.transpose(1, 2)).transpose(1, 2) for one in asked.held[source])
             found[lens.config.layer_types[layer]] = tuple(rows)
     return found
 
@@ -193,7 +193,7 @@ def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[T
 def compute_layer(
     lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, held: Held | None = None
 ) -> Known:
-    """Compute a layer without edits; ``begin`` is an earlier layer and its stream, None starts from the tokens."""
+    """Compute a layer's activations without edits, from ``begin`` (earlier layer, its stream) or the tokens."""
     family = lens.family
     found: dict[str, Tensor] = {}
 
@@ -207,7 +207,7 @@ def compute_layer(
         taps.append(tap("neurons", "neurons"))
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
-    given = None if stream is None else layout.rows_of(stream)
+    given = None if stream is None else layout.values_by_row(stream)
     partial_pass(
         lens, tokens, Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held or {})
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied
-from ..edits.outcome import Outcome, splice
+from ..edits.outcome import Outcome, splice_layers
 from ..models.lens import LensModel
 from ..models.sites import SITES
 from .forward import Early, RunCollector, copy_to_cpu, not_finite_error, run_applied
@@ -36,11 +36,11 @@ class BaselineBatch:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the run."""
+        """Outcome of the run on this batch."""
         return self.early.outcome
 
-    def narrowed(self, needs: Needs) -> "BaselineBatch":
-        """Copy of the batch whose outcome has only the layers, sites and loss that ``needs`` asks for."""
+    def narrow_to(self, needs: Needs) -> "BaselineBatch":
+        """Return a copy of the batch whose outcome has only the layers, sites and loss in ``needs``."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
         places = [(site, at) for site in needs.sites for at in (needs.layers if SITES[site].per_layer else (0,))]
         sites = {place: found.tensors[place] for place in places if place in found.tensors}  # some layers lack it
@@ -58,8 +58,8 @@ class Passes:
     n_sequences: int
     """The sequences of all batches of prompts."""
 
-    def baseline(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> BaselineBatch:
-        """Run a batch of prompts under ``edits``, and keep all that cells need to continue it."""
+    def run_baseline(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> BaselineBatch:
+        """Run a batch of prompts under ``edits``, and keep the keys, values and streams from which cells continue."""
         keys: Kept = {}
         pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], baseline=None)
         (outcome,) = pack.run(0, keep=keys)
@@ -68,8 +68,8 @@ class Passes:
         early = Early(outcome=outcome, columns=made.columns, losses=made.token_losses)
         return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=streams)
 
-    def bridge_pass(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
-        """One pass of the bridge over all layers and positions: its outcome, and whether each edit changed anything."""
+    def run_on_bridge(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
+        """Run edits in one whole pass of the bridge; return its outcome, and for each edit if it changed anything."""
         applied = Applied(lens=self.lens, edits=tuple(edits), n_sequences=self.n_sequences)
         outcome = run_applied(self.lens, part, applied, self.needs, prompts=prompts, batch_size=part.n_sequences)
         return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
@@ -77,17 +77,17 @@ class Passes:
     def run_pack(
         self, edits: Sequence[Sequence[Edit]], *, baseline: BaselineBatch, first: int, begins: Sequence[int]
     ) -> tuple[list[Outcome], list[list[bool]]]:
-        """Run cells that share a forward pass; return the outcome of each, and which of its edits changed anything.
+        """Run cells in one forward pass; return each cell's outcome, and for each of its edits if it changed anything.
 
-        ``edits`` and ``begins`` (its first position) are of each cell; ``first`` is the first layer that any touches.
+        ``edits`` and ``begins`` (first position) have an entry for each cell; ``first`` is the first layer they touch.
         """
         prompts = {"part": baseline.part, "prompts": baseline.prompts, "baseline": baseline}
         pack = _Pack(passes=self, edits=edits, begins=begins, **prompts)
         outcomes = pack.run(first)
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
-    def known_layer(self, baseline: BaselineBatch, layer: int) -> Known:
-        """The unedited activations of a layer on these prompts; kept until another layer is asked for."""
+    def compute_known_layer(self, baseline: BaselineBatch, layer: int) -> Known:
+        """Compute a layer's unedited activations on these prompts; kept until another layer is computed."""
         known = baseline.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
@@ -124,24 +124,24 @@ class _Pack:
         self.valid = part.valid.to(self.lens.device)
 
     def run(self, first: int, *, keep: Kept | None = None) -> list[Outcome]:
-        """Run all cells from layer ``first`` on, and return their outcomes; ``keep`` takes the keys and values."""
+        """Run all cells from layer ``first`` on and return their outcomes; keys and values are put into ``keep``."""
         read = [layer for layer in self.needs.layers if layer >= first]
         known, stream, skip = None, None, frozenset[str]()
         if self.baseline is not None:
             inner = [one for some in self.edits for one in some if SITES[one.site].per_layer]
-            here = [one for one in inner if first in one.over(self.lens.n_layers)]
+            here = [one for one in inner if first in one.edited_layers(self.lens.n_layers)]
             sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
             if first not in self.lens.mixer_layers:
                 skip = skippable_parts(sites, family=self.lens.family)
             if skip or (first > 0 and first not in self.baseline.streams):
-                known = self.passes.known_layer(self.baseline, first).in_rows(self.layout)
+                known = self.passes.compute_known_layer(self.baseline, first).repeat_in_rows(self.layout)
                 stream = known.stream
             elif first > 0:
-                stream = self.layout.rows_of(self.baseline.streams[first].to(self.lens.device))
+                stream = self.layout.values_by_row(self.baseline.streams[first].to(self.lens.device))
         last = self.lens.n_layers + 1 if self.needs.whole else self.needs.layers_end
-        visits = self._visits(first)
+        visits = self._collect_visits(first)
         for cell, collector in enumerate(self.collectors):
-            for site, layer, take in collector.readers(read=read, sites=self.needs.sites, valid=self.valid):
+            for site, layer, take in collector.make_readers(read=read, sites=self.needs.sites, valid=self.valid):
                 if SITES[site].observed and skip and layer == first and self.baseline is not None:
                     early = self.baseline.outcome  # whose attention no edit of this pack changes
                     collector.mass[layer] = [early.mass[early.layers.index(layer)]]
@@ -160,14 +160,14 @@ class _Pack:
             skip=skip,
             attention_only=self.needs.attention_only,
             logits_at=kept,
-            unembed=self.needs.unembeds,
+            unembed=self.needs.makes_logits,
         )
         out = partial_pass(self.lens, self.part.tokens, asked)
-        return self._outcomes(read, out=out, scored=scored)
+        return self._collect_outcomes(read, out=out, scored=scored)
 
     def _scored_positions(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
-        """The positions to unembed of each cell, and the rows where these are; None and None for all."""
-        asked = self.needs.scored(self.part) if self.needs.logits else None
+        """Return the positions of each cell whose logits are read, and their rows; None and None mean all."""
+        asked = self.needs.scored_positions(self.part) if self.needs.logits else None
         if asked is None:
             return None, None
         n, length = self.part.n_sequences, self.part.n_positions
@@ -178,8 +178,8 @@ class _Pack:
             rows.append((starts[:, None] + torch.tensor(some, dtype=torch.int64) - begin).flatten())
         return scored, torch.cat(rows)
 
-    def _visits(self, first: int) -> dict[tuple[str, int], Visit]:
-        """(site, layer) -> the edits to make there, each with the number of its cell."""
+    def _collect_visits(self, first: int) -> dict[tuple[str, int], Visit]:
+        """Return (site, layer) -> the edits to make there, each with the number of its cell."""
         visits: dict[tuple[str, int], Visit] = {}
         layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.layers_end)
         for cell, applied in enumerate(self.applied):
@@ -188,20 +188,22 @@ class _Pack:
                     visits.setdefault((step.site, step.layer), Visit()).edits.append((cell, step.act))
         return visits
 
-    def _outcomes(self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
-        """The outcome of each cell from the pass's end ``out``; earlier layers are those of the baseline run."""
+    def _collect_outcomes(
+        self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None
+    ) -> list[Outcome]:
+        """Make each cell's outcome from the pass's result ``out``; layers before the pass are the baseline's."""
         n, done, valid = self.part.n_sequences, 0, self.part.valid.cpu()
         ends: list[tuple[int, ...] | None] = [None] * len(self.collectors) if scored is None else [*scored]
         for cell, collector in enumerate(self.collectors):
             if out is not None:
                 at = ends[cell]
                 if at is None:
-                    own = self.layout.cell(out, cell)
+                    own = self.layout.view_cell(out, cell)
                 else:
                     own = out[0, done : done + n * len(at)].reshape(n, len(at), out.shape[-1])
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
-                ends[cell] = collector.finish(own, part=self.part, unembedded=self.needs.unembeds, **wanted)
+                ends[cell] = collector.store_end(own, part=self.part, unembedded=self.needs.makes_logits, **wanted)
             for layer in read:  # the pass may have ended with the attention of its last layer
                 nothing = torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32)
                 collector.state.setdefault(layer, [nothing])
@@ -211,7 +213,7 @@ class _Pack:
             outcome = collector.outcome(tuple(read), valid=valid, edits=edits, scored=at)
             if self.baseline is not None:
                 early = self.baseline.outcome
-                outcome = splice(outcome, rows=slice(0, n), early=early)
+                outcome = splice_layers(outcome, rows=slice(0, n), early=early)
                 if bool((outcome.mass.isnan() & ~early.mass.isnan()).any()):
                     raise not_finite_error(edits)
             found.append(replace(outcome, sequences=self.prompts))

@@ -47,12 +47,12 @@ class Plan:
     """How far the worst of the compared numbers was from the bridge's; nan before that."""
 
     def as_json(self) -> str:
-        """The plan as the text of ``plan.json``."""
+        """Return the text of ``plan.json``."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
-def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:
-    """Choose how many sequences and cells share a forward, and how many forwards run at once, by the free memory."""
+def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:
+    """Choose by the free memory how many sequences and cells share a forward, and how many forwards run at once."""
     on_cpu, on_gpu = lens.device.type == "cpu", lens.device.type == "cuda"
     free = torch.cuda.mem_get_info(lens.device)[0] if on_gpu else psutil.virtual_memory().available
     room = int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)
@@ -64,9 +64,9 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) 
     return Plan(path="blocks", prompts=prompts, pack=pack, lanes=lanes)
 
 
-def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
-    """The plan for cells that come a few at a time: the sequences are spread evenly over forwards side by side."""
-    plan = plan_of(lens, tokens, needs, n_cells=_MOST_LANES * tokens.n_sequences)
+def choose_even_plan(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
+    """Choose a plan for few cells at a time: sequences are spread evenly over forwards that run side by side."""
+    plan = choose_plan(lens, tokens, needs, n_cells=_MOST_LANES * tokens.n_sequences)
     budget = plan.prompts * plan.pack * tokens.n_positions
     batches = plan.lanes * max(1, round(tokens.tokens.numel() / (plan.lanes * budget)))
     prompts = -(-tokens.n_sequences // batches)
@@ -75,10 +75,10 @@ def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
 
 
 def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
-    """Memory of a forward for each token, roughly: streams, projections, the MLP, the pattern, the logits."""
+    """Estimate the bytes that a forward takes for each token: streams, projections, MLP, pattern and logits."""
     width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
     width += 4 * lens.n_heads * n_positions
-    if needs.whole and needs.unembeds:
+    if needs.whole and needs.makes_logits:
         width += 3 * lens.d_vocab
     return width * torch.finfo(lens.dtype).bits // 8
 

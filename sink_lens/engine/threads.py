@@ -36,7 +36,7 @@ class Lanes:
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
     def map(self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
-        """Call ``run`` for each item (at most one a lane) and return the results; if one fails, the others stop.
+        """Call ``run`` in a thread for each item (one a lane at most); return the results. If one fails, others stop.
 
         ``run`` is called with a lane's copy of the model, the item, and an event that is set when it should stop.
         """
@@ -51,7 +51,7 @@ class Lanes:
 
 
 def copy_for_thread(lens: LensModel) -> LensModel:
-    """A copy of the model for another thread: own modules, the same weights; for passes of the bridge alone."""
+    """Copy the model for another thread: new modules with the same weights, for passes of the bridge only."""
     bridge, inner = lens.bridge, inner_model(lens)
     tensors = chain(bridge.parameters(), bridge.buffers(), inner.parameters(), inner.buffers())
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}

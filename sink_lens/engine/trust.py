@@ -16,7 +16,7 @@ from .baseline_run import BaselineRun
 from .cells import Cell
 from .engine import Engine
 from .needs import Needs
-from .plan import Plan, even_plan_of, plan_of
+from .plan import Plan, choose_even_plan, choose_plan
 from .threads import can_copy
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def make_checked_run(
     The baseline run and the given cells are compared with the bridge by ``metrics``; other plans are tried
     (``check_plan``) only where they differ more than they should. ``needs`` is what is read of the run.
     """
-    plan = even_plan_of(lens, batch, needs)
+    plan = choose_even_plan(lens, batch, needs)
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)
     baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs)
@@ -106,7 +106,7 @@ def make_engine(
     A forward has ``batch_size`` sequences; None chooses it by their length and the free memory. It has all of them if
     ``whole``, since a metric gives one number for all. ``keep_plan`` is called with the plan.
     """
-    plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
+    plan = choose_plan(lens, batch, Needs.of_metrics(metrics, lens=lens), n_cells=len(cells))
     if batch_size is not None:
         prompts = min(batch.n_sequences, batch_size)
         plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
@@ -134,7 +134,7 @@ def _compare(engine: Engine) -> tuple[float, int, Exception | None]:
     failed: Exception | None = None
     for number in list(dict.fromkeys([*chosen, *others]))[:_TRIED]:
         try:
-            found.append(engine.deviation(number))
+            found.append(engine.cell_deviation(number))
         except Exception as error:  # noqa: BLE001  # it is recorded when it is the cell's turn
             failed = failed or error
         if len(found) > len(chosen):

@@ -8,10 +8,10 @@ from itertools import groupby
 
 import pandas as pd
 
-from ..estimate import wall_seconds
+from ..estimate import time_call
 from ..models.memory import held_bytes
 from ..report.page import PageTable, page_table
-from ..text import duration, plural, short_count
+from ..text import duration_text, plural, short_count
 from .config import FingerprintConfig, SurveyConfig
 from .fingerprint import models_to_compare
 from .models_to_measure import RandomSequences
@@ -44,7 +44,7 @@ def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
         affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
         size = min(size_of_forward(lens, length=draws.length), affordable)
         part = next(iter(draws.chunk(lens, 0).batches(size)))
-        seconds = wall_seconds(partial(last_logits, lens, part), device=lens.device, warm_up=1)
+        seconds = time_call(partial(last_logits, lens, part), device=lens.device, warm_up=1)
         rows.append(
             {
                 "variant": variant,
@@ -59,12 +59,12 @@ def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
     shown = frame.assign(
         parameters=frame["parameters"].map(short_count),
         tokens=frame["tokens"].map(short_count),
-        seconds=frame["seconds"].map(duration),
+        seconds=frame["seconds"].map(duration_text),
         memory=[f"{held / 1e9:.2f} GB" for held in frame["memory"]],
     )
     heads = {"variant": "models", "models": "how many", "seconds": "time"}
     yield replace(page_table(shown, {name: heads.get(name, name) for name in shown}, most=len(shown)), frame=frame)
-    in_all = f"in all {duration(sum(frame['seconds'].tolist()))} for opening models and for their passes"
+    in_all = f"in all {duration_text(sum(frame['seconds'].tolist()))} for opening models and for their passes"
     if isinstance(config, FingerprintConfig):
         in_all += f", and about a second per pair ({plural(len(found) * (len(found) - 1) // 2, 'pair')})"
     yield f"{in_all}; the memory does not grow with the sequences"

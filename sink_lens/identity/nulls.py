@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from scipy.special import log_ndtr, log_softmax
 
-from ..arguments import checked
+from ..arguments import check_calls
 from ..errors import InputError
 from ..measures.kendall import tau_b
 from ..schema import NULLS as NULLS
@@ -86,7 +86,7 @@ class Null:
         """How many standard deviations ``tau_bar`` lies above the null's mean."""
         return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
 
-    @checked
+    @check_calls
     def log10_p(self, tau_bar: float, *, convention: Convention = "paper") -> float:
         """log10 of p by the normal approximation, not under the smallest p that there is."""
         return max(log10_p(self.z(tau_bar), convention=convention), self.floor)

@@ -30,7 +30,7 @@ def cell_of_patch(
     keys = [site_key(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
         differing = torch.stack(
-            [(part.of(run[key]) != part.of(source[key])).transpose(0, 1).flatten(1).any(1) for key in keys]
+            [(part.select(run[key]) != part.select(source[key])).transpose(0, 1).flatten(1).any(1) for key in keys]
         )
         if part.positions == tuple(sorted(part.positions)):
             first = int(differing.any(0).int().argmax())
@@ -39,7 +39,7 @@ def cell_of_patch(
     own = open_whole_axes(part, sizes=run[keys[0]].shape[1:])
 
     def change(values: Tensor, at: At) -> Tensor:
-        return copy_to_device(own.of(source[site, at.layer][at.sequences]), values.device, values.dtype)
+        return copy_to_device(own.select(source[site, at.layer][at.sequences]), values.device, values.dtype)
 
     patch = edit(site, change, **{**own.where, "label": f"patch {site}"})
     touched, first = cone(edits)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..configuration import check_at_least, check_types, refuse_unread_fields
 from ..data.described import BosCondition
 from ..edits.named_edits import KINDS
-from ..edits.named_metrics import MetricSpec, check_metric_fields, spec_of
+from ..edits.named_metrics import MetricSpec, check_metric_fields, make_spec
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
 
@@ -133,9 +133,9 @@ class PatchConfig:
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
     def spec(self, **how: Any) -> MetricSpec:
-        """The metric by its name and options; the arguments are those of ``named_metrics.spec_of``."""
+        """The metric by its name and options; the arguments are those of ``named_metrics.make_spec``."""
         check_metric_fields(self, self.metric)
-        return spec_of(self, self.metric, **how)
+        return make_spec(self, self.metric, **how)
 
     @property
     def sites(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ def first_order(
     effects = torch.zeros(len(grid), runs.run.n_sequences, dtype=torch.float32)
     for number, part in enumerate(grid):
         for key in {site_key(runs.site, layer) for layer in part.layers or ()}:
-            effects[number] += part.of(products[key]).flatten(1).sum(1)
+            effects[number] += part.select(products[key]).flatten(1).sum(1)
         effects[number] = runs.nan_where_short(part, effects[number])
     effects, undefined = effects.double(), runs.baseline.isnan()
     if runs.is_whole:

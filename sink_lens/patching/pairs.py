@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ..activations.forward import check_tokens
-from ..arguments import checked
+from ..arguments import check_calls
 from ..data.described import BosCondition
 from ..data.tokens import Prompts as Sequences
 from ..data.tokens import TokenBatch, batch_of, decode_tokens
@@ -25,7 +25,7 @@ class PromptPair:
     labels: Mapping[int, str]
     """Position -> label; for a single sequence its token (clean / corrupted). * marks positions that differ."""
 
-    @checked
+    @check_calls
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
         """(sequences that are patched, sequences whose values are put in) for a direction.
 

@@ -33,14 +33,14 @@ from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.hooks import edits_for_model
-from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
+from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
 from ..edits.part import Part
 from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
 from ..engine.engine import outcomes
 from ..engine.forward import run_with
 from ..engine.needs import Needs
-from ..engine.plan import even_plan_of
+from ..engine.plan import choose_even_plan
 from ..engine.trust import check_plan
 from ..errors import InputError
 from ..models.lens import LensModel, count_from_start
@@ -145,7 +145,7 @@ def path_patch(
     pair = pair_prompts(lens, clean, corrupted, bos=asked.bos)
     refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(asked.direction)
-    metric = on_tokens(asked.metric, pair.clean, pair.corrupted)
+    metric = metric_for_tokens(asked.metric, pair.clean, pair.corrupted)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
     given_senders = asked.sender if isinstance(asked.sender, list) else [asked.sender]
     senders = [_read_part(lens, given, n_positions=run.n_positions) for given in given_senders]
@@ -177,9 +177,9 @@ def path_patch(
     batches = len(ending.prompt_batches)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
         received = outcomes(receiving, edits, needs=receiving.needs, advance=bar.update)
-        before = end.of(receiving.read(receiving.needs).tensors[key])
+        before = end.select(receiving.read_outcome(receiving.needs).tensors[key])
         values = [outcome.tensors[key] for outcome, _ in received]
-        puts = [[] if torch.equal(end.of(value), before) else [_replace_part(end, value)] for value in values]
+        puts = [[] if torch.equal(end.select(value), before) else [_replace_part(end, value)] for value in values]
         ended = outcomes(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
@@ -228,13 +228,13 @@ def _baseline_runs(
     lens: LensModel, run: TokenBatch, *, receiver: Part, edits: Sequence[Sequence[Edit]], metric: Metric
 ) -> tuple[BaselineRun, BaselineRun]:
     """The baseline run as the metric reads it, and one that keeps the receiver's tensor, by the same checked plan."""
-    needs, last = Needs.of([metric], lens=lens), not SITES[receiver.site].per_layer
+    needs, last = Needs.of_metrics([metric], lens=lens), not SITES[receiver.site].per_layer
     at = {"keys": needs.keys or (0,), "layers": (_layer_of(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of(some) for some in edits]
-    plan = check_plan(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
+    plan = check_plan(lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs))
     baseline_run = BaselineRun(lens, run, plan=plan, needs=needs)
-    return baseline_run, baseline_run.under((), needs=of_receiver)
+    return baseline_run, baseline_run.with_edits((), needs=of_receiver)
 
 
 def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
@@ -263,7 +263,7 @@ def _replace_part(part: Part, value: Tensor) -> Edit:
     """An edit that puts the values of another run into a part."""
     _, layer = _site_key(part)
     where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
-    return freeze(part.site, {layer: part.of(value)}, **where)
+    return freeze(part.site, {layer: part.select(value)}, **where)
 
 
 def _order_of(part: Part, lens: LensModel) -> tuple[int, int]:

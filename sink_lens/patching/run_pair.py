@@ -14,13 +14,13 @@ from ..arguments import value_in_words
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
-from ..edits.metrics import Metric, as_metric, evaluate, on_tokens
+from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where
 from ..edits.references import References
 from ..engine.cells import Cell
 from ..engine.engine import Engine
-from ..engine.forward import predictions, run_with
+from ..engine.forward import baseline_logits, run_with
 from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -111,12 +111,12 @@ class RunPair:
 
     def reads(self, part: Part) -> bool:
         """Check whether the metric reads something that comes after a part."""
-        return self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(part.layers or (0,))
+        return self.metric.whole or max(self.metric.read_layers(self.lens.n_layers)) >= min(part.layers or (0,))
 
     def differs(self, part: Part) -> bool:
         """Check whether the two runs have different values in a part."""
         keys = {site_key(part.site, layer) for layer in part.layers or ()}
-        return any(not torch.equal(part.of(self.held[key]), part.of(self.given[key])) for key in keys)
+        return any(not torch.equal(part.select(self.held[key]), part.select(self.given[key])) for key in keys)
 
     def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
         """A copy of numbers by sequence, nan where a sequence is too short to have the part."""
@@ -132,7 +132,7 @@ class RunPair:
         references = References(self.lens, self.run, known=self.held)
 
         def make(site: str, **where: Unpack[Where]) -> Edit:
-            return put_spec(config, Part.at(site, where)).edit(references)
+            return put_spec(config, Part.of_site(site, where)).make_edit(references)
 
         return make
 
@@ -211,7 +211,7 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
         tokens,
         edits,
         positions=metric.positions,
-        layers=metric.over(lens.n_layers) or (lens.n_layers - 1,),
+        layers=metric.read_layers(lens.n_layers) or (lens.n_layers - 1,),
         sites=metric.sites,
         loss=metric.loss,
         logits=metric.logits or (metric.whole and not metric.loss),
@@ -229,7 +229,7 @@ def _named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> 
             )
         return text
 
-    return config.spec(token=token).metric(lens, partial(predictions, lens, pair.clean))
+    return config.spec(token=token).make_metric(lens, partial(baseline_logits, lens, pair.clean))
 
 
 def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
@@ -259,7 +259,7 @@ def prepare_runs(
         refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
     read = _named_metric(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
-    read = on_tokens(read, pair.clean, pair.corrupted)
+    read = metric_for_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.chosen_indices)
     at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}

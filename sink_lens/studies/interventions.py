@@ -14,7 +14,7 @@ import pandas as pd
 from ..chain.amplification import amplification_edits, mass_added
 from ..chain.setting import Setting
 from ..edits.amplification import Centre, centres_of, centring_means
-from ..edits.effects import change_of, layer_table
+from ..edits.effects import classify_change, layer_table
 from ..edits.isolation import isolate as isolating
 from ..edits.outcome import Outcome
 from ..errors import InputError
@@ -112,7 +112,7 @@ def _row(
         "target_mass": float(edited.mass_at(target_position, layers=reads).mean()),
         "baseline_sink_mass": float(baseline.mass_at(setting.sink_position, layers=reads).mean()),
         "sink_mass": float(edited.mass_at(setting.sink_position, layers=reads).mean()),
-        "outcome": change_of(baseline, edited, layers=reads, **at),
+        "outcome": classify_change(baseline, edited, layers=reads, **at),
         "baseline_loss_nats": float(baseline.loss.mean()),
         "loss_nats": float(edited.loss.mean()),
         "loss_change_nats": loss.estimate,

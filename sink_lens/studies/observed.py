@@ -223,7 +223,7 @@ class Observed:
         for layer, dims in self.location.outliers.items():
             if layer >= 0:  # the embedding is no layer
                 at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
-                value = over.of(self.states[layer + 1][:, None, list(dims)])
+                value = over.mean_of(self.states[layer + 1][:, None, list(dims)])
                 edits.append(freeze("resid_post", {layer: value}, **at) if to_mean else zero("resid_post", **at))
         return self.run(edits)
 

@@ -23,7 +23,7 @@ from ..chain.measure import scout
 from ..chain.setting import check_interior, setting_of, why_no_interventions
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
-from ..edits.part import checked_index
+from ..edits.part import check_index
 from ..errors import InputError
 from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel, check_plain_layers
@@ -79,7 +79,7 @@ def _refuse_before_loading(config: ReadConfig) -> None:
             check_interior(place, shortest=config.length)
     if header is not None:
         for layer in getattr(config, "layers", None) or ():
-            checked_index("layer", layer, header.n_layers)
+            check_index("layer", layer, header.n_layers)
 
 
 def config_of_study(

@@ -108,7 +108,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
             Cell(
                 touches=((spec.part.site, spec.part.layers),),
                 begin=min(spec.part.positions or (0,)),
-                make=lambda references, spec=spec: (spec.edit(references),),
+                make=lambda references, spec=spec: (spec.make_edit(references),),
                 tokens=spec.part.tokens,
             )
             for spec in every

@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 from ..edits.index_notation import axis_values
-from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, file_hash, kind_of
-from ..edits.part import AXES, SPARE_DRAWS, Part, random_sets
+from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, hash_file, look_up_kind
+from ..edits.part import AXES, SPARE_DRAWS, Part, draw_sets
 from ..errors import InputError
 from ..models.header import axis_sizes, differing_text
 from ..models.sites import site_of
@@ -82,7 +82,7 @@ class EditGrid(OptionLists):
 
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
         """Return the values of each axis and option, and axis -> number of its indices at the site."""
-        kind, site = kind_of(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
+        kind, site = look_up_kind(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
         sizes = dict(zip(site.parts, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
             sizes["layer"] = lens.n_layers
@@ -163,7 +163,7 @@ class Grid:
     def config(self) -> dict[str, Any]:
         """Return the grid as plain values, for ``run.json``."""
         edits = [{key: one for key, one in asdict(grid).items() if key != "vectors" or one} for grid in self.edits]
-        hashes = {str(path): file_hash(str(path)) for grid in self.edits for path in grid.vectors}
+        hashes = {str(path): hash_file(str(path)) for grid in self.edits for path in grid.vectors}
         found = {"edits": edits, "controls": self.controls, "seed": self.seed}
         return found | ({"vector_hashes": hashes} if hashes else {})
 
@@ -215,7 +215,7 @@ class Grid:
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
-        drawn = random_sets(named, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
+        drawn = draw_sets(named, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
         chosen: list[dict[str, Any]] = [{f"{axis}s": indices} for indices in drawn]
         return [replace(spec, part=replace(spec.part, **indices)) for indices in chosen]
 

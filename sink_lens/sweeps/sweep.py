@@ -27,7 +27,7 @@ from ..engine.code_identity import hash_code
 from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, metric_config, resolve_metrics
 from ..engine.needs import Needs
-from ..engine.plan import Plan, plan_of, read_plan
+from ..engine.plan import Plan, choose_plan, read_plan
 from ..engine.trust import check_plan
 from ..errors import InputError, RunError
 from ..models.bundled import header_of
@@ -321,7 +321,7 @@ def _plan_of_run(
     if writer.has("plan"):
         return read_plan(writer.folder / "plan.json")
     writer.clear()  # blocks without a plan were made by a plan that is lost
-    plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
+    plan = choose_plan(lens, batch, Needs.of_metrics(metrics, lens=lens), n_cells=len(cells))
     plan = check_plan(lens, batch, cells, metrics, plan=plan)
     writer.write_text("plan.json", plan.as_json())
     return plan

@@ -94,7 +94,7 @@ def compare(
     for variant, curve in itertools.product(variants.others, dict.fromkeys(finals["curve"].tolist())):
         one = summarise_differences(_rows_of_curve(finals, variant, curve)["difference"], generator=generator)
         differences.append({"variant": variant, "curve": curve} | asdict(one))
-        told = one.told and one.n >= FEWEST_SEEDS
+        told = one.excludes_zero and one.n >= FEWEST_SEEDS
         said = of_training if curve == "training" else sentences
         said.append(_final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline))
         said.append(_reaching_sentence(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
@@ -160,7 +160,7 @@ def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: 
     sure += f"sign flips: p = {number(one.flip_p)}, at least {number(one.flip_smallest)} with so many seeds"
     if one.n < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
-    elif not one.told:
+    elif not one.excludes_zero:
         told = "No difference can be told"
     else:
         told = f"{_quoted(variant)} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..activations.attention import choose_kernel, log_sum_exp
-from ..arguments import check_arguments, checked
+from ..arguments import check_arguments, check_calls
 from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
@@ -82,7 +82,7 @@ class SinkMonitor:
     numbers.
     """
 
-    @checked
+    @check_calls
     def __init__(
         self,
         model: nn.Module,
@@ -434,11 +434,11 @@ class SinkMonitor:
             valid = valid.to(device, non_blocking=True)
             length = score.query.shape[2]
             rows = sampled_queries(length).to(device)
-            scores = score.block(rows)
-            column = score.columns((0,))[..., 0]
+            scores = score.query_rows(rows)
+            column = score.key_columns((0,))[..., 0]
             if sigmoid:  # the share of what the row sums to
                 blocks = torch.arange(length, device=device).split(_ROWS_A_BLOCK)
-                total = torch.cat([score.block(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
+                total = torch.cat([score.query_rows(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
                 column, logs = column.sigmoid() / total, row_shares(scores.sigmoid()).log()
             else:
                 try:

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from ..arguments import checked
+from ..arguments import check_calls
 from .monitor import SinkMonitor, check_options
 
 __all__ = ["SinkMonitorCallback"]
@@ -26,7 +26,7 @@ class SinkMonitorCallback(TrainerCallback):
     a warning, and is trained.
     """
 
-    @checked
+    @check_calls
     def __init__(self, every: int = 50, *, trainer: Trainer | None = None, **options: Any) -> None:
         """Watch every so many steps.
 

@@ -5,7 +5,7 @@ On the CPU no model is made; on a GPU the model is made and a step is timed.
 
 from typing import Any
 
-from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_a_token, wall_seconds
+from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_a_token, time_call
 from ..models.memory import peak_bytes
 from ..text import size_text
 from .config import TrainConfig
@@ -99,7 +99,7 @@ def time_step(config: TrainConfig) -> tuple[float, int, str]:
             optimizer.step()
             optimizer.zero_grad()
 
-        return wall_seconds(update, device=device, warm_up=1), peak_bytes(device), device
+        return time_call(update, device=device, warm_up=1), peak_bytes(device), device
 
 
 def count_parameters(config: TrainConfig) -> tuple[int, int]:

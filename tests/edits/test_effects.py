@@ -10,7 +10,7 @@ import torch
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import scale
-from sink_lens.edits.effects import change_of, effect, layer_table, made_share, removed_share
+from sink_lens.edits.effects import classify_change, effect, gained_share, layer_table, removed_share
 from sink_lens.edits.outcome import Outcome
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
@@ -143,7 +143,7 @@ def test_a_position_that_was_not_read_is_refused(position):
 def test_the_share_made_is_what_came_over_what_the_old_one_had():
     # gained 0.2 and 0.4, had 0.8 and 0.4: ratio of means 0.3 / 0.6, not the mean of 0.25 and 1
     before, after = outcome([0.0, 0.1], [0.8, 0.4]), outcome([0.2, 0.5], [0.8, 0.4])
-    found = made_share(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2], generator=rng())
+    found = gained_share(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2], generator=rng())
     assert found.estimate == pytest.approx(0.5)
     # residuals 0.2 - 0.5 * 0.8 and 0.4 - 0.5 * 0.4: standard error 0.2, over 0.6; t of 1 degree of freedom is 12.706
     assert (found.low, found.high) == pytest.approx((0.5 - 12.706 / 3, 0.5 + 12.706 / 3), abs=1e-3)
@@ -173,7 +173,7 @@ def test_a_share_of_nothing_is_undefined_and_one_of_one_sequence_has_no_interval
     nothing = outcome([0.1, 0.1], [0.0, 0.0])
     assert math.isnan(removed_share(nothing, nothing, sink_position=SINK, layers=[1], generator=rng()).estimate)
     where = {"target_position": TARGET, "sink_position": SINK, "layers": [1], "generator": rng()}
-    found = made_share(outcome([0.0], [0.5]), outcome([0.1], [0.5]), **where)
+    found = gained_share(outcome([0.0], [0.5]), outcome([0.1], [0.5]), **where)
     assert found.estimate == pytest.approx(0.2)
     assert math.isnan(found.low)
 
@@ -197,7 +197,7 @@ def test_a_share_of_nothing_is_undefined_and_one_of_one_sequence_has_no_interval
 )
 def test_outcomes(new, old, expected):
     before, after = outcome([0.0], [0.8]), outcome([new], [old])
-    assert change_of(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2]) == expected
+    assert classify_change(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2]) == expected
 
 
 # --- refused

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from analyses.tiny_families import tiny
 from sink_lens.edits.constructors import EditError
-from sink_lens.edits.eviction import seen_keys, window
+from sink_lens.edits.eviction import visible_keys, window
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
@@ -17,7 +17,7 @@ TOKENS = torch.randint(3, 300, (2, 16), generator=torch.Generator().manual_seed(
 
 
 def test_a_cache_of_three_that_keeps_the_first_token():
-    seen = seen_keys((torch.arange(5) < 1)[None], size=3)[0]
+    seen = visible_keys((torch.arange(5) < 1)[None], size=3)[0]
     assert seen.long().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -32,7 +32,7 @@ def test_a_cache_of_three_that_keeps_the_first_token():
 def test_the_mask_is_a_list_that_evicts(data, length):
     kept = data.draw(st.lists(st.booleans(), min_size=length, max_size=length))
     size = data.draw(st.integers(sum(kept) + 1, length + 2))
-    seen = seen_keys(torch.tensor([kept]), size=size)[0]
+    seen = visible_keys(torch.tensor([kept]), size=size)[0]
     cache: list[int] = []
     for token in range(length):
         cache.append(token)
@@ -46,7 +46,7 @@ def test_the_edit_hides_what_left_the_cache(family):
     lens = wrap(tiny(family))
     found = run_with(lens, TOKENS, window(5, keep=2), layers=[0], sites=["pattern"], loss=False)
     pattern, clean = found.tensors["pattern", 0], run_with(lens, TOKENS, layers=[0], sites=["pattern"], loss=False)
-    seen = seen_keys((torch.arange(16) < 2).expand(2, 16), size=5)[:, None]
+    seen = visible_keys((torch.arange(16) < 2).expand(2, 16), size=5)[:, None]
     assert float(pattern.masked_fill(seen, 0).abs().max()) == 0
     assert torch.equal((pattern > 0) & seen, (clean.tensors["pattern", 0] > 0) & seen)  # its own window holds too
 

@@ -58,7 +58,7 @@ def test_a_sink_makes_up_most_of_a_mean_over_all(lens, batch):
     size = {mean: tokens_to_average(lens, batch, mean) for mean in ("mean_all", "mean_ordinary")}
     stream = capture(lens, batch, sites=["resid_post"], layers=[4], path="bridge")["resid_post", 4]
     outlier = int(stream[0, 0].abs().argmax())
-    large, small = (float(one.of(stream)[0, 0, outlier].abs()) for one in size.values())
+    large, small = (float(one.mean_of(stream)[0, 0, outlier].abs()) for one in size.values())
     assert large > 5 * small
 
 
@@ -112,6 +112,6 @@ def test_refusals(lens, batch):
 def test_a_mean_is_0_where_no_sequence_has_a_token():
     mask = torch.tensor([[True, True, False], [True, False, False]])
     values = torch.arange(6.0).reshape(2, 3, 1)
-    aligned = Averaged(mean="mean_aligned", mask=mask, n_sinks=0).of(values)
+    aligned = Averaged(mean="mean_aligned", mask=mask, n_sinks=0).mean_of(values)
     assert aligned.tolist() == [[[1.5], [1.0], [0.0]]]  # (0 + 3) / 2, 1 alone, nothing
     assert set(MEANS) == {"mean_ordinary", "mean_all", "mean_aligned"}

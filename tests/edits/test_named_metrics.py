@@ -9,9 +9,9 @@ import torch
 
 from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, run_with
-from sink_lens.edits.metrics import kl_to, logit_difference, loss, on_tokens, sink_mass
+from sink_lens.edits.metrics import kl_to, logit_difference, loss, metric_for_tokens, sink_mass
 from sink_lens.edits.named_metrics import METRICS
-from sink_lens.engine.forward import predictions
+from sink_lens.engine.forward import baseline_logits
 from sink_lens.engine.measured import metric_config, resolve_metrics
 from sink_lens.engine.needs import Needs
 from sink_lens.errors import InputError
@@ -29,7 +29,7 @@ def llama():
 
 
 def metric(name, **options):
-    return on_tokens(MetricSpec(name=name, options=options).metric(llama()), EIGHT)
+    return metric_for_tokens(MetricSpec(name=name, options=options).make_metric(llama()), EIGHT)
 
 
 def test_every_metric_by_name_is_the_metric_of_these_options():
@@ -43,7 +43,7 @@ def test_every_metric_by_name_is_the_metric_of_these_options():
     assert metric("norm", layer="2").sites == ("resid_post",)
     assert metric("dominance", layer=1).layers == (1,)
     assert metric("logit_difference", correct=5, incorrect=6, position=2).scored == 2
-    kl = MetricSpec(name="kl").metric(llama(), functools.partial(predictions, llama(), EIGHT))
+    kl = MetricSpec(name="kl").make_metric(llama(), functools.partial(baseline_logits, llama(), EIGHT))
     run = run_with(llama(), EIGHT, logits=True)
     assert float(kl.function(run).abs().max()) < 1e-6  # of the baseline run with itself
     with pytest.raises(InputError, match="kl compares with the predictions of a baseline run; need what computes them"):
@@ -60,7 +60,9 @@ def test_the_last_layer_is_that_up_to_which_a_pass_is_run():
     specs = [MetricSpec(name=name, options=options.get(name, {})) for name in METRICS]
     specs += [MetricSpec(name="sink_mass", options={"layers": "0-1"})]
     for spec in specs:
-        needs = Needs.of([spec.metric(llama(), functools.partial(predictions, llama(), EIGHT))], lens=llama())
+        needs = Needs.of_metrics(
+            [spec.make_metric(llama(), functools.partial(baseline_logits, llama(), EIGHT))], lens=llama()
+        )
         assert spec.last_layer(llama()) == (None if needs.whole else needs.layers_end - 1), spec
 
 
@@ -68,7 +70,7 @@ def test_the_tokens_of_a_logit_difference_can_be_texts():
     by_text = MetricSpec(name="logit_difference", options={"correct": " the", "incorrect": "a"})
     ids = [llama().tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" the", "a")]
     assert [len(one) for one in ids] == [1, 1]
-    found = on_tokens(by_text.metric(llama()), EIGHT)
+    found = metric_for_tokens(by_text.make_metric(llama()), EIGHT)
     assert found.answers == tuple(map(tuple, ids))
     assert resolve_metrics([by_text], llama(), tokens=EIGHT)[0].name == found.name == "logit difference (Ġthe − a)"
 
@@ -106,7 +108,7 @@ def test_a_metric_that_cannot_be_made_is_refused(name, options, text):
 def test_texts_without_a_tokenizer_and_two_metrics_of_one_name_are_refused():
     bare = wrap(tiny("llama"))
     with pytest.raises(InputError, match="the token is the text 'a'; need a tokenizer to read it, or its id"):
-        MetricSpec(name="logit_difference", options={"correct": "a", "incorrect": 2}).metric(bare)
+        MetricSpec(name="logit_difference", options={"correct": "a", "incorrect": 2}).make_metric(bare)
     with pytest.raises(InputError, match="two metrics have one name: loss, loss"):
         resolve_metrics([MetricSpec(name="loss"), loss()], llama(), tokens=EIGHT)
 

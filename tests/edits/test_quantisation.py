@@ -15,11 +15,11 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import EditError
 from sink_lens.edits.quantisation import (
     format_of,
-    linear_paths,
+    linear_layer_paths,
     power_of_two_scale,
     quantisation,
     quantised_weights,
-    round_to,
+    round_to_format,
     to_float8,
     to_fp4,
 )
@@ -56,7 +56,7 @@ def test_integers_of_one_scale_are_those_of_torch(element, top):
     wanted = torch.stack(
         [torch.fake_quantize_per_tensor_affine(one, float(one.abs().max() / top), 0, -top - 1, top) for one in x]
     )
-    assert exactly(round_to(x, format_of(f"{element}_tensor")), wanted)
+    assert exactly(round_to_format(x, format_of(f"{element}_tensor")), wanted)
 
 
 @pytest.mark.parametrize(("element", "top"), [("int8", 127), ("int4", 7)])
@@ -67,14 +67,14 @@ def test_integers_of_a_scale_a_token_or_a_group_are_those_of_torch(element, top)
         return torch.fake_quantize_per_channel_affine(rows, scale, zeros, 0, -top - 1, top)
 
     x = drawn(2, 9, 256)
-    token, group = (round_to(x, format_of(f"{element}_{scope}")) for scope in ("token", "group"))
+    token, group = (round_to_format(x, format_of(f"{element}_{scope}")) for scope in ("token", "group"))
     assert exactly(token, of_rows(x.flatten(0, 1)).view_as(x))
     assert exactly(group, of_rows(x.reshape(-1, 128)).view_as(x))
 
 
 def test_halves_go_to_the_even_integer():
     x = torch.tensor([[[0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.0, -127.0]]])  # scale 1: max|x| is 127
-    assert round_to(x, format_of("int8_tensor")).tolist() == [[[0, 2, 2, 0, -2, 126, 127, -127]]]
+    assert round_to_format(x, format_of("int8_tensor")).tolist() == [[[0, 2, 2, 0, -2, 126, 127, -127]]]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_fp8_is_that_of_torch_and_of_ml_dtypes(element, dtype, other):
     assert to_float8(torch.tensor([1e30, -1e30]), element).tolist() == [torch.finfo(dtype).max, -torch.finfo(dtype).max]
     x = drawn(2, 9, 70)
     scale = x.abs().amax((1, 2), keepdim=True) / torch.finfo(dtype).max
-    assert exactly(round_to(x, format_of(f"{element}_tensor")), (x / scale).to(dtype).float() * scale)
+    assert exactly(round_to_format(x, format_of(f"{element}_tensor")), (x / scale).to(dtype).float() * scale)
 
 
 def test_fp4_is_that_of_ml_dtypes():
@@ -107,7 +107,7 @@ def test_fp4_is_that_of_ml_dtypes():
 
 def test_mxfp4_has_a_power_of_two_for_32_channels():
     x = drawn(2, 3, 96)
-    found = round_to(x, format_of("mxfp4"))
+    found = round_to_format(x, format_of("mxfp4"))
     for block, got in zip(x.reshape(-1, 32), found.reshape(-1, 32), strict=True):
         scale = 2.0 ** (np.floor(np.log2(float(block.abs().max()))) - 2)
         assert float(np.float32(scale).astype(ml_dtypes.float8_e8m0fnu)) == scale
@@ -118,7 +118,7 @@ def test_mxfp4_has_a_power_of_two_for_32_channels():
 
 def test_nvfp4_has_an_e4m3_scale_for_16_channels_and_one_scale_a_sequence():
     x = drawn(2, 3, 48)
-    found = round_to(x, format_of("nvfp4"))
+    found = round_to_format(x, format_of("nvfp4"))
     for sequence, got in zip(x, found, strict=True):
         unit = sequence.abs().max() / (6.0 * 448.0)
         for block, part in zip(sequence.reshape(-1, 16), got.reshape(-1, 16), strict=True):
@@ -133,12 +133,12 @@ def test_nvfp4_has_an_e4m3_scale_for_16_channels_and_one_scale_a_sequence():
 
 @pytest.mark.parametrize("name", QUANTISED_FORMATS)
 def test_zeros_stay_and_a_width_that_is_no_multiple_of_a_group_is_rounded_too(name):
-    assert (round_to(torch.zeros(2, 3, 21), format_of(name)) == 0).all()
+    assert (round_to_format(torch.zeros(2, 3, 21), format_of(name)) == 0).all()
     x = drawn(2, 3, 130, outliers=False)
-    found = round_to(x, format_of(name))
+    found = round_to_format(x, format_of(name))
     assert found.shape == x.shape
     assert 0 < float((found - x).norm() / x.norm()) < 0.6
-    half = round_to(x.bfloat16(), format_of(name))
+    half = round_to_format(x.bfloat16(), format_of(name))
     assert half.dtype == torch.bfloat16
 
 
@@ -147,8 +147,8 @@ def test_zeros_stay_and_a_width_that_is_no_multiple_of_a_group_is_rounded_too(na
 @settings(max_examples=15, deadline=None)
 def test_what_a_format_holds_is_near_odd_and_of_no_larger_size(name, seed, dim):
     x, form = drawn(1, 2, dim + 4, seed=seed), format_of(name)
-    found = round_to(x, form)
-    assert exactly(round_to(-x, form), -found)  # odd: the integers here are symmetric
+    found = round_to_format(x, form)
+    assert exactly(round_to_format(-x, form), -found)  # odd: the integers here are symmetric
     assert float(found.abs().max()) <= float(x.abs().max()) * (1 + 1 / 5)  # mxfp4: 5 and more of a scale become 6
     assert float((x - found).abs().max()) <= float(x.abs().max()) * 0.34
 
@@ -157,15 +157,15 @@ def test_a_kept_outlier_stays_and_makes_the_steps_of_the_others_finer():
     x, form = drawn(1, 6, 16), format_of("int8_tensor")
     keep = torch.zeros(1, 6, 1, dtype=torch.bool)
     keep[0, 0] = True
-    found = round_to(x, form, keep=keep)
+    found = round_to_format(x, form, keep=keep)
     assert torch.equal(found[:, 0], x[:, 0])
-    assert exactly(found[:, 1:], round_to(x[:, 1:], form))  # as if the kept token were not there
+    assert exactly(found[:, 1:], round_to_format(x[:, 1:], form))  # as if the kept token were not there
     channel = torch.zeros(1, 1, 16, dtype=torch.bool)
     channel[..., 3] = True
-    found = round_to(x, form, keep=channel)
+    found = round_to_format(x, form, keep=channel)
     others = [c for c in range(16) if c != 3]
     assert torch.equal(found[..., 3], x[..., 3])
-    assert exactly(found[..., others], round_to(x[..., others], form))
+    assert exactly(found[..., others], round_to_format(x[..., others], form))
 
 
 def test_an_edit_rounds_a_site_as_a_raw_hook_of_hugging_face_does():
@@ -175,7 +175,7 @@ def test_an_edit_rounds_a_site_as_a_raw_hook_of_hugging_face_does():
     edited = run_with(lens, TOKENS, edits, layers=[0], logits=True).logits
 
     def raw(form):
-        return lambda module, args: (round_to(args[0], format_of(form)), *args[1:])
+        return lambda module, args: (round_to_format(args[0], format_of(form)), *args[1:])
 
     handles = [layer.mlp.down_proj.register_forward_pre_hook(raw("int8_token")) for layer in model.model.layers]
     handles.append(model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(raw("fp8_e4m3_tensor")))
@@ -246,7 +246,7 @@ def test_rounded_weights_reach_both_paths_and_come_back(family):
         edited = run_with(lens, TOKENS, layers=[0], logits=True).logits
         with torch.no_grad():
             wanted = model(TOKENS).logits
-    n_linear = sum(len(linear_paths(lens, site)) for site in LINEAR_INPUTS)
+    n_linear = sum(len(linear_layer_paths(lens, site)) for site in LINEAR_INPUTS)
     assert len(changed) == n_linear * lens.n_layers
     assert all(name.endswith("weight") and before[name].ndim == 2 for name in changed)
     assert torch.allclose(edited, wanted, atol=1e-4)

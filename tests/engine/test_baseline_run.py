@@ -56,13 +56,13 @@ def test_of_fewer_sequences_each_has_its_own_values():
     lens = lens_of("llama")
     given = torch.randn(5, 1, 48, generator=torch.Generator().manual_seed(1))
     one = freeze("resid_pre", {1: given}, positions=[4], layers=[1])
-    few = baseline_run_of(lens).fewer(2)
+    few = baseline_run_of(lens).with_fewer_sequences(2)
     assert (few.n_sequences, few.prompt_batches) == (2, [slice(0, 5, 3)])
     ((found, _),) = outcomes(few, [[one]], needs=NEEDS)
     whole = run_with(lens, TOKENS, one, positions=KEYS)
     torch.testing.assert_close(found.loss, whole.loss[[0, 3]])
     torch.testing.assert_close(found.mass, whole.mass[:, [0, 3]])
-    assert few.fewer(2) is few
+    assert few.with_fewer_sequences(2) is few
 
 
 def test_forwards_side_by_side_give_the_same_numbers(monkeypatch):
@@ -76,8 +76,8 @@ def test_forwards_side_by_side_give_the_same_numbers(monkeypatch):
 
 def test_more_sites_are_kept_where_they_are_asked_for():
     baseline_run = baseline_run_of(lens_of("llama"))
-    more = baseline_run.keeping(("z",))
-    assert more is baseline_run.keeping(("z", "resid_post")) is not baseline_run
+    more = baseline_run.with_sites(("z",))
+    assert more is baseline_run.with_sites(("z", "resid_post")) is not baseline_run
     assert {site for site, _ in more.batch(0).outcome.tensors} == {"z", "resid_post"}
 
 

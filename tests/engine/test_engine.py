@@ -225,9 +225,9 @@ def test_a_cell_that_changes_nothing_says_so_by_batch(lens_of, tokens_of, engine
 def test_the_deviation_of_right_numbers_is_rounding(lens_of, tokens_of, engine_of):
     lens, cells = lens_of("llama"), CELLS
     engine = engine_of(lens, tokens_of(), cells, EVERYTHING)
-    assert max(engine.deviation(number) for number in range(len(cells))) < rounding_of(engine)
+    assert max(engine.cell_deviation(number) for number in range(len(cells))) < rounding_of(engine)
     early = engine_of(lens, tokens_of(), cells, EARLY)  # some of these are not run
-    assert max(early.deviation(number) for number in range(len(cells))) < CLOSE
+    assert max(early.cell_deviation(number) for number in range(len(cells))) < CLOSE
 
 
 def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, tokens_of, engine_of, monkeypatch):
@@ -244,11 +244,11 @@ def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, 
 
     engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)])
     monkeypatch.setattr(Passes, "run_pack", tampered(lambda mass: mass + 0.25))
-    assert engine.deviation(2) == pytest.approx(0.25, abs=1e-6)
+    assert engine.cell_deviation(2) == pytest.approx(0.25, abs=1e-6)
     monkeypatch.setattr(Passes, "run_pack", tampered(lambda mass: mass * torch.nan))
-    assert engine.deviation(2) == float("inf")
+    assert engine.cell_deviation(2) == float("inf")
     monkeypatch.setattr(Passes, "run_pack", tampered(lambda mass: mass))
-    assert engine.deviation(2) < CLOSE
+    assert engine.cell_deviation(2) < CLOSE
 
 
 def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_precision(
@@ -294,14 +294,14 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens
 
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
     engine = engine_of(lens_of("llama"), tokens_of(), [cell_of(zero("z"))], [sink_mass(0)])
-    right = Passes.baseline
+    right = Passes.run_baseline
 
     def wrong(self, *args, **options):
         found = right(self, *args, **options)
         outcome = replace(found.outcome, mass=found.outcome.mass + 0.25)
         return replace(found, early=replace(found.early, outcome=outcome))
 
-    monkeypatch.setattr(Passes, "baseline", wrong)
+    monkeypatch.setattr(Passes, "run_baseline", wrong)
     assert engine.baseline_deviation() == pytest.approx(0.25, abs=1e-6)
 
 
@@ -317,7 +317,7 @@ def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_
 
     monkeypatch.setattr(Passes, "run_pack", pack)
     engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)], lanes=1)
-    assert max(engine.deviation(number) for number in (0, 1, 3, 5)) < CLOSE
+    assert max(engine.cell_deviation(number) for number in (0, 1, 3, 5)) < CLOSE
     assert sizes == [4, 4, 4, 2]
 
 
@@ -365,7 +365,7 @@ def test_undefined_numbers_are_no_deviation(lens_of, tokens_of, engine_of):
     frame = engine.run(engine.blocks[0])
     assert frame["value"].isna().tolist() == [False, True, False]
     assert frame["error"].isna().all()
-    assert engine.deviation(0) < CLOSE
+    assert engine.cell_deviation(0) < CLOSE
 
 
 def test_a_block_is_one_row_a_sequence_and_metric(lens_of, tokens_of, engine_of):

@@ -151,6 +151,6 @@ def test_one_position_computed_alone_has_the_state_of_the_baseline_before_it(fam
         for layout in (whole, one):
             visits = {("resid_post", layer): Visit(readers=[(0, found.append)])}
             options = {"held": held, "queries": queries} if layout is one else {}
-            ends = {"first": layer, "last": layer + 1, "stream": layout.rows_of(stream + change)}
+            ends = {"first": layer, "last": layer + 1, "stream": layout.values_by_row(stream + change)}
             partial_pass(lens, tokens_of(), Pass(layout=layout, visits=visits, **ends, **options))
     torch.testing.assert_close(found[1][:, 0], found[0][:, position], atol=1e-4, rtol=1e-5)

@@ -8,13 +8,13 @@ from sink_lens.edits.metrics import logit_difference, loss, sink_mass
 from sink_lens.engine import plan
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.packs import fill_packs
-from sink_lens.engine.plan import bytes_per_token, plan_of
+from sink_lens.engine.plan import bytes_per_token, choose_plan
 
 READ = (sink_mass(0),)
 
 
 def cut(lens, tokens, *, n_cells=1000, metrics=READ):
-    found = plan_of(lens, tokens, Needs.of(metrics, lens=lens), n_cells=n_cells)
+    found = choose_plan(lens, tokens, Needs.of_metrics(metrics, lens=lens), n_cells=n_cells)
     assert found.path == "blocks"
     return found.prompts, found.pack
 
@@ -36,7 +36,7 @@ def test_a_forward_holds_as_much_as_a_cpu_makes_use_of(lens_of, tokens_of, lengt
 
 def test_memory_bounds_a_forward_and_one_sequence_always_runs(lens_of, tokens_of, monkeypatch):
     lens, tokens = lens_of("llama"), tokens_of((12,) * 4)
-    each = bytes_per_token(lens, 12, Needs.of([sink_mass(0)], lens=lens))
+    each = bytes_per_token(lens, 12, Needs.of_metrics([sink_mass(0)], lens=lens))
 
     def free(n_tokens):
         memory = SimpleNamespace(available=4 * n_tokens * each)  # a quarter of it is used
@@ -52,11 +52,11 @@ def test_memory_bounds_a_forward_and_one_sequence_always_runs(lens_of, tokens_of
 
 def test_forwards_run_side_by_side_on_the_cores_of_a_cpu(lens_of, tokens_of, monkeypatch):
     lens, tokens = lens_of("llama"), tokens_of((12,) * 4)
-    needs = Needs.of(READ, lens=lens)
+    needs = Needs.of_metrics(READ, lens=lens)
 
     def lanes(n_threads, n_cells):
         monkeypatch.setattr(plan.torch, "get_num_threads", lambda: n_threads)
-        return plan_of(lens, tokens, needs, n_cells=n_cells).lanes
+        return choose_plan(lens, tokens, needs, n_cells=n_cells).lanes
 
     # 10 cells a forward
     assert [lanes(2, 1000), lanes(2, 10), lanes(2, 11), lanes(4, 1000), lanes(64, 1000)] == [2, 1, 2, 4, 8]
@@ -69,9 +69,11 @@ def test_forwards_run_side_by_side_on_the_cores_of_a_cpu(lens_of, tokens_of, mon
 def test_the_memory_of_a_token_by_hand(lens_of):
     lens = lens_of("llama")
     # d_model 48, d_mlp 80, 4 heads of 12, 12 positions: 10 x 48 + 4 x 80 + 6 x 48 + 4 x 4 x 12 = 1280 floats
-    assert bytes_per_token(lens, 12, Needs.of([sink_mass(0)], lens=lens)) == 4 * 1280
-    assert bytes_per_token(lens, 12, Needs.of([loss()], lens=lens)) == 4 * 1280  # its logits exist a few at a time
-    needs = Needs.of([logit_difference(1, 2), loss()], lens=lens)
+    assert bytes_per_token(lens, 12, Needs.of_metrics([sink_mass(0)], lens=lens)) == 4 * 1280
+    assert (
+        bytes_per_token(lens, 12, Needs.of_metrics([loss()], lens=lens)) == 4 * 1280
+    )  # its logits exist a few at a time
+    needs = Needs.of_metrics([logit_difference(1, 2), loss()], lens=lens)
     assert bytes_per_token(lens, 12, needs) == 4 * (1280 + 3 * 300)
 
 

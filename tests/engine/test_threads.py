@@ -83,7 +83,7 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, t
     monkeypatch.setattr(lanes, "copy_for_thread", off)
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     made = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2)
-    assert made.deviation(0) > CLOSE
+    assert made.cell_deviation(0) > CLOSE
     found = check_plan(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
     assert (found.lanes, found.pack) == (1, 2)
     assert found.deviation < CLOSE

@@ -16,7 +16,7 @@ from sink_lens.circuits.graph import Graph
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import scale
-from sink_lens.edits.quantisation import linear_paths
+from sink_lens.edits.quantisation import linear_layer_paths
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.errors import ModelError
@@ -137,7 +137,7 @@ def test_every_answer_about_a_sink_whose_key_is_made_from_a_latent_is_its_truth(
 
 
 def test_what_reads_a_latent_is_rounded_with_the_other_weights():
-    read = [linear_paths(lens_of("deepseek_v3"), site) for site in ("attn_in", "q_latent", "kv_latent")]
+    read = [linear_layer_paths(lens_of("deepseek_v3"), site) for site in ("attn_in", "q_latent", "kv_latent")]
     names = [("q_a_proj", "kv_a_proj_with_mqa"), ("q_b_proj",), ("kv_b_proj",)]
     assert read == [tuple(f"self_attn.{name}" for name in some) for some in names]
 

@@ -311,7 +311,7 @@ def test_the_same_call_computes_nothing_and_gives_the_identical_table(tmp_path, 
     shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
     kept = stamps(blocks(tmp_path))
     monkeypatch.setattr(Engine, "run", lambda *args, **options: pytest.fail("a block was computed"))
-    monkeypatch.setattr(runner, "plan_of", lambda *args, **options: pytest.fail("the sweep was cut again"))
+    monkeypatch.setattr(runner, "choose_plan", lambda *args, **options: pytest.fail("the sweep was cut again"))
     before = {name: (tmp_path / f"{name}.parquet").read_bytes() for name in TABLES}
     second = swept(tmp_path)
     assert_same(whole, second)
@@ -512,14 +512,14 @@ def test_cells_whose_forwards_are_wrong_are_run_in_another_way(tmp_path, monkeyp
 
 
 def test_an_unedited_run_that_is_wrong_is_run_on_the_bridge(tmp_path, monkeypatch, few):
-    right = Passes.baseline
+    right = Passes.run_baseline
 
     def wrong(self, part, *, prompts, **named):
         found = right(self, part, prompts=prompts, **named)
         outcome = replace(found.outcome, mass=found.outcome.mass + 1e-3)
         return replace(found, early=replace(found.early, outcome=outcome))
 
-    monkeypatch.setattr(Passes, "baseline", wrong)
+    monkeypatch.setattr(Passes, "run_baseline", wrong)
     result = swept(tmp_path, what=FEW)
     assert json.loads((tmp_path / "plan.json").read_text())["path"] == "bridge"
     pd.testing.assert_frame_equal(result.frame, few.frame, **ROUNDING)

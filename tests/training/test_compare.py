@@ -73,7 +73,7 @@ def test_a_paired_difference_by_hand():
     assert (found.low, found.high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
     assert found.t_p == pytest.approx(0.0742, abs=1e-4)
     assert found.flip_p == found.flip_smallest == 0.25  # all of one sign: 2 of the 8 flips are as large
-    assert not found.told
+    assert not found.excludes_zero
     assert 1 <= found.boot_low <= found.boot_high <= 3
 
 
@@ -81,7 +81,7 @@ def test_few_seeds_tell_little():
     one = summarise_differences([-1.0], generator=generator())
     assert one.n == 1
     assert math.isnan(one.low)
-    assert not one.told
+    assert not one.excludes_zero
     assert summarise_differences([-1.0, -1.01], generator=generator()).flip_smallest == 0.5
     alike = summarise_differences([-1.0, -1.0, -1.0], generator=generator())
     assert (alike.low, alike.high) == (-1, -1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.edits.constructors import Edit, zero
-from sink_lens.edits.quantisation import format_of, round_to
+from sink_lens.edits.quantisation import format_of, round_to_format
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.dimensions import dominance_ratio_fixed
@@ -534,7 +534,7 @@ def sqnr(seen: Observed, terms: Terms) -> float:
     def read(view: Any) -> Tensor:
         """Sums of squares of the site and of the rounding, by sequence."""
         x = view[site].flatten(2).masked_fill(~view.valid[..., None], 0.0)
-        energies = [one.double().square().sum((1, 2)) for one in (x, x - round_to(x, form))]
+        energies = [one.double().square().sum((1, 2)) for one in (x, x - round_to_format(x, form))]
         return torch.stack(energies, dim=1)
 
     reading = Reading(name="sqnr", sites=(site,), function=read, layers=frozenset({layer}))
