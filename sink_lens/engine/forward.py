@@ -349,11 +349,6 @@ def not_finite_error(edits: Sequence[Edit]) -> EditError:
     return EditError(f"the run's final values are not finite under the edits {names}; need finite edits")
 
 
-def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Compute the mean next-token loss of each sequence in nats, without padding; nan for a sequence of one token."""
-    return mean_loss(next_token_losses(logits, part.tokens), part)
-
-
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:
     """Compute the mean loss of each sequence over its targets, without padding; nan for a sequence of one token."""
     predicted = copy_to_device(part.valid[:, 1:], losses.device)

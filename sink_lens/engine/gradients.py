@@ -17,7 +17,8 @@ from ..measures.attention import row_shares, sink_mass
 from ..models.lens import LensModel
 from ..models.running import exclusive_use, running
 from ..models.sites import SITES, bridge_hook
-from .forward import sequence_loss
+from ..models.unembedding import next_token_losses
+from .forward import mean_loss
 
 
 def metric_gradients(
@@ -120,3 +121,8 @@ def run_with_hooks(
         tensors=tensors,
         sequences=sequences,
     )
+
+
+def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
+    """Compute the mean next-token loss of each sequence in nats, without padding; nan for a sequence of one token."""
+    return mean_loss(next_token_losses(logits, part.tokens), part)

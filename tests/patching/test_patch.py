@@ -15,7 +15,8 @@ from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import freeze, zero
-from sink_lens.engine.forward import run_with, sequence_loss
+from sink_lens.engine.forward import run_with
+from sink_lens.engine.gradients import sequence_loss
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import sites_of
 from sink_lens.patching import path, run_pair
