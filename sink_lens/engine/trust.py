@@ -33,7 +33,7 @@ _TRIED = 8
 def check_plan(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
 ) -> Plan:
-    """Check a plan against the bridge; return one within ``TOLERANCE``, with the largest deviation of some cells.
+    """Compare a plan with the bridge; return the plan, or another one, that is within ``TOLERANCE``, and by how much.
 
     The given plan is taken if it is within ``TOLERANCE``. Where it is not, or where every cell that was tried failed,
     so that none was compared, other ways are taken: forwards side by side, later beginnings, shared forwards and the
@@ -47,7 +47,7 @@ def check_plan(
     ways = [plan, replace(plan, lanes=1), alone, replace(alone, pack=1), replace(alone, pack=1, path="bridge")]
     for last in dict.fromkeys(ways):
         engine = Engine(lens, batch, cells, metrics, plan=last)
-        (worst, n_compared, error), allowed = _compare(engine), _allowed_deviation(engine)
+        (worst, n_compared, error), allowed = _compare_with_bridge(engine), _allowed_deviation(engine)
         last = replace(last, n_compared=n_compared, deviation=worst)
         if worst <= allowed and error is None:
             if (last.pack, last.cut, last.path) != (plan.pack, plan.cut, plan.path):
@@ -74,17 +74,17 @@ def check_plan(
 def make_checked_run(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
 ) -> BaselineRun:
-    """Make the baseline run that a few cells at a time continue; its plan says how far the worst cell is off.
+    """Make a baseline run for few cells at a time, compared with the bridge; its plan holds the largest deviation.
 
-    The baseline run and the given cells are compared with the bridge by ``metrics``; other plans are tried
-    (``check_plan``) only where they differ more than they should. ``needs`` is what is read of the run.
+    The baseline run and the given cells are compared by ``metrics``; other plans are tried (``check_plan``) only if
+    they differ more than is allowed. ``needs`` lists what the run keeps.
     """
     plan = choose_even_plan(lens, batch, needs)
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)
     baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs)
     engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), baseline_run=baseline_run)
-    worst = max([engine.baseline_deviation(), *map(engine.deviation, range(len(cells)))])
+    worst = max([engine.baseline_deviation(), *map(engine.cell_deviation, range(len(cells)))])
     if worst <= _allowed_deviation(engine):
         baseline_run.plan = replace(plan, n_compared=len(cells), deviation=worst)
         return baseline_run
@@ -117,11 +117,11 @@ def make_engine(
     return Engine(lens, batch, cells, metrics, plan=plan)
 
 
-def _compare(engine: Engine) -> tuple[float, int, Exception | None]:
+def _compare_with_bridge(engine: Engine) -> tuple[float, int, Exception | None]:
     """Compare the baseline run, and up to two cells that begin at different layers, with the bridge.
 
     Returns:
-        The largest deviation, the number of cells that were compared, and why no cell was, where some were tried.
+        The largest deviation, the number of cells that were compared, and the error if every tried cell failed.
     """
     found = [engine.baseline_deviation()]
     able = [block for block in engine.blocks if block.first <= engine.lens.n_layers and block.prompts.start == 0]
@@ -143,7 +143,7 @@ def _compare(engine: Engine) -> tuple[float, int, Exception | None]:
 
 
 def _allowed_deviation(engine: Engine) -> float:
-    """``TOLERANCE`` times the largest magnitude of the baseline's metrics and logits, or 1; any in half precision."""
+    """Return ``TOLERANCE`` times the largest of 1, the baseline's metrics and logits; no limit in half precision."""
     if engine.lens.dtype != torch.float32:
         # Half precision has no order of sums to keep to, so that any number is allowed and reported; a number that is
         # undefined on one way alone is an infinite deviation, and is not.
