@@ -39,7 +39,7 @@ class CentringMeans:
     n_tokens: int
     seed: int
 
-    def of(self, centre: Centre) -> Mapping[int, Tensor]:
+    def of_centre(self, centre: Centre) -> Mapping[int, Tensor]:
         """Return layer -> mean of the values or of the aggregated values, as ``centre`` says; refuse other centres."""
         if centre not in ("values", "aggregated"):
             raise InputError(f"the centre {centre!r} has no means; need values or aggregated")
@@ -126,7 +126,7 @@ def amplify(
     def change(z: Tensor, at: At) -> Tensor:
         if means is None or centre == "none":
             return z * factor
-        mu = means.of(centre)[at.layer].to(z.device, z.dtype)
+        mu = means.of_centre(centre)[at.layer].to(z.device, z.dtype)
         mu = mu if chosen is None else mu[chosen]
         return z if factor == 1 else mu + factor * (z - mu)
 

@@ -171,7 +171,7 @@ def path_patch(
         for start in senders
     ]
     ending, receiving = _baseline_runs(lens, run, receiver=end, edits=edits, metric=measured)
-    baseline = evaluate(measured, ending.read(ending.needs)).double()
+    baseline = evaluate(measured, ending.read_outcome(ending.needs)).double()
     wanted = evaluate(measured, run_for_metric(lens, source, metric=measured)).double()
     key = _site_key(end)
     batches = len(ending.prompt_batches)

@@ -157,6 +157,6 @@ def test_what_cannot_be_amplified_is_refused(lens_of):
         with pytest.raises(InputError, match=rf"the centre '{centre}' needs means; compute them once with centring_m"):
             amplify(2.0, positions=[1], layers=[0], centre=centre)
     with pytest.raises(InputError, match="the centre 'none' has no means; need values or aggregated"):
-        by_number(1.0).of("none")
+        by_number(1.0).of_centre("none")
     with pytest.raises(InputError, match="n_tokens is 63; need at least 64, one sequence of random tokens"):
         centring_means(lens_of("llama"), n_tokens=63)
