@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
-from sink_lens.data.token_ids import ids_after
+from sink_lens.data.token_ids import continuation_ids
 from sink_lens.errors import InputError
 
 _NOUNS = (
@@ -204,7 +204,7 @@ def answer_examples(
 
 def _behind(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The tokens of an answer behind its prompt; refuses one that changes the prompt's own."""
-    ids = ids_after(prompt, answer, tokenizer)
+    ids = continuation_ids(prompt, answer, tokenizer)
     if ids is None or (answer and not ids):
         raise InputError(f"the answer {answer!r} changes the tokens of {prompt[-40:]!r}; need one that leaves them")
     return ids

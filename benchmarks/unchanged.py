@@ -30,7 +30,7 @@ def main() -> None:
     import torch
 
     from sink_lens.models.load import load
-    from sink_lens.models.running import evaluating, running
+    from sink_lens.models.running import prepare_pass, switch_to_eval_mode
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
@@ -44,11 +44,11 @@ def main() -> None:
         lens.bridge(tokens, use_cache=False)
 
     def run() -> None:
-        with running(lens):
+        with prepare_pass(lens):
             pass
 
     def walk() -> None:
-        with evaluating(lens.bridge):
+        with switch_to_eval_mode(lens.bridge):
             pass
 
     ways: dict[str, tuple[Callable[[], object], int]] = {

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from .data.described import BosCondition
 from .errors import InputError
-from .models.bundled import local_files, read_header, tokenizer_of
+from .models.bundled import find_local_model, read_header, read_tokenizer
 from .models.header import Header
 from .models.memory import free_bytes, peak_bytes, weight_bytes
 from .text import about_duration_text, duration_text, plural, size_text
@@ -132,7 +132,7 @@ class Sizes:
         """The model's tokenizer; None without one, or if the tokenizer's own file is missing."""
         if self.lens is not None:
             return self.lens.tokenizer
-        return None if self.files is None else tokenizer_of(self.files)
+        return None if self.files is None else read_tokenizer(self.files)
 
     def prompt_ids(self, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
         """Token ids of each prompt; None if the model has no tokenizer."""
@@ -194,7 +194,7 @@ def estimate(config: Any, passes: CountPasses) -> Cost:
 
 def _read_sizes(name: str) -> Sizes | None:
     """Read the sizes of a model from the headers of its files; None if a size is missing there."""
-    files = local_files(name)
+    files = find_local_model(name)
     header = files and read_header(files)
     return Sizes(header=header, files=files) if header else None
 

@@ -14,7 +14,7 @@ from sink_lens.edits.part import Part
 from sink_lens.engine.generation import Generated
 from sink_lens.identity.contraction import Contraction
 from sink_lens.identity.preference import Preference
-from sink_lens.models.unchanged import Values
+from sink_lens.models.unchanged import TensorValues
 from sink_lens.patching.path import PathResult
 from sink_lens.patching.results import AttributionResult, PatchResult
 from sink_lens.patching.run_pair import RunPair
@@ -45,7 +45,12 @@ def results():
     )
     yield (
         AttributionResult(
-            frame=SWEPT, runs=object.__new__(RunPair), values_then=object.__new__(Values), grid=(), **PATCHED, **SITE
+            frame=SWEPT,
+            runs=object.__new__(RunPair),
+            values_then=object.__new__(TensorValues),
+            grid=(),
+            **PATCHED,
+            **SITE,
         ),
         "to first order",
     )

@@ -27,10 +27,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from ..errors import KernelError, first_line_of_error
-from ..models.attention import add_sink_logits, append_alibi_dimension, softcap_scores, weights_of
+from ..models.attention import add_sink_logits, append_alibi_dimension, softcap_scores, weights_from_scores
 from ..models.family import Family
 from ..models.interfaced import use_attention
-from ..models.private_apis import fused_on_cpu, fused_on_gpu
+from ..models.private_apis import fused_attention_on_cpu, fused_attention_on_gpu
 from ..schema import KernelChoice
 
 OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")
@@ -176,7 +176,7 @@ def _attention_weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
     """Compute attention weights from scores and the row's log-sum-exp; without a log-sum-exp, by sigmoid."""
-    return weights_of(scores, sigmoid=True) if lse is None else (scores - lse[..., None]).exp()
+    return weights_from_scores(scores, sigmoid=True) if lse is None else (scores - lse[..., None]).exp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,10 +259,10 @@ def _fused_attention(
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if query.device.type == "cpu":
-        output, lse = fused_on_cpu(query, key, value, mask=mask, scale=scale)
+        output, lse = fused_attention_on_cpu(query, key, value, mask=mask, scale=scale)
         return output[..., :d_value], lse
     bias = None if mask is None else _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
-    output, lse, *_ = fused_on_gpu(query, key, value, bias=bias, causal=mask is None, scale=scale)
+    output, lse, *_ = fused_attention_on_gpu(query, key, value, bias=bias, causal=mask is None, scale=scale)
     return output[..., :d_value], lse[..., : query.shape[2]]  # the kernel pads the rows of its log-sum-exp
 
 

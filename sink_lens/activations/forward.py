@@ -17,12 +17,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
-from ..models.delegation import attention_of, delegate_attention, has_user_hooks, hooked, stop_pass_after
-from ..models.interfaced import show_attention_inputs, use_attention
+from ..models.delegation import attention_of, delegate_attention, has_user_hooks, register_hooks, stop_pass_after
+from ..models.interfaced import use_attention, watch_attention_inputs
 from ..models.lens import LensModel
 from ..models.private_apis import kernel_of
-from ..models.running import check_unchanged, running
-from ..models.sites import SITES, bridge_hook, read_site
+from ..models.running import check_unchanged, prepare_pass
+from ..models.sites import SITES, bridge_hook_name, read_site
 from .attention import OBSERVED, Kernel, Put, Watch, observe_attention
 
 
@@ -96,7 +96,7 @@ def forward(
     last = max(plan, default=0)
     at_sites = [(layer, name) for layer, names in plan.items() for name in sorted(names - set(OBSERVED))]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(running(lens))
+        stack.enter_context(prepare_pass(lens))
         if plain or lens.why_measured_only is not None:
             model, layers = lens.plain, lens.layers
             for layer, name in at_sites:
@@ -110,7 +110,7 @@ def forward(
                         "the run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"
                     )
             model, layers = stack.enter_context(delegate_attention(lens, layers=range(last + 1))), lens.bridge.blocks
-            stack.enter_context(hooked(lens, [_site_hook(lens, *place, put=put) for place in at_sites]))
+            stack.enter_context(register_hooks(lens, [_site_hook(lens, *place, put=put) for place in at_sites]))
         if kernel is not None:
             watch = Watch(
                 kernel=kernel,
@@ -133,20 +133,20 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
     hooks: list[Any] = [
         _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
     ]
-    with running(lens), torch.no_grad():
+    with prepare_pass(lens), torch.no_grad():
         lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
 
 
 def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
     """Return (name of a site's hook point, hook that passes the site's tensor to ``put``)."""
-    hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
+    hook_name = bridge_hook_name(SITES[name], family=lens.family, layer=layer)
     return hook_name, lambda x, hook: put(layer, name, x)
 
 
 @contextlib.contextmanager
 def _read_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
     """Within the block, pass a site's tensor of the plain model to ``put``, from the module that computes it."""
-    site, family = SITES[name], lens.row(layer) if SITES[name].per_layer else lens.family
+    site, family = SITES[name], lens.family_of_layer(layer) if SITES[name].per_layer else lens.family
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
     module = (lens.layer(layer) if site.per_layer else lens.plain).get_submodule(address.module)
@@ -168,7 +168,7 @@ def _read_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch
 
     with contextlib.ExitStack() as stack:
         if address.side == "inside":
-            stack.enter_context(show_attention_inputs(module, inside))
+            stack.enter_context(watch_attention_inputs(module, inside))
         elif address.side == "output":
             stack.callback(module.register_forward_hook(after).remove)
         else:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
-from ..models.running import running
+from ..models.running import prepare_pass
 
 HALF = (torch.bfloat16, torch.float16)
 """The types that are asked about."""
@@ -124,7 +124,7 @@ def _logits_and_magnitudes(
     lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
     """Run the model; return logits, and the largest magnitude over layers of each stream value. ``wide`` is float32."""
-    with running(lens), in_float32(lens.plain) if wide else contextlib.nullcontext(), torch.no_grad():
+    with prepare_pass(lens), in_float32(lens.plain) if wide else contextlib.nullcontext(), torch.no_grad():
         out = lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True)
     largest = torch.stack([state.float().abs() for state in out.hidden_states[:-1]]).amax(dim=0)
     return out.logits.float().cpu(), largest.cpu()

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..data.tokens import TokenBatch, Tokens, batch_of
+from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..errors import InputError, SiteError
 from ..models.lens import LensModel, check_layers_have, count_from_start, why_skipped
 from ..models.load import ModelLike, as_lens
@@ -71,7 +71,7 @@ def stream(
             result does not have the sequences as its first axis.
     """
     lens = as_lens(lens)
-    batch = batch_of(tokens)
+    batch = as_batch(tokens)
     check_tokens(lens, batch)
     plan = _names_by_layer(lens, readings)
     check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
@@ -131,7 +131,7 @@ def capture(
         InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
     lens = as_lens(lens)
-    batch = batch_of(tokens)
+    batch = as_batch(tokens)
     check_tokens(lens, batch)
     names = tuple(dict.fromkeys(sites))
     for name in names:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..data.tokens import TokenBatch, Tokens, batch_of
+from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..errors import InputError
 from ..measures.attention import can_tell_sinks, fewest_queries, row_shares
 from ..measures.reductions import mean_where
@@ -85,7 +85,7 @@ def sink_mask(
     Raises:
         InputError: a threshold was given for ``either``, or the model cannot take the tokens.
     """
-    batch = batch_of(tokens)
+    batch = as_batch(tokens)
     if by == "either" and threshold is not None:
         raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
@@ -117,7 +117,7 @@ def sink_scores(
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
     few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
-    return _scores_by_rule(lens, batch_of(tokens), (by,), batch_size=batch_size)[by]
+    return _scores_by_rule(lens, as_batch(tokens), (by,), batch_size=batch_size)[by]
 
 
 def _scores_by_rule(

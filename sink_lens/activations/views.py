@@ -16,7 +16,7 @@ from ..measures.attention import row_shares
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
-from ..models.sites import SITES, bridge_hook, site_of
+from ..models.sites import SITES, bridge_hook_name, site_of
 from ..records import display
 from ..text import span
 
@@ -149,13 +149,13 @@ class Reading:
             held: dict[str, Tensor] = {}
             for name, site in sites.items():
                 hook = partial(take, name=name, layer=layer, held=held)
-                hooks.append((bridge_hook(SITES[site], family=lens.family, layer=layer), hook))
+                hooks.append((bridge_hook_name(SITES[site], family=lens.family, layer=layer), hook))
         return hooks
 
 
 def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
     """Return the layers that have all of these sites."""
-    return sorted(set(range(lens.n_layers)).intersection(*map(lens.having, names)))
+    return sorted(set(range(lens.n_layers)).intersection(*map(lens.layers_with, names)))
 
 
 def _quantity_at_hook(

@@ -362,7 +362,7 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
     if target == "sink logit":  # attention that goes to no key; the first query, which sees one key, is left out
         patterns = (widen(run.tensors["pattern", layer]) for layer in reads)
         return torch.stack([1 - pattern[:, :, 1:].sum(-1).mean((1, 2)) for pattern in patterns]).mean(0)
-    states, lasting = run.state_at(setting.sink_position), setting.lens.lasting
+    states, lasting = run.state_at(setting.sink_position), setting.lens.remaining_scales
     sizes = [
         lasting[layer + 1]
         * states[run.layers.index(layer)][:, list(setting.location.outliers.get(layer, ()))].abs().sum(-1)
@@ -477,7 +477,7 @@ def _matched_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Ge
     lens, drawn = setting.lens, list[Maker]()
     for kind, site in WHOLE.items():
         taken = [part.layer for part in parts if part.kind == kind]
-        others = torch.tensor([layer for layer in lens.having(site) if layer not in taken], dtype=torch.long)
+        others = torch.tensor([layer for layer in lens.layers_with(site) if layer not in taken], dtype=torch.long)
         for layer in others[torch.randperm(len(others), generator=generator)[: len(taken)]].tolist() if taken else ():
             drawn.append(Maker(kind=kind, layer=layer, unit=0))
     groups: dict[tuple[Kind, int], list[int]] = {}

@@ -48,7 +48,7 @@ class Panel:
     shortest: int
     """Tokens of the shortest sequence: every sequence has the positions before it, and only those can be sinks."""
     lasting: tuple[float, ...]
-    """See ``LensModel.lasting``."""
+    """See ``LensModel.remaining_scales``."""
 
     @property
     def n_sequences(self) -> int:
@@ -166,7 +166,7 @@ def scout(
     typical = r.typical_readings(sinks, positions=sites)
     streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical])
     nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
-    at = {"positions": sites, "shortest": shortest, "lasting": lens.lasting}
+    at = {"positions": sites, "shortest": shortest, "lasting": lens.remaining_scales}
     panel = Panel(streamed=streamed, sink_positions=sinks, location=nothing, s1={}, **at)
     return refind(panel, config=config, forced=forced)
 
@@ -253,7 +253,7 @@ def measure(
         positions=positions,
         s1={place: moment.std().float().mean(-1) for place, moment in moments.items()},
         shortest=int(tokens.lengths.min()),
-        lasting=lens.lasting,
+        lasting=lens.remaining_scales,
     )
     return replace(panel, location=refind(panel, config=config, forced=forced))
 
@@ -283,7 +283,7 @@ def scout_and_measure(
     needed only where the scout took a wrong position for the strongest. Where a ``position`` is given, it alone is
     studied, whether it has a sink or not. The first scout calls ``tell``.
     """
-    attention, again_label = lens.having("k"), label and f"{label} again"
+    attention, again_label = lens.layers_with("k"), label and f"{label} again"
 
     def measure_at(at: Location, label: str | None) -> Panel:
         return measure(lens, tokens, plan=at.plan(attention), config=config, own=own, label=label, only=only)

@@ -29,7 +29,7 @@ _TYPES = (
 class LayerSplit:
     """One growth layer's change of the step's outlier dimension at one position, split by neurons.
 
-    In a model whose layers multiply the stream, in units of the last layer's (``LensModel.lasting``).
+    In a model whose layers multiply the stream, in units of the last layer's (``LensModel.remaining_scales``).
     """
 
     layer: int
@@ -80,10 +80,11 @@ def split_layers(
             index = panel.sink_positions.index(position)
             activations = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
             terms, bias = output_terms(lens, weights, layer=layer, activations=activations, dimension=step.dimension)
-            by = lens.lasting[layer]
+            by = lens.remaining_scales[layer]
             terms, bias = by * terms.cpu(), by * bias.cpu()
             added = {
-                site: by * panel.at(f"{site}_at_sinks", layer)[:, index, step.dimension] for site in lens.adding(layer)
+                site: by * panel.at(f"{site}_at_sinks", layer)[:, index, step.dimension]
+                for site in lens.added_sites(layer)
             }
             output, change = added["mlp_out"], torch.stack([*added.values()]).sum(0)
             share = measures.contribution_share(terms[rows], change=change[rows])

@@ -39,7 +39,7 @@ from ..circuits.stream import apply_norm, factor_behind
 from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
-from ..models.weights import keys_of, mlp_weights, norm_weights
+from ..models.weights import exact_keys, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import span
 from .config import PATH_CONTROLS, PATH_LENGTH
@@ -90,14 +90,14 @@ class Writings:
     def added(self) -> dict[str, Tensor]:
         """Part -> what it adds over its mean on ordinary tokens, layer by layer; the embedding's has no axis of layers.
 
-        All in the unit of the last layer's stream (``LensModel.lasting``).
+        All in the unit of the last layer's stream (``LensModel.remaining_scales``).
         """
-        setting, lasting = self.setting, self.setting.lens.lasting
+        setting, lasting = self.setting, self.setting.lens.remaining_scales
         embedding = lasting[0] * self._minus_ordinary(setting.tensors("resid_pre", layers=[0])[0])
         found = {EMBEDDING: embedding}
         for name, site in SUBLAYERS.items():
             by_layer = [torch.zeros_like(embedding)] * setting.lens.n_layers
-            for layer, added in setting.tensors(site, layers=setting.lens.having(site)).items():
+            for layer, added in setting.tensors(site, layers=setting.lens.layers_with(site)).items():
                 by_layer[layer] = lasting[layer] * self._minus_ordinary(added)
             found[name] = torch.stack(by_layer)
         for layer, units in self.units.items():
@@ -113,7 +113,7 @@ class Writings:
         if after is not None:
             whole = setting.tensors("down_out", layers=[layer])[layer].float()
             part = part * factor_behind(whole, after).cpu()
-        return setting.lens.lasting[layer] * self._minus_ordinary(part)
+        return setting.lens.remaining_scales[layer] * self._minus_ordinary(part)
 
     def _minus_ordinary(self, x: Tensor) -> Tensor:
         """A tensor minus its mean over ordinary tokens, on the CPU."""
@@ -126,14 +126,14 @@ class Writings:
         site, at = ("resid_pre", 0) if layer == 0 else ("resid_post", layer - 1)
         x = setting.tensors(site, layers=[at])[at].float().cpu()
         for mixed in ("attn_out", "mixer_out") if mlp and not is_parallel(setting.lens) else ():
-            if layer in setting.lens.having(mixed):
+            if layer in setting.lens.layers_with(mixed):
                 x = x + setting.tensors(mixed, layers=[layer])[layer].float().cpu()
         return x
 
     def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
         """Return what a source adds, above ordinary tokens, to the input of a layer's attention or MLP."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
-        added, by = self.added, self.setting.lens.lasting[layer]
+        added, by = self.added, self.setting.lens.remaining_scales[layer]
         if source.name == EMBEDDING:
             return added[EMBEDDING][:, position] / by
         if source.name in SUBLAYERS:
@@ -166,7 +166,7 @@ class Writings:
             change = change.masked_fill(others, 0.0)
         x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
-        key = keys_of(lens, apply_norm(x, norm), layer=layer, position=position)
+        key = exact_keys(lens, apply_norm(x, norm), layer=layer, position=position)
         return freeze("k", {layer: key[:, None]}, positions=[position], label=_path_label(path))
 
     def _mlp_edits(self, path: Path, layer: int) -> Iterator[Edit]:

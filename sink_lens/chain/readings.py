@@ -22,8 +22,14 @@ from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import ADDED, LensModel
 from ..models.sites import sites_of
-from ..models.unembedding import losses_of
-from ..models.weights import AttentionWeights, Constants, attention_constants, attention_weights, output_weights
+from ..models.unembedding import losses_from_states
+from ..models.weights import (
+    AttentionConstants,
+    AttentionWeights,
+    attention_constants,
+    attention_weights,
+    output_weights,
+)
 from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
 from .locate import MeasuringPlan
@@ -56,7 +62,7 @@ class MeasuringPass:
         return functools.lru_cache(maxsize=1)(lambda layer: attention_weights(self.lens, layer=layer))
 
     @functools.cached_property
-    def constants(self) -> Callable[[int], Constants]:
+    def constants(self) -> Callable[[int], AttentionConstants]:
         """Return the constants that biases add in a layer, the same for every token."""
         return functools.cache(lambda layer: attention_constants(self.lens, layer=layer))
 
@@ -129,7 +135,7 @@ def position_readings(
 ) -> list[Reading]:
     """Standard deviation within the token and norm, by site and position; sums for S1 go to ``moments``.
 
-    What biases make of every value alike (``Constants``) does not average out, and is left out of the deviation.
+    What biases make of every value alike (``AttentionConstants``) does not average out; the deviation leaves it out.
     """
     readings = []
 
@@ -260,7 +266,7 @@ def token_loss_reading(lens: LensModel) -> Reading:
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
         predicted = view.valid[:, 1:]
         found = torch.full(targets.shape, math.nan, device=hidden.device, dtype=torch.float32)
-        found[predicted] = losses_of(lens, hidden[predicted], targets[predicted])
+        found[predicted] = losses_from_states(lens, hidden[predicted], targets[predicted])
         return found
 
     return Reading(name="token_loss", sites=("final",), function=loss)

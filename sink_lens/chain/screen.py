@@ -26,8 +26,8 @@ from torch import Tensor
 from ..engine.layout import Attending, Layout
 from ..engine.partial_pass import Pass, Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
-from ..models.attention import repeat_kv_heads, weights_of
-from ..models.running import block_of_passes
+from ..models.attention import repeat_kv_heads, weights_from_scores
+from ..models.running import prepare_passes
 from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights, output_weights
 from .neurons import output_terms
@@ -67,7 +67,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     change: dict[str, dict[int, Tensor]] = {}  # at the sink position, from the mean over ordinary tokens
     for site in _SITES.values():
         if site in sites_of(lens.family):
-            found_at = setting.tensors(site, layers=lens.having(site))
+            found_at = setting.tensors(site, layers=lens.layers_with(site))
             change[site] = {
                 layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float()
                 for layer, x in found_at.items()
@@ -136,7 +136,7 @@ def _propagate(
     lens, position = setting.lens, setting.sink_position
     n = setting.tokens.n_sequences
     after = torch.zeros(n, lens.d_model, device=lens.device, dtype=torch.float32)
-    direct, whole = torch.zeros_like(after), 0.0
+    direct, whole, scales = torch.zeros_like(after), 0.0, lens.remaining_scales
     shares, weights = (
         torch.tensor(some, device=lens.device, dtype=torch.float32) for some in zip(*points, strict=True)
     )
@@ -149,13 +149,13 @@ def _propagate(
             if site in found:
                 product = found[site][:, 0] * change[site][layer].to(lens.device)
                 _add_effects(effects, kind, layer, (product if kind == "neuron" else product.sum(-1)).mean(0))
-        bias = attention_weights(lens, layer=layer).b_k if layer in lens.having("k") else torch.empty(0)
+        bias = attention_weights(lens, layer=layer).b_k if layer in lens.layers_with("k") else torch.empty(0)
         if bool(bias.any()):  # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
             for share, weight in points:
                 slope = run.bias_gradient(layer, stream=baseline, bias=bias, share=share, target=target)
                 _add_effects(effects, "key bias", layer, weight * slope / n)
         whole += float((found["direct"] * (baseline[:, position] - ordinary)).sum())
-        after, direct = found["stream"], direct + lens.lasting[0] / lens.lasting[layer] * found["direct"]
+        after, direct = found["stream"], direct + scales[0] / scales[layer] * found["direct"]
     for kind, written in embeddings(setting).items():
         over = (written[:, position] - setting.mean_ordinary(written)[:, 0]).to(lens.device)
         effect = float((over * direct).sum())
@@ -172,7 +172,7 @@ class _Run:
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}
         lens = setting.lens
-        with block_of_passes(lens):
+        with prepare_passes(lens):
             kept = {"keep": self.held, "queries": self.queries, "attention_only": True}
             partial_pass(lens, self.tokens, Pass(layout=self._layout((0,)), first=0, last=lens.n_layers, **kept))
 
@@ -195,7 +195,7 @@ class _Run:
         leaf = at_sink.detach().clone().requires_grad_(True)
         zeros = {}
         for site in _SITES.values():
-            if site in sites_of(lens.family) and layer in lens.having(site):
+            if site in sites_of(lens.family) and layer in lens.layers_with(site):
                 size = lens.sizes(SITES[site].axes, n_positions=1, layer=layer)
                 zeros[site] = torch.zeros(n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32)
         cells = range(n_points)
@@ -204,7 +204,7 @@ class _Run:
             for site, zero in zeros.items()
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
-        with block_of_passes(lens), torch.enable_grad():
+        with prepare_passes(lens), torch.enable_grad():
             own, streams = self._layer_targets(
                 layer, layout=layout, visits=visits, stream=leaf.flatten(0, 1)[None], target=target
             )
@@ -238,7 +238,7 @@ class _Run:
             return k + (share - 1 + leaf).to(k.dtype)[:, None] * bias.to(k.device, k.dtype)
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
-        with block_of_passes(lens), torch.enable_grad():
+        with prepare_passes(lens), torch.enable_grad():
             ends = {"stream": layout.values_by_row(stream), "target": target, "attention_only": of_sink}
             own, _ = self._layer_targets(layer, layout=layout, visits=visits, **ends)
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
@@ -300,7 +300,7 @@ class _Run:
         scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
         scores = query @ repeat_kv_heads(key, n_heads=query.shape[1]).mT * scaling
         mask = Attending(lens=lens, layout=layout, held={}).mask(later, like=scores)
-        return weights_of(scores + mask)
+        return weights_from_scores(scores + mask)
 
     def _mass(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
         """Attention to the sink position, mean over heads, summed over sequences; 0 in layers where no sink is read."""
@@ -321,7 +321,8 @@ class _Run:
         if not dims:
             return written.sum() * 0
         baseline = self.setting.baseline.state_at(self.setting.sink_position)[layer][:, dims]
-        return self.setting.lens.lasting[layer + 1] * (written[:, dims] * baseline.sign().to(written.device)).sum()
+        size = (written[:, dims] * baseline.sign().to(written.device)).sum()
+        return self.setting.lens.remaining_scales[layer + 1] * size
 
 
 def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
@@ -331,7 +332,7 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
     if not dims:
         return
     states = setting.baseline.state_at(position)[..., dims].abs().mean(1)  # layer, dimension
-    by = lens.lasting
+    by = lens.remaining_scales
     largest = (states * torch.tensor(by[1:], dtype=states.dtype)[:, None]).max(0).values.clamp(min=1e-6)
     for layer in range(lens.n_layers):
         if layer in lens.attention_layers and lens.family.attn_post_norm is None:
@@ -342,7 +343,7 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
             )
             _add_effects(effects, "head", layer, by[layer] * written.abs().max(-1).values * lens.family.attn_multiplier)
         for kind, site in WHOLE.items():
-            if layer in lens.having(site):
+            if layer in lens.layers_with(site):
                 mixed = by[layer] * change[site][layer][..., dims].mean(0).cpu() / largest
                 _add_effects(effects, kind, layer, mixed.abs().max()[None])
         weights = mlp_weights(lens, layer=layer)

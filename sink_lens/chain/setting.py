@@ -177,7 +177,7 @@ class Setting:
 
     def having(self, site: str, layers: Iterable[int]) -> list[int]:
         """Those of the given layers that have a site."""
-        return [layer for layer in layers if layer in self.lens.having(site)]
+        return [layer for layer in layers if layer in self.lens.layers_with(site)]
 
     @property
     def next_layers(self) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
     rows = []
     for layer in range(lens.n_layers):
         entering = location.entering(layer)
-        if not entering or layer not in lens.having("k") or lens.family.kv_latent is not None:
+        if not entering or layer not in lens.layers_with("k") or lens.family.kv_latent is not None:
             rows.append(torch.full((lens.n_heads,), torch.nan, dtype=torch.float32))
             continue
         weights = attention_weights(lens, layer=layer)

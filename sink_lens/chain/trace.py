@@ -24,13 +24,13 @@ from ..activations.forward import check_tokens
 from ..activations.precision import measure_rounding
 from ..activations.record import capture
 from ..configuration import make_config, refuse_unknown_names
-from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
+from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, load_model, make_tokens
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
-from ..models.memory import collect_garbage, free_bytes, set_aside, weight_bytes
-from ..models.running import exclusive_use, holds_views, note_memory
+from ..models.memory import collect_garbage, free_bytes, store_parameters_on_disk, weight_bytes
+from ..models.running import exclusive_use, has_shared_views, note_memory
 from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_folder, read_run
@@ -145,7 +145,7 @@ def trace(
         model = as_lens(model)
     if isinstance(tokens, str):
         fields, tokens = fields | {"tokens": tokens}, None
-    sequences = None if tokens is None else batch_of(tokens)
+    sequences = None if tokens is None else as_batch(tokens)
     config = _call_config(model, given=config, fields=fields)
     if not isinstance(model, LensModel) and sequences is None:
         check_sequences(config)
@@ -412,7 +412,7 @@ def _measure_untrained(asked: _Asked, located: summary.Located) -> tuple[LensMod
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
     label = "random-init baseline" if asked.progress else None
-    own, plan = [link.readings for link in asked.links], aim.plan(untrained.having("k"))
+    own, plan = [link.readings for link in asked.links], aim.plan(untrained.layers_with("k"))
     return untrained, measure(untrained, batch, config=config, plan=plan, forced=spans, own=own, label=label)
 
 
@@ -427,12 +427,12 @@ def _room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Path) ->
     if too_large:
         said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
         _LOG.warning(said, size_text(free))
-    if not too_large or holds_views(lens):  # the bridge's parts of fused projections would keep the memory
+    if not too_large or has_shared_views(lens):  # the bridge's parts of fused projections would keep the memory
         yield
         return
     with exclusive_use(lens):
         try:
-            with set_aside(lens.plain, folder=folder):
+            with store_parameters_on_disk(lens.plain, folder=folder):
                 yield
         finally:
             note_memory(lens)

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.token_ids import answer_id
-from ..data.tokens import Prompts, TokenBatch, batch_of
+from ..data.tokens import Prompts, TokenBatch, as_batch
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, edits_for_model
 from ..edits.metrics import positions_from_start
@@ -35,7 +35,7 @@ from ..errors import InputError, ModelError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import site_of
-from ..models.unembedding import uncapped_logits, unembedding_of
+from ..models.unembedding import uncapped_logits, unembedding_vectors
 from ..models.weights import attention_weights, final_norm, mlp_weights, norm_weights
 from ..records import display
 from ..stats import largest_rows, t_intervals
@@ -114,7 +114,7 @@ def direct_logit_attribution(
         ModelError: the contributions do not sum to the logit.
     """
     lens = as_lens(lens)
-    batch = batch_of(prompts, lens.tokenizer, bos=bos)
+    batch = as_batch(prompts, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits, n_positions=batch.n_positions)
     if any(one.site == "final" for one in given):
@@ -160,8 +160,8 @@ def _contributions(
     """Return each part's contribution at one position of each sequence, in float64."""
     read = {place: tensor.double() for place, tensor in tensors.items()}
     last, norm = read["resid_post", lens.n_layers - 1], final_norm(lens)
-    wanted = _signed_sum(lambda ids: unembedding_of(lens, ids)[0], signed)
-    constant = _signed_sum(lambda ids: unembedding_of(lens, ids)[1], signed)
+    wanted = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[0], signed)
+    constant = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[1], signed)
     through = wanted * norm.gain.double().cpu()
     through = through - through.mean(-1, keepdim=True) if norm.centred else through
     centred = last - last.mean(-1, keepdim=True) if norm.centred else last

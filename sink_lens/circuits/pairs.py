@@ -263,10 +263,10 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
 def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The token that an answer is behind both prompts; None if it is not one token, or not the same behind both."""
-    from ..data.token_ids import answer_id, ids_after
+    from ..data.token_ids import answer_id, continuation_ids
 
     if pair.goes_on:
-        ids = ids_after(str(pair.clean), str(answer), tokenizer)
+        ids = continuation_ids(str(pair.clean), str(answer), tokenizer)
         return ids[0] if ids else None
     try:
         first, second = (answer_id(answer, prompt, tokenizer) for prompt in (pair.clean, pair.corrupted))

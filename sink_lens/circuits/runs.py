@@ -33,7 +33,7 @@ from ..edits.outcome import Outcome
 from ..engine.gradients import run_with_hooks
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.unchanged import Values
+from ..models.unchanged import TensorValues
 from ..patching.pairs import Sequences, pair_prompts
 from .config import REST, Ablation, CircuitConfig
 from .graph import Graph
@@ -63,7 +63,7 @@ class Runs:
     """The metric in the clean run of each pair."""
     corrupted_values: Float[Tensor, " pair"] = field(repr=False)
     """The metric on the corrupted prompt; without one, with the input's writing replaced and all else computed."""
-    values_then: Values = field(repr=False)
+    values_then: TensorValues = field(repr=False)
     """The values of the model's weights when the runs were made."""
 
     @classmethod

@@ -49,7 +49,7 @@ def score_edges(
     found = zero_scores(runs, method=method)
     with tqdm(total=runs.n_pairs, desc=f"{name} ({method})", unit="pair", disable=not progress, leave=False) as bar:
 
-        def batch_of(some: Runs) -> Scores:
+        def as_batch(some: Runs) -> Scores:
             """The scores of the pairs of one pass."""
             if METHODS[method].along == "patches":
                 own, n = zero_scores(some, method=method), some.graph.n_edges
@@ -81,7 +81,7 @@ def score_edges(
                     own = rows[batch]
                     name_of_pass = part if own == rows else f"{part}-pairs-{own.start}-{own.stop}"
                     if not is_read(name_of_pass, own):
-                        one = batch_of(some.some(range(batch.start, batch.stop)))
+                        one = as_batch(some.some(range(batch.start, batch.stop)))
                         found.values[own], found.steps[own] = one.values, one.steps
                         write(name_of_pass, own)
                 write(part, rows)

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..models.lens import LensModel
-from ..models.sites import SITES, bridge_hook
+from ..models.sites import SITES, bridge_hook_name
 from ..models.weights import Norm, NormName, attention_weights, final_norm, mlp_weights, norm_weights
 from .graph import Graph
 
@@ -115,7 +115,7 @@ def hook_name_of(lens: LensModel, site: str, layer: int) -> str:
     """Name of the bridge's hook point of a site; ``g`` is the projection that gates the heads' output."""
     if site == "g":
         return f"blocks.{layer}.attn.head_gate.hook_out"
-    return bridge_hook(SITES[site], family=lens.family, layer=layer)
+    return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 
 def apply_norm(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tensor, "*batch d_model"]:

@@ -140,7 +140,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def find_fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
-    """Text that says which file of a folder is missing, of another size or changed; None if all fit the manifest.
+    """Describe the first file that is missing, of another size or changed; None if all files fit the manifest.
 
     A file that still has its recorded time stamp is not hashed again.
     """
@@ -158,7 +158,7 @@ def find_fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = 
 
 
 def size_and_time(path: Path) -> dict[str, int]:
-    """Size and time of the last change, by which an unchanged file is recognised without reading it."""
+    """Size of a file and time of its last change, by which an unchanged file is recognised unread."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 

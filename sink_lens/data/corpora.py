@@ -77,7 +77,7 @@ class Texts:
 
 
 def open_texts(source: str) -> Texts:
-    """Open the documents of a source. In tabular files the text is in the column ``text``.
+    """Open the documents of a source; in tabular files the text is in the column ``text``.
 
     Args:
         source: one of:
@@ -93,9 +93,9 @@ def open_texts(source: str) -> Texts:
     if source == "bundled":
         return Texts(source, lambda: [bundled_text()])
     if not (path := expand_home(source)).exists():
-        return Texts(source, _open_hub(source))
+        return Texts(source, _open_hub_dataset(source))
     if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        return Texts(source, _open_saved(path))
+        return Texts(source, _open_saved_dataset(path))
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()]
         if not files:
@@ -115,7 +115,7 @@ def text_hash(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _open_hub(source: str) -> Callable[[], Iterable[str]]:
+def _open_hub_dataset(source: str) -> Callable[[], Iterable[str]]:
     """Return a function that reads the documents of a data set of the model hub, downloaded or streamed."""
     asked = _HUB.fullmatch(source)
     if asked is None or source.endswith(_ENDINGS):
@@ -125,11 +125,11 @@ def _open_hub(source: str) -> Callable[[], Iterable[str]]:
         )
     load_dataset = _import_datasets(source).load_dataset
     name, config, documents = asked["name"], asked["config"], asked["documents"]
-    with _readable_errors(f"there is no file or folder {source}, and no data set of that name came from the hub"):
+    with _raise_input_errors(f"there is no file or folder {source}, and no data set of that name came from the hub"):
         rows: Any = load_dataset(name, config, split="train", streaming=documents is not None)
     if documents is None:
         return lambda: _texts_of_rows(rows, what=source)
-    with _readable_errors(f"the first documents of {source} did not come from the hub"):
+    with _raise_input_errors(f"the first documents of {source} did not come from the hub"):
         first = list(_texts_of_rows(rows.take(int(documents)), what=source))
     return lambda: first
 
@@ -144,10 +144,10 @@ def _import_datasets(source: object) -> Any:
     return datasets
 
 
-def _open_saved(folder: Path) -> Callable[[], Iterable[str]]:
+def _open_saved_dataset(folder: Path) -> Callable[[], Iterable[str]]:
     """Return a function that reads a data set that ``datasets`` saved; if it has several splits, the train split."""
     datasets = _import_datasets(folder)
-    with _readable_errors(f"{folder} is no whole data set that datasets saved"):
+    with _raise_input_errors(f"{folder} is no whole data set that datasets saved"):
         rows = datasets.load_from_disk(folder)
     if isinstance(rows, datasets.DatasetDict):
         if "train" not in rows:
@@ -158,8 +158,8 @@ def _open_saved(folder: Path) -> Callable[[], Iterable[str]]:
 
 
 @contextlib.contextmanager
-def _readable_errors(what: str) -> Iterator[None]:
-    """Turn any error of ``datasets``, the hub or the file system into one readable InputError."""
+def _raise_input_errors(what: str) -> Iterator[None]:
+    """Within the block, turn any error of ``datasets``, the hub or the file system into one readable InputError."""
     try:
         yield
     except InputError:
@@ -171,7 +171,7 @@ def _readable_errors(what: str) -> Iterator[None]:
 
 
 def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
-    """The column ``text`` of each row; a row without a text is refused."""
+    """Yield the column ``text`` of each row; refuse a row without a text."""
     for row in rows:
         if _COLUMN not in row:
             raise InputError(

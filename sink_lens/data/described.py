@@ -16,8 +16,8 @@ TOKENS_TABLE = {"kind": "tokens"} | {name: name for name in ("text", "prompts", 
 
 
 @runtime_checkable
-class Described(Protocol):
-    """The fields that ``TraceConfig`` and ``SweepConfig`` have in common."""
+class InputConfig(Protocol):
+    """Fields for the model and the sequences, which ``TraceConfig`` and ``SweepConfig`` have in common."""
 
     @property
     def model(self) -> str:
@@ -70,7 +70,7 @@ class Described(Protocol):
         ...
 
 
-def check_described(config: Described) -> None:
+def check_input_config(config: InputConfig) -> None:
     """Refuse a configuration whose fields for model and sequences contradict each other or are out of range."""
     if config.length < 2:
         raise InputError(f"length is {config.length}; need at least 2, since the first token attends only to itself")
@@ -87,8 +87,8 @@ def check_described(config: Described) -> None:
             raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
 
 
-def token_bound(texts: Sequence[str]) -> int:
-    """An upper bound on the number of tokens of each text, for any tokenizer, special tokens included."""
+def max_n_tokens(texts: Sequence[str]) -> int:
+    """Upper bound on the number of tokens of any of these texts, for any tokenizer, special tokens included."""
     return 8 + 2 * max((len(text.encode()) for text in texts), default=0)
 
 
@@ -99,7 +99,7 @@ _MOST_DOTS = 5_000
 
 
 def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
-    """The top-level table of a TOML or JSON file, as a dict.
+    """Read the top-level table of a TOML or JSON file as a dict.
 
     Raises:
         InputError: the file is missing, cannot be read, or holds no table.

@@ -26,7 +26,7 @@ from ..progress import tqdm
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Packed", "pack", "read_pack"]
+__all__ = ["PackedSplit", "pack", "read_pack"]
 
 _FORMAT = 1
 _SPLITS = ("train", "evaluation")
@@ -36,7 +36,7 @@ _DELAY = 5.0
 """Seconds before a progress bar is shown."""
 
 
-class Packed(Dataset[dict[str, Tensor]]):
+class PackedSplit(Dataset[dict[str, Tensor]]):
     """Sequences of one split, read from disk: ``data[i]`` has ``input_ids`` and ``labels``, both int64."""
 
     def __init__(self, folder: Path, split: str, *, manifest: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def pack(
     bos: bool = True,
     eval_frac: float = 0.02,
     progress: bool = True,
-) -> tuple[Packed, Packed]:
+) -> tuple[PackedSplit, PackedSplit]:
     """Tokenise documents and pack them into a folder, or reuse the pack there; return the training and evaluation data.
 
     A special token that is spelled out in a text is read as text, not as a special token.
@@ -110,7 +110,7 @@ def pack(
     return read_pack(folder)
 
 
-def read_pack(folder: Path) -> tuple[Packed, Packed]:
+def read_pack(folder: Path) -> tuple[PackedSplit, PackedSplit]:
     """Check and open an existing pack; return the training and the evaluation data.
 
     Raises:
@@ -122,15 +122,15 @@ def read_pack(folder: Path) -> tuple[Packed, Packed]:
         raise InputError(f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again.")
     if wrong := find_fault(folder, manifest):
         raise InputError(f"{folder} is damaged: {wrong}. Remove it, and pack again.")
-    train, evaluation = (Packed(folder, split, manifest=manifest) for split in _SPLITS)
+    train, evaluation = (PackedSplit(folder, split, manifest=manifest) for split in _SPLITS)
     return train, evaluation
 
 
-def _open_split(folder: Path, split: str) -> Packed:
+def _open_split(folder: Path, split: str) -> PackedSplit:
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")
-    return Packed(folder, split, manifest=manifest)
+    return PackedSplit(folder, split, manifest=manifest)
 
 
 def _pack_settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _pack_settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bo
 
 
 def _plain_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """A copy of the tokenizer that does not truncate, does not pad and reads spelled-out special tokens as text."""
+    """Copy the tokenizer, so that it does not truncate or pad, and reads spelled-out special tokens as text."""
     from tokenizers import Tokenizer
 
     copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
@@ -214,7 +214,7 @@ def _write_pack(
 
 
 def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray, *, settings: dict[str, Any]) -> str:
-    """Write the sequences with these indices, BOS in front of each; return their hash."""
+    """Write the sequences with these indices, with BOS in front of each if the settings say so; return their hash."""
     shape = (len(numbers), settings["length"])
     digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
     written = np.lib.format.open_memmap(folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape)
@@ -229,13 +229,13 @@ def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray
 
 
 def _evaluation_rows(n_sequences: int, share: float) -> np.ndarray:
-    """Indices of the evaluation sequences: the middles of equally long stretches of the stream."""
+    """Choose the evaluation sequences: indices of the middles of equally long stretches of the stream."""
     count = max(1, round(n_sequences * share))
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 
 
 def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield documents in groups that are tokenised together; empty documents are left out."""
+    """Yield documents in groups that are tokenised together, without empty documents."""
     batch: list[str] = []
     size = 0
     for text in texts:

@@ -62,8 +62,8 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def ids_after(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
-    """Token ids of ``text`` when it follows ``before``; None if the tokens of ``before`` change with it.
+def continuation_ids(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
+    """Token ids of ``text`` behind ``before``; None if the text changes the tokens of ``before``.
 
     A tokenizer as Llama 2's puts a space of its own before a text that stands alone, and gives other tokens for it.
     """
@@ -72,7 +72,7 @@ def ids_after(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def prompt_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Text of a prompt's token ids without BOS, or of the last 32, 8 or 2; None if each text has other ids.
+    """Text with exactly these token ids, BOS left out, or with the last 32, 8 or 2 of them; None if there is none.
 
     A sequence that was cut out of a text may begin within a word, so that its text has other tokens there.
     """
@@ -113,7 +113,7 @@ def answer_id(
         raise InputError(
             f"the prompt's tokens are not those of its text, behind which {what} {answer!r} is; give its id"
         )
-    ids = ids_after(text, answer, tokenizer)
+    ids = continuation_ids(text, answer, tokenizer)
     if ids is None:
         raise InputError(
             f"{what} {answer!r} changes the tokens of the prompt that it goes on from ({text[-40:]!r}); need a text "
@@ -142,7 +142,7 @@ def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, wh
 def prompt_ids(
     prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
 ) -> list[list[int]]:
-    """Token ids of each prompt, after BOS if it is added.
+    """Token ids of each prompt, with BOS in front if the condition says so.
 
     Raises:
         InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
@@ -167,7 +167,7 @@ def prompt_ids(
 
 
 def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
-    """The ids that plain text can have, ascending: ids in the vocabulary that are not special."""
+    """Ids that plain text can have, ascending: all ids of the vocabulary that are not special."""
     if vocab_size is not None and vocab_size < 1:
         raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
     if tokenizer is None:

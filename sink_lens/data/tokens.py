@@ -249,7 +249,7 @@ class TokenBatch:
         _check_tensors(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of the batch: source, sizes, whether it begins with BOS, and its hash."""
+        """HTML for notebooks: the source of the batch, its sizes, whether it begins with BOS, and its hash."""
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
         return display.result_html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 
@@ -285,12 +285,12 @@ class TokenBatch:
 
     @check_calls
     def cut(self, length: int) -> "TokenBatch":
-        """A batch of the first ``length`` positions of every sequence; the batch's own width if that is less."""
+        """Return the first ``length`` positions of every sequence as a batch; all positions if it has fewer."""
         length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits
         return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
 
     def with_bos(self, token: int) -> "TokenBatch":
-        """The same sequences behind a BOS token.
+        """Return the same sequences behind a BOS token.
 
         Raises:
             InputError: they begin with BOS already.
@@ -302,7 +302,7 @@ class TokenBatch:
         return replace(self, tokens=tokens, lengths=self.lengths + 1, bos=True, bos_condition="with")
 
     def without_bos(self) -> "TokenBatch":
-        """The same sequences without their BOS token; a sequence of nothing else keeps one token of padding.
+        """Return the same sequences without their BOS token; a sequence of BOS alone keeps one token of padding.
 
         Raises:
             InputError: they do not begin with BOS.
@@ -351,10 +351,10 @@ Prompts = Tokens | str | Sequence[str]
 """Tokens, or texts that the model's own tokenizer reads."""
 
 
-def batch_of(
+def as_batch(
     given: Prompts, tokenizer: PreTrainedTokenizerBase | None = None, *, bos: BosCondition = "auto"
 ) -> TokenBatch:
-    """A token batch of whatever a function takes as tokens or prompts; a batch stays as it is.
+    """Make a token batch from anything that a function takes as tokens or prompts; return a batch unchanged.
 
     Raises:
         InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length.
@@ -389,7 +389,7 @@ def _cut_batch(
     what: str,
     source: str,
 ) -> TokenBatch:
-    """Sequences of ``length`` tokens spread evenly over N ids: that number i of S begins at floor(i N / S)."""
+    """Cut N ids into S sequences of ``length`` tokens; the ids of sequence i begin at floor(i N / S)."""
     first = bos_ids(tokenizer, bos)
     body = length - len(first)
     if len(ids) < sequences * body:
@@ -445,7 +445,7 @@ def _draw_ids(
 
 
 def _document_text(row: object, index: int, column: str) -> str:
-    """The text in a column of one row of a data set; ``index`` names the row in errors."""
+    """Read the text in a column of one row of a data set; ``index`` names the row in errors."""
     if not isinstance(row, Mapping):
         raise InputError(
             f"row {index} of the data set is a {type(row).__name__}; need a mapping with the column "
@@ -475,13 +475,13 @@ def _check_size(sequences: int, length: int) -> None:
 
 
 def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
-    """Text of each token id, by id; `<id>` if there is no tokenizer, or if the tokenizer does not know the id."""
+    """Map each token id to its text; `<id>` if there is no tokenizer, or if it does not know the id."""
     known = set() if tokenizer is None else set(tokenizer.get_vocab().values())
     return {one: str(tokenizer.decode([one])) if tokenizer is not None and one in known else f"<{one}>" for one in ids}
 
 
 def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequences with their padding (``mask`` is False) moved to the right, and their lengths."""
+    """Move the sequences' padding (``mask`` is False) to the right; return tokens and lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
         raise InputError(
             f"tokens are {_type_and_shape(tokens)}, the mask is {_type_and_shape(mask)}; need (sequences, positions) "
@@ -500,7 +500,7 @@ def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unpack_documents(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Documents that are packed into rows as sequences of their own, padded on the right, and their lengths."""
+    """Split rows of packed documents into one sequence per document, padded on the right; return tokens and lengths."""
     given = {"position_ids are": position_ids} | ({} if mask is None else {"the mask is": mask})
     for what, one in given.items():
         if tokens.ndim != 2 or one.shape != tokens.shape:

@@ -20,7 +20,7 @@ from ..errors import InputError, SiteError
 from ..models.lens import count_from_start
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_to_device
-from ..models.sites import SITES, no_site_error
+from ..models.sites import SITES, unknown_site_error
 from ..models.weights import mlp_weights
 from .part import Indices, Part, Where, check_index, indices_of
 
@@ -101,7 +101,7 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
     """
     for name in (site, *([] if reads is None else [reads])):
         if name not in SITES:
-            raise no_site_error(name)
+            raise unknown_site_error(name)
     if reads is not None and ORDER[reads] >= ORDER[site]:
         raise SiteError(f"{site!r} is computed before {reads!r}; need a site to read that comes before the edited one")
     label = where.pop("label", "") or site

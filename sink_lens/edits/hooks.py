@@ -23,7 +23,7 @@ from ..errors import InputError, ModelError, SiteError, note_user_function
 from ..models.lens import LensModel, check_layers_have
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
-from ..models.sites import SITES, bridge_hook, site_of, site_of_hook
+from ..models.sites import SITES, bridge_hook_name, site_of, site_of_hook
 from .constructors import ORDER, At, Edit, EditError, edit
 from .part import check_index
 
@@ -128,7 +128,7 @@ class Applied:
         Without ``valid`` every token is real, and the pass is over as many sequences and positions as it shows.
         """
         steps = self.steps(sequences=sequences, valid=valid, layers=layers)
-        names = [bridge_hook(SITES[step.site], family=self.lens.family, layer=step.layer) for step in steps]
+        names = [bridge_hook_name(SITES[step.site], family=self.lens.family, layer=step.layer) for step in steps]
         return [(name, lambda x, hook, act=step.act: act(x)) for name, step in zip(names, steps, strict=True)]
 
     def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range) -> list["Step"]:
@@ -214,9 +214,9 @@ class Applied:
 
 def layers_of_edit(one: Edit, lens: LensModel) -> list[int]:
     """Return the layers that an edit changes in this model; layers without the sites of the edit are left out."""
-    having = set(lens.having(one.site))
+    having = set(lens.layers_with(one.site))
     if one.reads is not None:
-        having &= set(lens.having(one.reads))
+        having &= set(lens.layers_with(one.reads))
     return [layer for layer in one.edited_layers(lens.n_layers) if layer in having]
 
 
@@ -249,7 +249,7 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
             for name in (one.site, one.reads):
                 if name is not None:
                     check_layers_have(lens, one.layers or (), site=name)
-        used, layers = [f"{name}s" for name in site.parts], one.layers or lens.having(one.site)
+        used, layers = [f"{name}s" for name in site.parts], one.layers or lens.layers_with(one.site)
         every = [lens.sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
         for axis, name, sizes in zip(site.axes.split()[1:], used, zip(*every, strict=True), strict=True):
             for index in getattr(one, name) or ():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..activations.record import capture
 from ..activations.sink_mask import sink_mask
-from ..data.tokens import TokenBatch, Tokens, batch_of
+from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..errors import InputError
 from ..models.lens import count_from_start
 from ..models.load import ModelLike, as_lens
@@ -119,11 +119,11 @@ def mean_aligned(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Whe
 def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where) -> Edit:
     """Make an edit that sets a part of a site, chosen by ``where``, to the named mean over these tokens."""
     lens = as_lens(lens)
-    batch = batch_of(tokens)
+    batch = as_batch(tokens)
     if site in SITES and not SITES[site].by_token:
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
     over = tokens_to_average(lens, batch, mean)
-    having = lens.having(site) if site not in SITES or SITES[site].per_layer else (0,)
+    having = lens.layers_with(site) if site not in SITES or SITES[site].per_layer else (0,)
     chosen = indices_of("layers", where.get("layers"))
     layers = list(having if chosen is None else count_from_start(chosen, lens.n_layers))
     where["layers"] = layers

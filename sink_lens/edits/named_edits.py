@@ -266,7 +266,7 @@ def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
     """Return the layers that the specification names, else all layers with the site; 0 for a site without layers."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
-    return refs.lens.having(spec.part.site) if spec.part.layers is None else spec.part.layers
+    return refs.lens.layers_with(spec.part.site) if spec.part.layers is None else spec.part.layers
 
 
 KINDS: Mapping[str, Kind] = {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..activations.record import Reading, stream
 from ..activations.views import LayerView
-from ..data.tokens import Tokens, batch_of
+from ..data.tokens import Tokens, as_batch
 from ..errors import InputError
 from ..measures.reductions import widen
 from ..models.load import ModelLike, as_lens
@@ -129,7 +129,7 @@ def natural_rms(
         InputError: there is no real token at ``first_position`` or later, or layers do not exist.
     """
     lens = as_lens(lens)
-    batch = batch_of(tokens)
+    batch = as_batch(tokens)
     counted = batch.valid & (torch.arange(batch.n_positions, device=batch.valid.device) >= first_position)
     if first_position < 0 or not bool(counted.any()):
         raise InputError(

@@ -7,13 +7,13 @@ import torch
 
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
-from ..data.token_ids import answer_id, ids_after, prompt_text
-from ..data.tokens import Prompts, batch_of, from_tensor, token_texts
+from ..data.token_ids import answer_id, continuation_ids, prompt_text
+from ..data.tokens import Prompts, as_batch, from_tensor, token_texts
 from ..edits.constructors import Edit
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..models.unembedding import logits_of
+from ..models.unembedding import logits_from_states
 from .forward import run_with
 
 
@@ -49,7 +49,7 @@ def answers(
     lens = as_lens(lens)
     if top < 1:
         raise InputError(f"the {top} likeliest tokens were asked for; need at least 1")
-    batch = batch_of(prompt, lens.tokenizer, bos=bos)
+    batch = as_batch(prompt, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
     prompts = [row[:length].tolist() for row, length in zip(batch.tokens.cpu(), batch.lengths.tolist(), strict=True)]
     given = [answer] * len(prompts) if answer is None or isinstance(answer, str | int) else list(answer)
@@ -66,7 +66,8 @@ def answers(
     found = []
     for sequence, (ids, own) in enumerate(zip(prompts, wanted, strict=True)):
         for step in range(max(1, len(own))):
-            logits = logits_of(lens, states[sequence, len(ids) - 1 + step].to(lens.device, lens.dtype)).detach()
+            state = states[sequence, len(ids) - 1 + step].to(lens.device, lens.dtype)
+            logits = logits_from_states(lens, state).detach()
             right = own[step] if own else None
             rows_here = _answer_rows(logits.cpu(), right, lens, top=top)
             found += [{"sequence": sequence, "step": step, **row} for row in rows_here]
@@ -77,7 +78,7 @@ def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[i
     """Return the token ids of an answer that continues the prompt's tokens; refuse an answer that is no token."""
     if isinstance(answer, str) and lens.tokenizer is not None:
         text = prompt_text(prompt, lens.tokenizer)
-        several = None if text is None else ids_after(text, answer, lens.tokenizer)
+        several = None if text is None else continuation_ids(text, answer, lens.tokenizer)
         if several is not None and len(several) > 1:
             return several
     found = answer_id(answer, prompt, lens.tokenizer, what="the answer")

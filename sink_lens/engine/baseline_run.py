@@ -12,7 +12,7 @@ from ..edits.constructors import Edit
 from ..edits.outcome import Outcome, join_outcomes
 from ..models.delegation import check_no_hooks
 from ..models.lens import LensModel
-from ..models.running import block_of_passes
+from ..models.running import prepare_passes
 from .forward import Early
 from .needs import Needs
 from .passes import BaselineBatch, Passes
@@ -104,5 +104,5 @@ class BaselineRun:
             outcome, _ = self.passes.run_on_bridge(part, self.edits, prompts=prompts)
             early = Early(outcome=outcome, columns={}, losses=None)
             return BaselineBatch(part=part, prompts=prompts, early=early, keys={})
-        with block_of_passes(self.lens):
+        with prepare_passes(self.lens):
             return self.passes.run_baseline(part, prompts=prompts, edits=self.edits)

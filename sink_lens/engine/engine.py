@@ -32,7 +32,7 @@ from ..edits.outcome import Outcome, join_outcomes
 from ..edits.references import References
 from ..errors import ModelError, SinkLensError
 from ..models.lens import LensModel
-from ..models.running import block_of_passes
+from ..models.running import prepare_passes
 from ..models.sites import SITES
 from .baseline_run import BaselineRun
 from .cells import Cell, Touches, cell_of, cone, edit_ends_before, edits_from_layer
@@ -149,7 +149,7 @@ class Engine:
             else:
                 self.map(block, partial(keep, block), advance=advance)
         if beside:
-            with block_of_passes(self.lens):
+            with prepare_passes(self.lens):
                 run_packs(beside, lens=self.lens, lanes=self._baseline_run.lanes, failed=None, advance=advance)
         whole = (join_outcomes([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
         return list(zip(whole, changed, strict=True))
@@ -163,7 +163,7 @@ class Engine:
         block = next(block for block in self.blocks if number in block.cells)
         work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
         work = replace(work, packs=[pack for pack in work.packs if number in pack])
-        with block_of_passes(self.lens):
+        with prepare_passes(self.lens):
             lanes = self._prepare_lanes(block)
             outcome = dict(run_packs([work], lens=self.lens, lanes=lanes))[number]
         edits = (*self._baseline_run.edits, *self.cells[number].make(self._references))
@@ -238,7 +238,7 @@ class Engine:
     ) -> list[_Found]:
         """Run the cells of a block and apply ``take`` to each outcome."""
         work = self._packs_to_run(block, take)
-        with block_of_passes(self.lens):
+        with prepare_passes(self.lens):
             lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None
             return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import check_layers, check_positions, never_fired_error
-from ..data.tokens import TokenBatch, Tokens, batch_of
+from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, edits_for_model
 from ..edits.outcome import Outcome
@@ -23,9 +23,9 @@ from ..measures.attention import row_shares, sink_mass
 from ..models.lens import LensModel, count_from_start
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, copy_to_device
-from ..models.running import running
-from ..models.sites import SITES, bridge_hook, site_of
-from ..models.unembedding import losses_of, next_token_losses
+from ..models.running import prepare_pass
+from ..models.sites import SITES, bridge_hook_name, site_of
+from ..models.unembedding import losses_from_states, next_token_losses
 from ..progress import tqdm
 from .needs import Needs
 
@@ -68,7 +68,7 @@ def run_with(
         EditError: an edit, or the run under the edits, gave values that are not finite.
     """
     lens = as_lens(lens)
-    batch = batch_of(tokens)
+    batch = as_batch(tokens)
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits, n_positions=batch.n_positions)
     read = tuple(sorted(set(range(lens.n_layers) if layers is None else count_from_start(layers, lens.n_layers))))
@@ -125,12 +125,12 @@ def run_applied(
             own = slice(own.start, own.stop, None if own.step == 1 else own.step)
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(last)))
             hooks += [
-                (bridge_hook(SITES[site], family=lens.family, layer=layer), lambda x, hook, take=take: take(x))
+                (bridge_hook_name(SITES[site], family=lens.family, layer=layer), lambda x, hook, take=take: take(x))
                 for site, layer, take in collector.make_readers(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
                 )
             ]
-            with running(lens), torch.no_grad():
+            with prepare_pass(lens), torch.no_grad():
                 inputs = part.tokens.to(lens.device)
                 out = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **stop)
             collector.store_end(out, part=part, loss=needs.loss, logits=needs.logits)
@@ -192,7 +192,7 @@ class RunCollector:
                 self.mass.setdefault(layer, []).append(nothing)
             places.append(("resid_post", layer, partial(self.take_stream, layer=layer, valid=valid)))
         for site in sites:
-            having = self.lens.having(site)
+            having = self.lens.layers_with(site)
             for layer in [layer for layer in read if layer in having] if SITES[site].per_layer else (0,):
                 self.asked.add((site, layer))
                 places.append((site, layer, partial(self._store_tensor, place=(site, layer))))
@@ -289,7 +289,8 @@ class RunCollector:
         predicted = part.valid[:, own].flatten().nonzero()[:, 0]
         index = copy_to_device(predicted, states.device)  # a mask on the GPU would be waited for
         losses = torch.zeros(targets.shape, device=states.device, dtype=torch.float32)
-        losses.view(-1)[index] = losses_of(self.lens, states[:, :-1].flatten(0, 1)[index], targets.flatten()[index])
+        rows = states[:, :-1].flatten(0, 1)[index]
+        losses.view(-1)[index] = losses_from_states(self.lens, rows, targets.flatten()[index])
         return losses
 
     def outcome(

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
-from ..data.tokens import TokenBatch, Tokens, batch_of
+from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, Step, edits_for_model
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..models.running import block_of_passes, running
+from ..models.running import prepare_pass, prepare_passes
 from ..models.sites import SITES
 from ..records import display
 from .layout import Layout
@@ -218,7 +218,7 @@ class _Cache:
         layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
         ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
         self.keys = {}
-        with block_of_passes(self.lens):
+        with prepare_passes(self.lens):
             out = partial_pass(self.lens, tokens, Pass(layout=layout, visits=visits, held=held, keep=self.keys, **ends))
         assert out is not None  # the pass goes to the end
         record.changed |= applied.changed
@@ -264,7 +264,7 @@ def _logits_by_whole_pass(
     applied = Applied(lens=lens, edits=tuple(present), n_sequences=1)
     valid = torch.ones(1, n, dtype=torch.bool)
     hooks: Any = applied.fwd_hooks(sequences=slice(0, 1), valid=valid, layers=range(lens.n_layers))
-    with running(lens), torch.no_grad():
+    with prepare_pass(lens), torch.no_grad():
         out = lens.bridge.run_with_hooks(tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
     record.changed |= {numbers[number] for number in applied.changed}
     record.reached |= {numbers[number] for number in applied.reached}
@@ -279,7 +279,7 @@ def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens
         prompt = prompt[None].cpu() if prompt.ndim == 1 else prompt.cpu()
         if prompt.ndim != 2 or len(prompt) != 1 or not prompt.numel():
             raise InputError(f"the prompt has the shape {tuple(prompt.shape)}; need the ids of one sequence")
-    found = batch_of(prompt, lens.tokenizer, bos=bos)
+    found = as_batch(prompt, lens.tokenizer, bos=bos)
     if found.n_sequences != 1:
         raise InputError(f"the prompt is {found.n_sequences} sequences; need one")
     return found.cut(int(found.lengths[0]))

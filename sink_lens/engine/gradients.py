@@ -15,8 +15,8 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..measures.attention import row_shares, sink_mass
 from ..models.lens import LensModel
-from ..models.running import exclusive_use, running
-from ..models.sites import SITES, bridge_hook
+from ..models.running import exclusive_use, prepare_pass
+from ..models.sites import SITES, bridge_hook_name
 from ..models.unembedding import next_token_losses
 from .forward import mean_loss
 
@@ -64,7 +64,7 @@ def metric_gradients(
 
 def _hook_name(lens: LensModel, site: str, layer: int) -> str:
     """Return the name of a site's hook point on the bridge."""
-    return bridge_hook(SITES[site], family=lens.family, layer=layer)
+    return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 
 def add_zero(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> Tensor:
@@ -105,10 +105,10 @@ def run_with_hooks(
             mass[layer] = torch.full((len(valid), lens.n_heads, len(metric.positions)), math.nan, dtype=torch.float32)
         reads.append((_hook_name(lens, "resid_post", layer), partial(read_state, layer=layer)))
     for site in metric.sites:
-        having = [layer for layer in layers if layer in lens.having(site)] if SITES[site].per_layer else [0]
+        having = [layer for layer in layers if layer in lens.layers_with(site)] if SITES[site].per_layer else [0]
         reads += [(_hook_name(lens, site, layer), partial(keep, key=(site, layer))) for layer in having]
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
-    with running(lens):
+    with prepare_pass(lens):
         out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
     return Outcome(
         positions=metric.positions,

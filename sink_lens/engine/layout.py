@@ -23,7 +23,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..models.attention import add_alibi, repeat_kv_heads, softcap_scores, weights_of
+from ..models.attention import add_alibi, repeat_kv_heads, softcap_scores, weights_from_scores
 from ..models.delegation import attention_of, inner_model
 from ..models.lens import LensModel
 from ..models.private_apis import use_kernel
@@ -214,6 +214,6 @@ def _cell_attention(
     scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
     scores = add_alibi(softcap_scores(scores, given.get("softcap")), given.get("alibi"))
     scores = component.hook_attn_scores(scores + how.mask(layer, like=scores))
-    pattern = weights_of(scores, sink=s_aux, sigmoid=given.get("weighting") == "sigmoid")
+    pattern = weights_from_scores(scores, sink=s_aux, sigmoid=given.get("weighting") == "sigmoid")
     pattern = component.hook_pattern(pattern.to(query.dtype))
     return layout.to_rows(torch.matmul(pattern, value)), pattern

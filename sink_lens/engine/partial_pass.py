@@ -25,7 +25,7 @@ from ..edits.hooks import Act
 from ..models.delegation import (
     attention_of,
     delegate_attention,
-    hooked,
+    register_hooks,
     replace_forward,
     start_passes_at,
     stop_pass_after,
@@ -33,8 +33,8 @@ from ..models.delegation import (
 from ..models.families import layer_of_keys
 from ..models.family import Family
 from ..models.lens import LensModel
-from ..models.running import inside_pass
-from ..models.sites import SITES, bridge_hook
+from ..models.running import forbid_nested_passes
+from ..models.sites import SITES, bridge_hook_name
 from .layout import Attending, Layout, attend_by_cell
 from .mixers import Held, Kept, mix_whole_sequences
 
@@ -139,18 +139,18 @@ class Pass:
 def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: Pass) -> Tensor | None:
     """Run layers ``first`` to ``last`` - 1 of the bridge, or up to the logits if ``last`` is ``n_layers`` + 1.
 
-    It runs within ``running.block_of_passes``.
+    It runs within ``running.prepare_passes``.
     """
     layout, first, last = asked.layout, asked.first, asked.last
     hooks: list[tuple[str, Any]] = []
     for (site, layer), visit in sorted(asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
         view = layout.view_queries if SITES[site].observed else layout.view_cell
-        name = bridge_hook(SITES[site], family=lens.family, layer=layer)
+        name = bridge_hook_name(SITES[site], family=lens.family, layer=layer)
         hooks.append((name, lambda x, hook, visit=visit, view=view: visit.apply_edits(x, view=view)))
     hooks += [(name, lambda x, hook, take=take: take(x)) for name, take in asked.taps]
     kept = {"held": asked.held, "keep": asked.keep}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(inside_pass(lens))
+        stack.enter_context(forbid_nested_passes(lens))
         model = stack.enter_context(delegate_attention(lens, layers=range(first, last)))
         if asked.stream is not None:
             stack.enter_context(start_passes_at(lens, first, asked.stream))
@@ -159,7 +159,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
         for layer in lens.mixer_layers:
             if first <= layer < last:
                 stack.enter_context(mix_whole_sequences(lens, layer, layout=layout, **kept))
-        stack.enter_context(hooked(lens, hooks))
+        stack.enter_context(register_hooks(lens, hooks))
         stack.enter_context(attend_by_cell(Attending(lens=lens, layout=layout, queries=asked.queries, **kept)))
         stack.enter_context(torch.set_grad_enabled(asked.gradients))
         if last <= lens.n_layers:
@@ -198,7 +198,7 @@ def compute_layer(
     found: dict[str, Tensor] = {}
 
     def tap(name: str, site: str) -> tuple[str, Take]:
-        return bridge_hook(SITES[site], family=family, layer=layer), partial(found.__setitem__, name)
+        return bridge_hook_name(SITES[site], family=family, layer=layer), partial(found.__setitem__, name)
 
     taps = [tap("stream", "resid_pre")]
     if layer not in lens.mixer_layers:

@@ -9,7 +9,7 @@ from itertools import groupby
 import pandas as pd
 
 from ..estimate import time_call
-from ..models.memory import held_bytes
+from ..models.memory import used_bytes
 from ..report.page import PageTable, page_table
 from ..text import duration_text, plural, short_count
 from .config import FingerprintConfig, SurveyConfig
@@ -52,7 +52,7 @@ def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
                 "parameters": n_parameters,
                 "tokens": len(models) * draws.sequences * draws.length,
                 "seconds": len(models) * (opened + seconds / part.n_sequences * draws.sequences),
-                "memory": held_bytes(),
+                "memory": used_bytes(),
             }
         )
     frame = pd.DataFrame(rows)

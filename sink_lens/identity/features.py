@@ -22,7 +22,7 @@ from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..models.packed import unpacked_weight
 from ..models.private_apis import NAME_OF_CONFIG
-from ..models.running import running
+from ..models.running import prepare_pass
 from ..progress import tqdm
 from .config import InputKind, check_size
 
@@ -176,7 +176,7 @@ def features(lens: LensModel, inputs: Inputs, *, progress: bool = False) -> np.n
     size = max(1, _TOKENS_A_FORWARD // inputs.length)
     done = 0
     with (
-        running(lens),
+        prepare_pass(lens),
         torch.no_grad(),
         tqdm(total=inputs.sequences, desc=lens.name, unit="input", disable=not progress, leave=False) as bar,
     ):

@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..measures.reductions import widen
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..models.running import running
+from ..models.running import prepare_pass
 from ..progress import tqdm
 from ..records import Finding
 from .models_to_measure import RandomSequences
@@ -151,7 +151,7 @@ def size_of_forward(lens: LensModel, *, length: int) -> int:
 
 def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab"]:
     """The logits after the last token of each sequence, on the plain model."""
-    with running(lens), torch.no_grad():
+    with prepare_pass(lens), torch.no_grad():
         return lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1).logits[:, -1]
 
 

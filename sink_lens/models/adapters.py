@@ -26,15 +26,15 @@ from ..errors import ModelError, first_line_of_error
 from ..text import size_text
 from .checks import probe_tokens, relative_error, tolerance_of
 from .private_apis import forget_adapter
-from .running import evaluating, without_compiled_forwards
+from .running import switch_to_eval_mode, without_compiled_forwards
 
 _LOG = logging.getLogger(__name__)
 _ADVICE = "Merge it yourself, where the base model is whole: model.merge_and_unload() of peft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
-    """A copy of a model with its adapters merged, and what it was made of."""
+class MergedModel:
+    """A copy of a model with its adapters merged into its weights, and a record of the model that was copied."""
 
     plain: PreTrainedModel
     source: PreTrainedModel
@@ -67,8 +67,8 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
     return base
 
 
-def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
-    """A copy of a model with its adapters merged into its weights; None if the model has no adapters.
+def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
+    """Return a copy of a model with its adapters merged into its weights; None if the model has no adapters.
 
     Raises:
         ModelError: memory has no room for the copy, the adapter cannot be merged, or the copy gives other logits.
@@ -112,11 +112,11 @@ def merged_copy(model: PreTrainedModel, *, name: str) -> Merged | None:
     kinds = sorted({_adapter_type(one) for one in (getattr(model, "peft_config", None) or {}).values()})
     note = f"measured as a copy of the model with its adapters merged ({', '.join(kinds) or 'adapter layers'})"
     states = lambda: [_adapter_state(layer) for layer in found]  # noqa: E731
-    return Merged(plain=plain, source=model, copied=copied, states=states, note=note)
+    return MergedModel(plain=plain, source=model, copied=copied, states=states, note=note)
 
 
 def copy_sharing_tensors(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model's modules in eval mode that share its parameters and buffers."""
+    """Copy a model's modules, in eval mode; the copy shares the model's parameters and buffers."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, memo).eval()
 
@@ -144,13 +144,13 @@ def check_no_adapter(folder: Path) -> None:
 
 
 def _adapter_type(config: Any) -> str:
-    """Peft's name for an adapter's type, such as ``LORA``, from its configuration; else "of an unknown kind"."""
+    """Read peft's name for an adapter's type, such as ``LORA``; "of an unknown kind" if the configuration has none."""
     kind = config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind) or "of an unknown kind")
 
 
 def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and module of every layer with an adapter, without those inside another such layer."""
+    """Yield path and module of every layer with an adapter, except layers inside another such layer."""
     if "peft" not in sys.modules:
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -169,7 +169,7 @@ def _base_layer(layer: Any) -> nn.Module:
 
 
 def _merged_layer(layer: Any) -> nn.Module:
-    """An ordinary layer with merged weights of its own, made from an adapted layer of the copy."""
+    """Make an ordinary layer with merged weights of its own from an adapted layer of the copy."""
     for module in _base_layer(layer).modules():
         for key, one in list(module._parameters.items()):
             if one is not None:
@@ -195,7 +195,7 @@ def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: 
     ids = probe_tokens(model)
     logits = []
     for one in (model, plain):
-        with evaluating(one), without_compiled_forwards(one), torch.no_grad():
+        with switch_to_eval_mode(one), without_compiled_forwards(one), torch.no_grad():
             logits.append(one(ids, use_cache=False).logits.double())
     error, tolerance = relative_error(logits[1], logits[0]), tolerance_of(plain.dtype)
     if not error <= tolerance:
@@ -206,7 +206,7 @@ def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: 
 
 
 def _adapter_state(layer: Any) -> tuple[object, ...]:
-    """Which adapters of a layer are active, disabled and merged, with their scales; equal while nothing changes."""
+    """Return the active, disabled and merged adapters of a layer and their scales, to notice a change."""
     scales = getattr(layer, "scaling", None) or {}
     return (
         tuple(getattr(layer, "active_adapters", ())),

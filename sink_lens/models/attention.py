@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def repeat_kv_heads(
     tensor: Float[Tensor, "batch kv_head key d_head"], *, n_heads: int
 ) -> Float[Tensor, "batch head key d_head"]:
-    """Keys or values with one entry for each query head: each key-value head repeated for the heads that share it."""
+    """Repeat keys or values of each key-value head for the query heads that share it: one entry for each query head."""
     groups = n_heads // tensor.shape[1]
     if groups == 1:
         return tensor
@@ -20,14 +20,14 @@ def repeat_kv_heads(
 
 
 def softcap_scores(scores: Float[Tensor, "... query key"], softcap: float | None) -> Float[Tensor, "... query key"]:
-    """Scores soft-capped as ``softcap * tanh(scores / softcap)``, or unchanged if ``softcap`` is None."""
+    """Cap scores softly, as ``softcap * tanh(scores / softcap)``; return them unchanged if ``softcap`` is None."""
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 
 def add_alibi(
     scores: Float[Tensor, "batch head query key"], slopes: Float[Tensor, " head"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    """Scores with ALiBi's bias added: each head's slope times the position of the key; unchanged without slopes."""
+    """Add ALiBi's bias to scores: each head's slope times the position of the key; without slopes, add nothing."""
     if slopes is None:
         return scores
     keys = torch.arange(scores.shape[-1], device=scores.device)
@@ -35,16 +35,16 @@ def add_alibi(
 
 
 def append_alibi_dimension(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
-    """Queries and keys with one more dimension for ALiBi: the head's slope in queries, the position in keys."""
+    """Append a dimension for ALiBi to queries and keys: the head's slope to queries, the position to keys."""
     places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
     turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
     return torch.cat([query, turned], -1), torch.cat([key, places], -1)
 
 
-def weights_of(
+def weights_from_scores(
     scores: Float[Tensor, "batch head query key"], *, sink: Tensor | None = None, sigmoid: bool = False
 ) -> Float[Tensor, "batch head query key"]:
-    """Attention weights in float32 from masked scores.
+    """Compute attention weights in float32 from masked scores: by softmax, or by a sigmoid of each score.
 
     Args:
         scores: masked scores.
@@ -62,7 +62,7 @@ def weights_of(
 
 
 def add_sink_logits(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
-    """Log-sum-exp of each row of scores with the row's sink logit included; unchanged if ``sink`` is None."""
+    """Include a sink logit in each row's log-sum-exp of scores; without ``sink``, return it unchanged."""
     if sink is None:
         return lse
     sink = sink.detach().float()

@@ -56,7 +56,7 @@ def bundled_gguf() -> Path:
 
 
 def _default_files() -> list[Path]:
-    """Where the default model's file is, or would be; empty if its package is not installed."""
+    """Path of the default model's GGUF file as a list of one; empty if the package with the file is not installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     return [Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()]
 
@@ -135,8 +135,8 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     return folder
 
 
-def local_files(name: str) -> Path | None:
-    """The local folder or GGUF file in which ``load`` would find the model of this name; None for a hub name.
+def find_local_model(name: str) -> Path | None:
+    """Find the local folder or GGUF file from which ``load`` would read this model; None for a hub name.
 
     Raises:
         ModelError: a GGUF file that does not exist, or is none.
@@ -150,20 +150,20 @@ def local_files(name: str) -> Path | None:
     return folder if _find_fault(folder) is None else path
 
 
-def header_of(name: str) -> Header | None:
-    """Sizes of the model that ``load`` would open, read without its weights; None if its headers do not give them all.
+def find_header(name: str) -> Header | None:
+    """Read the sizes of a model, without its weights, from its local files; None if the files do not give all sizes.
 
     What ``load`` refuses it says itself, with more words.
     """
     try:
-        path = local_files(name)
+        path = find_local_model(name)
         return None if path is None else read_header(path)
     except (ModelError, OSError):  # a name that is too long, for one
         return None
 
 
 def read_header(path: Path) -> Header | None:
-    """Read the header of a GGUF file, or those of a folder; None where a folder's do not say it all.
+    """Read the sizes of a model from a GGUF file or a folder; None if a folder's files do not give all sizes.
 
     Raises:
         ModelError: a GGUF file is damaged, or one part of a split file; or the architecture is not read.
@@ -175,8 +175,8 @@ def read_header(path: Path) -> Header | None:
     return read_gguf_header(path)
 
 
-def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer in a GGUF file or in a folder's ``tokenizer.json``; None if there is none that can be read so."""
+def read_tokenizer(path: Path) -> "PreTrainedTokenizerBase | None":
+    """Read the tokenizer from a GGUF file, or from a folder's ``tokenizer.json``; None if there is none."""
     if path.suffix == ".gguf":
         from .gguf_conversion import gguf_tokenizer
 
@@ -205,7 +205,7 @@ def _convert_into(gguf: Path, *, folder: Path) -> None:
 
 
 def _find_fault(folder: Path) -> str | None:
-    """Describe what is wrong with a conversion in the cache, such as that there is none; None if it is intact."""
+    """Describe why a conversion in the cache cannot be used, such as missing files; None if it is intact."""
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("format") != _FORMAT:
         return f"no whole {MANIFEST} of this version"

@@ -23,7 +23,7 @@ from .family import Family
 from .header import refuse_named_pipes
 from .headnorm import HeadNormForCausalLM
 from .private_apis import kernel_of, set_attention
-from .running import evaluating, without_compiled_forwards
+from .running import switch_to_eval_mode, without_compiled_forwards
 
 _PROBE_LENGTH = 8
 _FEW_LAYERS = 200
@@ -35,7 +35,7 @@ _OLD_MASK = re.compile(r"\.masked_bias$|\bh\.\d+\.attn(\.attention)?\.bias$")
 
 
 def check_architecture(model: PreTrainedModel) -> Family:
-    """The family of a model, by the name and package of its own class; its parent's family does not count.
+    """Look up the family of a model by the name and package of its own class; refuse a model of no known family.
 
     A subclass with changed layers would otherwise get its parent's adapter, which skips the changes.
 
@@ -52,7 +52,7 @@ def check_architecture(model: PreTrainedModel) -> Family:
     return family
 
 
-def check_own_modules(plain: PreTrainedModel, *, family: Family, name: str) -> None:
+def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str) -> None:
     """Refuse a model in which two layers share a module with weights: a hook in one would act in both.
 
     Layers may share tensors.
@@ -178,7 +178,7 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
 
 
 def _fetched_kernel(config: Any, *, depth: int = 0) -> str | None:
-    """The entry of a configuration, or of one within it, by which transformers fetches a kernel and runs it."""
+    """Find an entry of a configuration that makes transformers download a kernel and run it; None if there is none."""
     if not isinstance(config, Mapping) or depth > _DEEPEST:
         return None
     for key, value in config.items():
@@ -226,19 +226,19 @@ def check_keys(info: dict, *, name: str) -> None:
 
 
 def probe_tokens(model: PreTrainedModel) -> Int[Tensor, "batch position"]:
-    """Eight token ids spread over the vocabulary."""
+    """Return eight token ids, spread over the vocabulary, to compare logits on."""
     size = model.config.vocab_size
     ids = (torch.arange(1, _PROBE_LENGTH + 1) * 7919) % size
     return ids[None].to(model.get_input_embeddings().weight.device)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference of a row of logits, relative to the row's norm."""
+    """Return the largest error of a row of logits: norm of the difference over norm of the expected row."""
     return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """The relative error that rounding makes in logits of equal models: 1e-5, or eight roundings of a short type."""
+    """Relative error that rounding makes in logits of equal models: 1e-5, or eight roundings of a short type."""
     return max(1e-5, 8 * torch.finfo(dtype).eps)
 
 
@@ -254,7 +254,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     kernel = kernel_of(plain.config)
     set_attention(plain, "eager")
     try:
-        with evaluating(plain), without_compiled_forwards(plain), torch.no_grad():
+        with switch_to_eval_mode(plain), without_compiled_forwards(plain), torch.no_grad():
             expected = plain(ids, use_cache=False).logits.float()
         found = _bridge_logits(bridge, ids).float()
     except RuntimeError as error:
@@ -304,7 +304,7 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
         return edited
 
     ids = probe_tokens(plain)
-    with evaluating(bridge), torch.no_grad(), warnings.catch_warnings():
+    with switch_to_eval_mode(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         baseline = _bridge_logits(bridge, ids)
         found = set()
@@ -321,7 +321,7 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
 
 
 def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
-    """Logits of the bridge on some token ids, in eval mode and without gradients."""
-    with evaluating(bridge), torch.no_grad():
+    """Run the bridge on token ids, in eval mode and without gradients, and return the logits."""
+    with switch_to_eval_mode(bridge), torch.no_grad():
         logits: Tensor = bridge(ids, use_cache=False)
     return logits

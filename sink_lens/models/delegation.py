@@ -24,7 +24,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from transformers import PreTrainedModel
 
 from ..errors import InputError, ModelError
-from .interfaced import replace_forward, show_attention_inputs
+from .interfaced import replace_forward, watch_attention_inputs
 from .lens import LensModel
 from .running import exclusive_use
 from .sites import Address, read_site
@@ -34,7 +34,7 @@ _LIBRARIES = ("transformer_lens", "sink_lens")
 
 
 def attention_of(lens: LensModel, layer: int) -> Any:
-    """The bridge's attention component of a layer."""
+    """Return the bridge's attention component of a layer."""
     return lens.bridge.blocks[layer].attn
 
 
@@ -52,7 +52,7 @@ def inner_model(lens: LensModel) -> PreTrainedModel:
 
 
 def find_hook_point(lens: LensModel, name: str) -> HookPoint:
-    """The hook point of this name; looked up by its path, since the bridge's table of all names takes a while."""
+    """Find the hook point of this name by its path; the bridge's own table of names takes longer to build."""
     found: Any = lens.bridge
     for part in name.split("."):
         found = found[int(part)] if part.isdigit() else getattr(found, part, None)
@@ -60,8 +60,8 @@ def find_hook_point(lens: LensModel, name: str) -> HookPoint:
 
 
 @contextlib.contextmanager
-def hooked(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]) -> Iterator[None]:
-    """Within the block, functions are registered at hook points: ``bridge.hooks`` without its tables of all names."""
+def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]) -> Iterator[None]:
+    """Register functions at hook points within the block, as ``bridge.hooks`` does, but without building its tables."""
     placed: list[tuple[HookPoint, LensHandle]] = []
     try:
         for name, function in hooks:
@@ -75,7 +75,7 @@ def hooked(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | No
 
 
 def check_no_hooks(lens: LensModel) -> None:
-    """Refuse hooks that stand on the bridge: a pass over several cells would show them rows in place of a batch.
+    """Refuse a bridge with hooks: a pass over several cells would give them the rows of all cells at once.
 
     Raises:
         InputError: there is such a hook.
@@ -113,7 +113,7 @@ def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Itera
             wrapped = component.original_component
             stack.enter_context(replace_forward(component, partial(_attend_between_hooks, component)))
             if family.kv_latent is not None:
-                stack.enter_context(show_attention_inputs(wrapped, partial(_fire_qkv_hook, component)))
+                stack.enter_context(watch_attention_inputs(wrapped, partial(_fire_qkv_hook, component)))
             if family.qkv_layout != "separate":
                 fused = wrapped.get_submodule(family.q)
                 split = partial(_fire_fused_hooks, fused.forward, component=component, lens=lens)
@@ -192,7 +192,7 @@ def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor)
 
 
 def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
-    """Output of a fused query-key-value projection, after the hooks of each of the three parts have changed it."""
+    """Run a fused query-key-value projection, and the hooks of each of its three parts on the output."""
     whole = forward(x)
     for part in ("q", "k", "v"):
         point: HookPoint = getattr(component, part).hook_out

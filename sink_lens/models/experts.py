@@ -31,11 +31,11 @@ from .family import Family
 from .private_apis import gate_neurons, rebind_forward, register_hook_point
 
 
-class _Mixture:
-    """An MLP of a mixture of experts, with a place for all its neurons; the base class comes behind it."""
+class _HookedMixture:
+    """An MLP of a mixture of experts, with a hook point for the neurons; the base class comes behind it."""
 
     def forward(self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any) -> Any:
-        """Compute what the MLP adds to the stream at each token; where an edit changed something, by neurons."""
+        """Compute the output of the MLP at each token; tokens with an edited neuron are computed from the neurons."""
         block: Any = self
         point, given = getattr(block, HOOK), dict[str, Any]()
         if not (point._forward_hooks or point._forward_pre_hooks):
@@ -80,7 +80,7 @@ class _Mixture:
 def _expert_neurons(
     experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor
 ) -> Float[Tensor, "position sample neuron"]:
-    """Activations of every expert's neurons at every token, times the router's weight; 0 for tokens not sent there."""
+    """Compute the activations of every expert's neurons, times the router's weight; 0 for tokens not sent there."""
     whole = x.new_zeros(*sent.shape, expert_width(experts))
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
@@ -98,7 +98,7 @@ def _expert_neurons(
 def _mixture_output(
     parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None
 ) -> Float[Tensor, "position d_model"]:
-    """Output of an MLP from the neurons of all its parts: the routed experts' and then the dense part's.
+    """Compute the output of an MLP from all its neurons: those of the routed experts, then those of the dense part.
 
     Of the experts, those are summed that have a token, or whose neurons an edit changed.
     """
@@ -151,20 +151,20 @@ class Dense(NamedTuple):
 
 
 def mlp_parts(block: Any) -> dict[str, Any]:
-    """Modules of an MLP by name, as it has them: routed ``experts``, ``dense`` part, and ``gate`` of that part."""
+    """Return the modules of an MLP by name: routed ``experts``, ``dense`` part and its ``gate``, if it has them."""
     names = block.__dict__["names"]
-    experts = _part(block, "experts")
-    dense = block if experts is None else _part(block, names["shared"]) if names["shared"] else None
+    experts = _unwrapped_module(block, "experts")
+    dense = block if experts is None else _unwrapped_module(block, names["shared"]) if names["shared"] else None
     found: dict[str, Any] = {} if experts is None else {"experts": experts}
     if dense is not None:
-        found["dense"] = Dense(*(_part(dense, name) for name in names["dense"]))
+        found["dense"] = Dense(*(_unwrapped_module(dense, name) for name in names["dense"]))
     if experts is not None and names["gate"]:
-        found["gate"] = _part(block, names["gate"])
+        found["gate"] = _unwrapped_module(block, names["gate"])
     return found
 
 
-def _part(module: Any, name: str) -> Any:
-    """A submodule without the bridge's components around it; None if there is none of this name."""
+def _unwrapped_module(module: Any, name: str) -> Any:
+    """Return a submodule without the bridge's components around it; None if there is no submodule of this name."""
     found = getattr(module, name, None)
     while isinstance(getattr(found, "original_component", None), nn.Module):
         found = found.original_component  # type: ignore[union-attr]  # a component
@@ -179,31 +179,31 @@ def _count_neurons(block: Any) -> int:
 
 @functools.cache
 def _mixture_class(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Mixture{kind.__name__}", (_Mixture, kind), {"__module__": __name__})
+    return type(f"Mixture{kind.__name__}", (_HookedMixture, kind), {"__module__": __name__})
 
 
-def show_experts(model: nn.Module, *, family: Family) -> None:
-    """Give every MLP of a mixture of experts a hook point for its neurons; the modules stay the same objects."""
+def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
+    """Add a hook point for the neurons to every MLP of a mixture of experts, in place."""
     if family.experts is None:
         return
     layers = model.get_submodule(family.layers).children()
-    blocks = [_part(layer, str(family.mlp)) for layer in layers]  # in a bridge's own model they are components
+    blocks = [_unwrapped_module(layer, str(family.mlp)) for layer in layers]  # components in a bridge's model
     for block in blocks:
         block.__dict__["names"] = {"shared": family.shared, "gate": family.shared_gate, "dense": family.dense}
     width = max(map(_count_neurons, blocks))
     for block in blocks:
         block.__dict__["width"] = width
-        if not isinstance(block, _Mixture):
+        if not isinstance(block, _HookedMixture):
             block.__class__ = _mixture_class(type(block))
             rebind_forward(block)
             block.add_module(HOOK, HookPoint())
 
 
-def hook_experts(bridge: TransformerBridge) -> None:
-    """Name the hook points of experts in a bridge, so that the bridge finds them by name."""
+def register_expert_hook_points(bridge: TransformerBridge) -> None:
+    """Name the hook points of experts and register them, so that the bridge finds them by name."""
     for layer, block in enumerate(bridge.blocks):
         mixture = getattr(getattr(block, "mlp", None), "original_component", None)
-        if isinstance(mixture, _Mixture):
+        if isinstance(mixture, _HookedMixture):
             point = getattr(mixture, HOOK)
             point.name = f"blocks.{layer}.mlp.{HOOK}"
             register_hook_point(bridge, point)

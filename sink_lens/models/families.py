@@ -292,7 +292,7 @@ TEXT_PART = {
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""Model that reads images too -> its language model, which is read in its place (``wrapping.take_text_part``)."""
+"""Model that reads images too -> its language model, read in its place (``wrapping.extract_language_model``)."""
 
 _NORM_OF_HEADS = "it norms queries and keys with a gain of its own for each head; need a model without that norm"
 _CLIPPED = "it clips its queries, keys and values; need a model that does not"
@@ -349,7 +349,7 @@ LEFT_OUT = {
 
 
 def family_of(architecture: str) -> Family:
-    """The table row (names and conventions) of an architecture, by the class name of its Hugging Face model.
+    """Look up the table row (names and conventions) of an architecture, by the class name of its Hugging Face model.
 
     Raises:
         ModelError: the table has no such row.
@@ -362,7 +362,7 @@ def family_of(architecture: str) -> Family:
 
 
 def family_of_model(architecture: str, *, config: Any) -> Family:
-    """The table row of a model's architecture; for ``HeadNormForCausalLM`` adapted to the model's configuration.
+    """Look up the table row of a model's architecture, adapted to the model's configuration.
 
     Raises:
         ModelError: the table has no row for the architecture.
@@ -433,7 +433,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
 
 
 def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
-    """Numbers of heads of a layer and their widths: of queries and keys, and of values."""
+    """Numbers and widths of a layer's heads: n_heads, n_kv_heads, d_head (queries and keys) and d_value."""
     n_heads = config.num_attention_heads
     if family.own_sizes:
         config = config.per_layer_config[layer]
@@ -453,8 +453,8 @@ def layer_of_keys(config: Any, *, layer: int) -> int:
     return max(at for at in range(n_own) if types[at] == types[layer])
 
 
-def reach_of(config: Any, *, layer: int) -> int | None:
-    """Number of positions in a layer's sliding window, the query's own included; None if the layer has no window.
+def sliding_window_of(config: Any, *, layer: int) -> int | None:
+    """Length of a layer's sliding window in positions, the query's own included; None if the layer has no window.
 
     A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
     """

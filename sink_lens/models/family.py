@@ -140,7 +140,7 @@ class Family:
         return "z" if self.gated_q else "z_raw"
 
     @property
-    def own_points(self) -> tuple[str, ...]:
+    def sites_with_own_points(self) -> tuple[str, ...]:
         """Names of the sites whose hook points are made by ``points`` and not by TransformerLens."""
         found = ("q",) if self.gated_q else ()
         found += ("attn_out",) if self.beside else ()

@@ -67,10 +67,10 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
     header = read_gguf_header(file)
     needed, free = header.weight_bytes + _ROOM, shutil.disk_usage(folder).free
     if free < needed:
-        raise _no_room_error(file, folder=folder, needed=needed, found=f"{free / 1e6:,.0f} MB are free")
+        raise _disk_full_error(file, folder=folder, needed=needed, found=f"{free / 1e6:,.0f} MB are free")
     reader = HeaderReader(file)
     try:
-        with torch.random.fork_rng(devices=[]), _parsed_once():
+        with torch.random.fork_rng(devices=[]), _parse_file_once():
             config = AutoConfig.from_pretrained(folder, **_load_arguments(file))
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -86,13 +86,13 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except OSError as error:
-        raise _no_room_error(file, folder=folder, needed=needed, found=first_line_of_error(error)) from error
+        raise _disk_full_error(file, folder=folder, needed=needed, found=first_line_of_error(error)) from error
     except (ValueError, NotImplementedError) as error:  # a tensor of a type that gguf does not read
         raise _unreadable_error(file, error) from error
 
 
 def gguf_tokenizer(file: Path) -> Any:
-    """The tokenizer of a GGUF file, without its weights; None where the file has none. Nothing is written.
+    """Read the tokenizer of a GGUF file, and write nothing; None if the file has no tokenizer.
 
     Raises:
         ModelError: the file is damaged, or has an unknown architecture.
@@ -100,14 +100,14 @@ def gguf_tokenizer(file: Path) -> Any:
     if not read_gguf_header(file).has_tokenizer:
         return None
     try:
-        with tempfile.TemporaryDirectory() as empty, _parsed_once():
+        with tempfile.TemporaryDirectory() as empty, _parse_file_once():
             return _read_tokenizer(HeaderReader(file), file, empty=Path(empty))
     except Exception as error:  # transformers and gguf raise many kinds of error
         raise _unreadable_error(file, error) from error
 
 
 def _load_arguments(file: Path) -> dict[str, Any]:
-    """Arguments by which transformers opens a GGUF file, beside an empty folder as the model.
+    """Arguments that make transformers open a GGUF file; an empty folder is then given as the model.
 
     The file's name is a whole path: transformers looks for a bare name in the working directory first, and takes other
     files beside it into account.
@@ -116,7 +116,7 @@ def _load_arguments(file: Path) -> dict[str, Any]:
 
 
 def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
-    """The tokenizer of a GGUF file; that of a Llama 3 puts BOS first where the file does not say."""
+    """Read the tokenizer of a GGUF file; if the file does not say so, a Llama 3 tokenizer adds BOS."""
     tokenizer: Any = AutoTokenizer.from_pretrained(empty, **_load_arguments(file))
     unsaid = metadata_value(reader, "tokenizer.ggml.add_bos_token") is None
     if unsaid and metadata_value(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
@@ -125,8 +125,8 @@ def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Within the block, parse a GGUF file once, and make the table of an architecture's names once.
+def _parse_file_once() -> Iterator[None]:
+    """Within the block, parse a GGUF file and make an architecture's table of names once only.
 
     transformers parses the file for the configuration, twice for the weights and for the tokenizer, seconds each time,
     and makes the table for every module of the model.
@@ -149,7 +149,7 @@ def _unreadable_error(file: Path, error: Exception) -> ModelError:
     )
 
 
-def _no_room_error(file: Path, *, folder: Path, needed: int, found: str) -> ModelError:
+def _disk_full_error(file: Path, *, folder: Path, needed: int, found: str) -> ModelError:
     return ModelError(
         f"{file.name} cannot be converted in {folder.parent}: {found}; need about {needed / 1e6:,.0f} MB. Free space "
         "there, or set SINK_LENS_CACHE to a folder with room"
@@ -157,12 +157,12 @@ def _no_room_error(file: Path, *, folder: Path, needed: int, found: str) -> Mode
 
 
 def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], TensorProcessor]:
-    """(name in the model -> tensor of a GGUF file, not read yet; the architecture's operations on them).
+    """Find the file's tensor for each name in the model, and the architecture's operations on them; read no values.
 
     Raises:
         ModelError: a tensor is missing or of another size, or the file has biases that the model has not.
     """
-    held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parsed_once
+    held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parse_file_once
     processor_class = TENSOR_PROCESSORS.get(held.fields["general.architecture"].contents(), TensorProcessor)
     processor = processor_class(config=load_gguf_checkpoint(str(file))["config"])
     names = get_gguf_hf_weights_map(model, processor)
@@ -185,7 +185,7 @@ def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], 
 
 
 def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that ``save_pretrained`` would write of a model, by name; of tied tensors only one."""
+    """Shape of every tensor that ``save_pretrained`` would write, by name; tied tensors are written once."""
     tied = model.all_tied_weights_keys
     return {name: tuple(one.shape) for name, one in sorted(model.state_dict().items()) if name not in tied}
 
@@ -218,7 +218,7 @@ def _write_weights(
 
 
 def _dequantise(held: Any, *, processor: TensorProcessor, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A tensor of a GGUF file in float32, in the model's layout."""
+    """Convert a tensor of a GGUF file to float32, in the model's layout."""
     values = np.empty([int(size) for size in reversed(held.shape)], dtype="<f4")
     for begin in range(0, len(values), _ROWS):  # gguf itself has all rows twice
         rows = slice(begin, begin + _ROWS)
@@ -232,7 +232,7 @@ def _dequantise(held: Any, *, processor: TensorProcessor, name: str, shape: tupl
 
 
 def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
-    """Copy settings of attention and rotation that transformers does not read into the conversion's configuration.
+    """Copy settings of attention and rotation that transformers does not read into the conversion's ``config.json``.
 
     Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, and the scale
     of Gemma's scores, which is that of 27B where the file has its layers.
@@ -280,7 +280,7 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
 
 
 def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str) -> dict[str, Any]:
-    """Fields of ``rope_parameters`` for the scaling of a GGUF file: linear, that of Llama 3, or none."""
+    """Fields of ``rope_parameters`` that describe a GGUF file's scaling: linear, Llama 3's, or none."""
     scaling, factor, context = (
         metadata_value(reader, f"{kind}.rope.scaling.{entry}")
         for entry in ("type", "factor", "original_context_length")

@@ -26,10 +26,10 @@ _OF_GGUF = {
 
 
 class HeaderReader(GGUFReader):
-    """Reads tensors and fields as the library does, and steps over lists; their contents are empty."""
+    """A GGUF reader that skips the contents of lists, and reads other fields and tensors as its parent does."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
-        """The base reader's (size, parts, indices of data, types) of a field; a list's contents are skipped."""
+        """Read a field as (size, parts, indices of the data, types), and skip the contents of a list."""
         if GGUFValueType(raw_type) != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         order, held = ">" if self.endianess == GGUFEndian.BIG else "<", self.data.data  # memoryview
@@ -48,7 +48,7 @@ class HeaderReader(GGUFReader):
 
 
 def metadata_value(reader: GGUFReader, name: str) -> Any:
-    """A value of a file's metadata, by its name; None where the file has none of this name."""
+    """Read a value of a file's metadata by its name; None if the file has no such value."""
     found = reader.get_field(name)
     return None if found is None else found.contents()
 

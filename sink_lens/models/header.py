@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..data.described import Described
+from ..data.described import InputConfig
 from ..errors import InputError, check_regular_file
 from ..text import json_value
 from .families import TEXT_PART, family_of
@@ -30,7 +30,7 @@ _NAMES = {
 
 
 def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
-    """Sizes of a site's axes other than that of sequences, for a header or a ``LensModel``.
+    """Sizes of a site's axes after the axis of sequences, from a header or a ``LensModel``.
 
     Where layers differ, the least of any.
     """
@@ -41,8 +41,8 @@ def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
     return tuple(sizes[axis] for axis in axes.split()[1:])
 
 
-def differing_text(site: str, parts: str) -> str:
-    """Words of an error on a site whose layers have different numbers of heads or units."""
+def different_sizes_text(site: str, parts: str) -> str:
+    """Error text for a site whose layers have different numbers of ``parts``, such as heads or units."""
     return f"layers differ in the number of {parts} of {site!r}; need them named, and layers that have them"
 
 
@@ -75,22 +75,22 @@ class Header:
         """The row of the architecture."""
         return family_of(self.architecture)
 
-    def having(self, site: str) -> tuple[int, ...]:
-        """Numbers of the layers that have a site: all, since hybrid models have no header here."""
+    def layers_with(self, site: str) -> tuple[int, ...]:
+        """Numbers of the layers that have a site: all layers, since hybrid models have no header here."""
         return tuple(range(self.n_layers))
 
     @property
     def d_value(self) -> int:
-        """Width of one head's values: that of its keys, since latent attention has no header here."""
+        """Width of one head's values: the width of its keys, since models with latent attention have no header here."""
         return self.d_head
 
     @property
     def d_latents(self) -> tuple[int, int]:
-        """(0, 0), the widths of no latents, since latent attention has no header here."""
+        """Widths of the latents: (0, 0), since models with latent attention have no header here."""
         return (0, 0)
 
-    def differing(self, axes: str) -> bool:
-        """False: models whose layers differ in size have no header here."""
+    def has_differing_sizes(self, axes: str) -> bool:
+        """Return False: models whose layers differ in size have no header here."""
         return False
 
     @property
@@ -103,8 +103,8 @@ class Header:
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 
-def check_fits(config: Described, *, n_context: int | None, has_tokenizer: bool, name: str | None = None) -> None:
-    """Refuse sequences that are longer than a model takes, or text for a model without a tokenizer.
+def check_fits(config: InputConfig, *, n_context: int | None, has_tokenizer: bool, name: str | None = None) -> None:
+    """Refuse sequences that are longer than a model takes, and text for a model without a tokenizer.
 
     Raises:
         InputError: which, and what is needed.

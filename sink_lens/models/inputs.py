@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 
 from ..data.corpora import bundled_text, read_text
-from ..data.described import BosCondition, Described
+from ..data.described import BosCondition, InputConfig
 from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, repeated_tokens
 from ..errors import InputError
 from ..records import versions
-from .bundled import header_of
+from .bundled import find_header
 from .header import Header, check_fits
 from .lens import LensModel
 from .load import load, weights_hash
@@ -18,14 +18,14 @@ from .load import load, weights_hash
 log = logging.getLogger(__name__)
 
 
-def load_model(config: Described) -> LensModel:
+def load_model(config: InputConfig) -> LensModel:
     """Load the model that a configuration names, on its device and in its type."""
     more = {name: getattr(config, name, None) for name in ("revision", "device_map", "max_memory")}
     return load(config.model, device=config.device, dtype=config.dtype, announce=log.info, **more)
 
 
-def check_sequences(config: Described) -> Header | None:
-    """Refuse, before the weights are read, sequences that the model cannot take or that the text is too short for.
+def check_sequences(config: InputConfig) -> Header | None:
+    """Refuse sequences that the model cannot take or the text is too short for, before the weights are read.
 
     Returns:
         The header of the model's files, for what else can be known from it; None where it does not say it all.
@@ -41,13 +41,13 @@ def check_sequences(config: Described) -> Header | None:
                 f"the text has {size:,} bytes, and so at most as many tokens; need {needed:,} for {config.sequences:,} "
                 f"sequences of {config.length:,}. Give more text, fewer sequences or a shorter length"
             )
-    header = header_of(config.model)
+    header = find_header(config.model)
     if header is not None:
         check_fits(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     return header
 
 
-def make_tokens(lens: LensModel, *, config: Described, bos: BosCondition) -> TokenBatch:
+def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> TokenBatch:
     """Make the sequences that a configuration describes, in one BOS condition.
 
     Raises:
@@ -70,7 +70,7 @@ def make_tokens(lens: LensModel, *, config: Described, bos: BosCondition) -> Tok
 
 
 def describe_provenance(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[str, object]:
-    """Entries for ``run.json`` that say which model, tokens and kernel a run used."""
+    """Make the entries of ``run.json`` that name the model, tokens and kernel of a run."""
     return {
         "model": lens.name,
         "family": lens.family.architecture,

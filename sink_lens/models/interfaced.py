@@ -2,15 +2,15 @@
 
 GPT-J, GPT-Neo, Falcon and BLOOM compute scores, softmax and sum themselves, so an attention function registered with
 ``AttentionInterface`` is never called, and neither the observed pass (``activations.attention``) nor the cells
-(``engine.layout``) would see anything. ``give_interface`` gives their modules a subclass. It computes queries, keys and
-values as its parent does, and calls the registered function where the model's configuration names one; with ``eager``
-and ``sdpa`` the parent runs, and no number of the model changes.
+(``engine.layout``) see anything. ``give_attention_interface`` gives their modules a subclass. It computes queries, keys
+and values as its parent does, and calls the registered function where the model's configuration names one; with
+``eager`` and ``sdpa`` the parent runs, and no number of the model changes.
 
 TransformerLens delegates the attention of some families to the module of transformers, and fires the hooks of scores
 and pattern when both were used. ``hook_delegated_attention`` makes these components an ``InterfacedAttentionBridge``,
 which puts the hooks inside the module, so that edits take effect.
 
-``show_attention_inputs`` shows the queries, keys and values that a module gives to its attention function, whichever
+``watch_attention_inputs`` shows the queries, keys and values that a module gives to its attention function, whichever
 that is: in latent attention no module of its own makes them.
 """
 
@@ -52,8 +52,8 @@ _INSIDE = "sink_lens_hooked"
 _HOOKED: ContextVar[Attend | None] = ContextVar("sink_lens_hooked", default=None)
 
 
-def _chosen_function(module: nn.Module) -> Attend | None:
-    """The attention function that the bridge or the configuration names; None where the class computes its own."""
+def _chosen_attention_function(module: nn.Module) -> Attend | None:
+    """Return the attention function that the bridge or the configuration names; None if the class computes its own."""
     hooked = _HOOKED.get()
     if hooked is not None:
         return hooked
@@ -66,7 +66,7 @@ class InterfacedGptj(GPTJAttention):
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
         """Output by heads and pattern, by the attention function that is chosen; GPT-J's own if none is."""
-        attend = _chosen_function(self)
+        attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
         return _call_attention_function(attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn)
@@ -77,7 +77,7 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
         """Output by heads and pattern, by the attention function that is chosen; GPT-Neo's own if none is."""
-        attend = _chosen_function(self)
+        attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
         length = query.shape[2]
@@ -90,7 +90,7 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
 def _call_attention_function(
     attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function's output by heads and its pattern, from queries, keys and values as ``_attn`` has them."""
+    """Call an attention function on queries, keys and values from ``_attn``; return output by heads and pattern."""
     output, pattern = attend(module, query.float(), key.float(), value.float(), mask, scaling=scaling)
     return output.transpose(1, 2).to(value.dtype), pattern
 
@@ -100,7 +100,7 @@ class InterfacedFalcon(FalconAttention):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Project, rotate, attend, and project back."""
-        attend = _chosen_function(self)
+        attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, *args, **kwargs)
         parts = (one.transpose(1, 2) for one in self._split_heads(self.query_key_value(hidden_states)))
@@ -134,7 +134,7 @@ class InterfacedBloom(BloomAttention):
 
     def forward(self, hidden_states: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Project, attend, project back, and add the residual stream, as BLOOM does inside its attention."""
-        attend = _chosen_function(self)
+        attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, residual, *args, **kwargs)
         query, key, value = self._reshape(self.query_key_value(hidden_states))
@@ -153,8 +153,8 @@ class InterfacedBloom(BloomAttention):
         return out, pattern
 
 
-class _Embedded(nn.Module):
-    """A norm without weights, in place of another module for one call."""
+class _EmbeddingNorm(nn.Module):
+    """A norm without weights, which replaces another module for one call."""
 
     def __init__(self, eps: float, *, after: Callable[[], object]) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _Embedded(nn.Module):
 
 
 class NanoChatBody(NanoChatModel):
-    """NanoChat's layers; the module of the last norm also norms the embeddings, here by another one without weights.
+    """NanoChat's layers, with a module of its own for the norm of the embeddings instead of the last norm's module.
 
     A hook of the last norm would otherwise see both.
     """
@@ -176,7 +176,7 @@ class NanoChatBody(NanoChatModel):
         """The parent's forward, whose first norm is not the last one's module."""
         last: Any = self._modules["norm"]
         eps = getattr(last, "original_component", last).eps
-        self._modules["norm"] = _Embedded(eps, after=lambda: self._modules.__setitem__("norm", last))
+        self._modules["norm"] = _EmbeddingNorm(eps, after=lambda: self._modules.__setitem__("norm", last))
         return super().forward(*args, **kwargs)
 
 
@@ -191,11 +191,11 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def interfaced_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The subclass of an attention class that uses the attention interface; the class itself if it already does."""
+    """Return the subclass of an attention class that uses the attention interface; the class itself if it does."""
     return _CLASSES.get(kind, kind)
 
 
-def give_interface(model: PreTrainedModel) -> None:
+def give_attention_interface(model: PreTrainedModel) -> None:
     """Change the class of attention modules that ignore the attention interface to a subclass that uses it.
 
     The modules stay the same objects with the same weights; only their class changes, to a subclass.
@@ -215,7 +215,7 @@ def give_interface(model: PreTrainedModel) -> None:
 
 @contextlib.contextmanager
 def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Within the block, the model uses this attention function."""
+    """Within the block, the model computes attention with the function of this name."""
     before = kernel_of(model.config)
     try:
         set_attention(model, name)
@@ -245,12 +245,12 @@ _SEEN: ContextVar[tuple[tuple[See, str], ...]] = ContextVar("sink_lens_seen", de
 """Who sees what the running module gives, and the attention function behind; the last one first."""
 
 
-def show_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
-    """Within the block, ``see`` is called with what an attention module gives to its attention function.
+def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
+    """Within the block, call ``see`` with the queries, keys and values that a module gives to its attention function.
 
     The module's configuration names another function for as long as the module runs, which calls the one that it named.
     """
-    AttentionInterface.register(_SEEN_INSIDE, _show_and_attend)
+    AttentionInterface.register(_SEEN_INSIDE, _watch_and_attend)
     config: Any = module.config
     forward = module.forward
 
@@ -265,8 +265,8 @@ def show_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractCon
     return replace_forward(module, run)
 
 
-def _show_and_attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Show queries, keys and values, and call the attention function that the configuration names."""
+def _watch_and_attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Pass queries, keys and values to the watchers, and call the attention function that the configuration names."""
     (see, name), *others = _SEEN.get()
     eager: Any = sys.modules[type(module).__module__]
     attend = AttentionInterface().get_interface(name, eager.eager_attention_forward)
@@ -301,7 +301,7 @@ class InterfacedAttentionBridge(AttentionBridge):
         scaling: float,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Eager attention; the pattern is not handed on, or TransformerLens would call its hooks again."""
+        """Compute eager attention; return no pattern, since TransformerLens would call its hooks again."""
         length, n_keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
         if mask is None:
             mask = torch.ones(length, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - length)
@@ -330,7 +330,7 @@ def hook_delegated_attention(bridge: TransformerBridge) -> None:
             attention.__class__ = InterfacedAttentionBridge
 
 
-class RowsOfFused(nn.Module):
+class FusedRowsLinear(nn.Module):
     """A linear map whose weight is some rows of a fused projection, which it reads anew in every forward.
 
     TransformerLens copies the query, key and value parts, and a later change of the weights (a training step, an edit)
@@ -358,24 +358,24 @@ class RowsOfFused(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-class _ShareInterleaved:
-    """An adapter of a projection that holds query, key and value of each head in turn; the base class comes behind."""
+class _SharedInterleavedAdapter:
+    """Adapter of a fused projection with query, key and value of each head in turn; the base class comes behind it."""
 
     cfg: Any
 
     def split_qkv_matrix(self, original_attention_component: Any) -> Any:
-        """The three parts, which share the projection's weights; TransformerLens puts its hooks around each."""
+        """Return the three parts, which share the projection's weights; TransformerLens puts its hooks around each."""
         fused = original_attention_component.query_key_value
         numbers = torch.arange(fused.out_features, device=fused.weight.device)
         parts = rearrange(numbers, "(head part d_head) -> part (head d_head)", part=3, head=self.cfg.n_heads)
-        return tuple(RowsOfFused(fused, rows=rows) for rows in parts)
+        return tuple(FusedRowsLinear(fused, rows=rows) for rows in parts)
 
 
-class SharedNeoxAdapter(_ShareInterleaved, NeoxArchitectureAdapter):
+class SharedNeoxAdapter(_SharedInterleavedAdapter, NeoxArchitectureAdapter):
     """The stock GPT-NeoX adapter, except that the parts of the fused projection are shared instead of copied."""
 
 
-class SharedBloomAdapter(_ShareInterleaved, BloomArchitectureAdapter):
+class SharedBloomAdapter(_SharedInterleavedAdapter, BloomArchitectureAdapter):
     """The stock BLOOM adapter, except that the parts of the fused projection are shared instead of copied."""
 
 
@@ -392,10 +392,10 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
     """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
 
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
-        """Query, key and value parts of a fused projection, which share its weights."""
+        """Return query, key and value parts of a fused projection, which share its weights."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
         ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
-        return tuple(RowsOfFused(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))
+        return tuple(FusedRowsLinear(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))
 
 
 SHARED = (SharedNeoxAdapter, SharedBloomAdapter, SharedFalconAdapter)
@@ -412,7 +412,7 @@ _ADAPTERS = {
 
 
 def register_adapter(architecture: str) -> str:
-    """Name under which TransformerLens finds the adapter of an architecture; ours are registered with it first."""
+    """Register our adapter of an architecture, if there is one; return the name by which TransformerLens finds it."""
     if architecture not in _ADAPTERS:
         return architecture
     name = f"SinkLens{architecture}"

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError, SiteError
 from ..text import span
 from .experts import expert_width
-from .families import head_sizes, layer_of_keys, reach_of
+from .families import head_sizes, layer_of_keys, sliding_window_of
 from .family import OF_ATTENTION, Family
 from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, device_of
 from .private_apis import kernel_of
-from .unchanged import State
+from .unchanged import LensState
 
 ADDED = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
 """Sites of what sublayers add to the stream, in the order in which a layer computes them."""
@@ -35,7 +35,7 @@ class LensModel:
     """The same weights (shared storage) as a Hugging Face module on its fastest exact kernel, to measure or train."""
     tokenizer: PreTrainedTokenizerBase | None
     family: Family
-    state: State
+    state: LensState
     """The model as it was when it was wrapped, and the lock that all lenses on it share."""
     name: str
     """Name of the model, as the user gave it."""
@@ -61,8 +61,8 @@ class LensModel:
 
     @property
     def n_kv_heads(self) -> int:
-        """Number of key and value heads; where layers differ, the least of any."""
-        return self._least("n_kv_heads")
+        """Number of key and value heads; the smallest number if layers differ."""
+        return self._smallest_size("n_kv_heads")
 
     @property
     def d_model(self) -> int:
@@ -71,31 +71,31 @@ class LensModel:
 
     @property
     def d_head(self) -> int:
-        """Width of one head's queries and keys; where layers differ, the least of any."""
-        return self._least("d_head")
+        """Width of one head's queries and keys; the smallest width if layers differ."""
+        return self._smallest_size("d_head")
 
     @property
     def d_value(self) -> int:
-        """Width of one head's values; another than that of its keys in latent attention."""
-        return self._least("d_value")
+        """Width of one head's values; in latent attention it differs from the width of the keys."""
+        return self._smallest_size("d_value")
 
     @property
     def d_latents(self) -> tuple[int, int]:
-        """Widths of the latent that queries are made from and of that of keys and values; 0 without one."""
+        """Widths of the query latent and of the key-value latent; 0 for a latent that the model lacks."""
         if self.family.kv_latent is None:
             return (0, 0)
         return self.config.q_lora_rank or 0, self.config.kv_lora_rank
 
     def head_sizes(self, layer: int) -> dict[str, int]:
-        """Numbers of heads of a layer and their widths, as ``read_site`` takes them."""
+        """Numbers and widths of a layer's heads, by the names of the arguments of ``read_site``."""
         return head_sizes(self.config, family=self.family, layer=layer)
 
-    def _least(self, name: str) -> int:
-        """Smallest value over layers of a size of heads, such as ``n_heads``."""
+    def _smallest_size(self, name: str) -> int:
+        """Smallest value over layers of a number or width of heads, such as ``n_heads``."""
         layers = range(self.n_layers) if self.family.own_sizes else (0,)
         return min(self.head_sizes(layer)[name] for layer in layers)
 
-    def differing(self, axes: str) -> bool:
+    def has_differing_sizes(self, axes: str) -> bool:
         """Check whether layers differ in the size of one of a site's axes."""
         if not self.family.own_sizes:
             return False
@@ -103,7 +103,7 @@ class LensModel:
 
     @property
     def d_mlp(self) -> int:
-        """Number of neurons in one MLP, over all experts in a mixture of experts; 0 where neurons are no site.
+        """Number of neurons in one MLP, over all its experts; 0 if the model has no site ``neurons``.
 
         Where layers differ, the least of any.
         """
@@ -131,7 +131,7 @@ class LensModel:
         return expert_width(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 
     def sizes(self, axes: str, *, n_positions: int, layer: int | None = None) -> tuple[int, ...]:
-        """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``, in a layer.
+        """Sizes of a site's axes in a layer, such as ``SITES["z"].axes``, without the axis of sequences.
 
         Without a layer, and where layers differ, the least of any.
         """
@@ -153,8 +153,8 @@ class LensModel:
         return getattr(self.config, "max_position_embeddings", None)
 
     def reach(self, layer: int) -> int | None:
-        """Return the number of positions that a query of a layer sees with itself; None without a sliding window."""
-        return reach_of(self.config, layer=layer)
+        """Length of a layer's sliding window in positions, the query's own included; None without a sliding window."""
+        return sliding_window_of(self.config, layer=layer)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -165,19 +165,19 @@ class LensModel:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that have attention: all but some of a hybrid's."""
-        return self._layers_with(self.family.attention.partition(".")[0])
+        """Numbers of the layers that have attention: in a hybrid only some."""
+        return self._layers_with_module(self.family.attention.partition(".")[0])
 
     @property
     def mixer_layers(self) -> tuple[int, ...]:
-        """The layers that have a mixer: none but in a hybrid."""
-        return () if self.family.mixer is None else self._layers_with(self.family.mixer)
+        """Numbers of the layers that have a mixer: empty unless the model is a hybrid."""
+        return () if self.family.mixer is None else self._layers_with_module(self.family.mixer)
 
-    def _layers_with(self, module: str) -> tuple[int, ...]:
+    def _layers_with_module(self, module: str) -> tuple[int, ...]:
         return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, module, None) is not None)
 
-    def having(self, site: str) -> tuple[int, ...]:
-        """Numbers of the layers that have a site, or an activation of an observed pass, of this name."""
+    def layers_with(self, site: str) -> tuple[int, ...]:
+        """Numbers of the layers that have the site, or the activation of an observed pass, of this name."""
         if site == "mixer_out":
             return self.mixer_layers
         if site == "per_layer_out" and self.family.per_layer is None:
@@ -186,39 +186,39 @@ class LensModel:
             return tuple(layer for layer in range(self.n_layers) if layer_of_keys(self.config, layer=layer) == layer)
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
 
-    def adding(self, layer: int) -> tuple[str, ...]:
+    def added_sites(self, layer: int) -> tuple[str, ...]:
         """Names of the sites whose values a layer adds to the residual stream."""
-        return tuple(site for site in ADDED if layer in self.having(site))
+        return tuple(site for site in ADDED if layer in self.layers_with(site))
 
     def scale(self, layer: int) -> float:
-        """Factor by which a layer multiplies the stream after it has added to it; 1 except in Gemma 4."""
+        """Factor by which a layer multiplies the stream at its end; 1 except in Gemma 4."""
         of = self.family.layer_scale
         return 1.0 if of is None else float(getattr(self.layer(layer), of))
 
     @property
-    def lasting(self) -> tuple[float, ...]:
-        """Product of the factors of all layers from each layer on, by which what enters it is multiplied in the end.
+    def remaining_scales(self) -> tuple[float, ...]:
+        """For each layer, the product of its factor (``scale``) and the factors of all later layers.
 
-        The last of these numbers, 1, is of the stream after the last layer; all are 1 but for Gemma 4. Times its number
-        the stream is the sum of its parts, each times that of its layer.
+        The number of a layer converts the stream before it to the unit of the last layer's stream. One more number, 1,
+        stands for the stream after the last layer; all are 1 except in Gemma 4.
         """
         scales = [self.scale(layer) for layer in reversed(range(self.n_layers))]
         return tuple(accumulate(scales, mul, initial=1.0))[::-1]
 
     def key_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
-        """Numbers of the layers whose keys and values the given layers attend to: themselves, except in Gemma 4."""
+        """Numbers of the layers whose keys and values the given layers attend to: their own, except in Gemma 4."""
         if not self.family.shared_keys:
             return tuple(layers)
         return tuple(sorted({layer_of_keys(self.config, layer=layer) for layer in layers}))
 
-    def row(self, layer: int) -> Family:
-        """The family's table row as it holds for one layer, which in a hybrid may lack attention."""
+    def family_of_layer(self, layer: int) -> Family:
+        """The family's table row for one layer; in a hybrid the layer may lack attention."""
         if not self.family.in_mixer_layers or layer in self.attention_layers:
             return self.family
         return self.family.without_attention
 
     def layer(self, index: int) -> nn.Module:
-        """One decoder layer of the plain model."""
+        """One decoder layer of the plain model, by its number."""
         return self.layers[index]
 
     @property
@@ -230,12 +230,12 @@ class LensModel:
 
     @property
     def offloaded(self) -> bool:
-        """Check whether some weights are on disk: then there is no bridge, and only the plain path runs."""
+        """Check whether some weights are on disk; such a model has no bridge, and only the plain path runs."""
         return bytes_on_disk(self.plain) > 0
 
     @property
     def why_measured_only(self) -> str | None:
-        """Reason why there is no bridge, so that nothing can be changed in the model; None if there is one."""
+        """Reason why the model has no bridge and so can be measured but not changed; None if it has a bridge."""
         return self.bridge.reason if isinstance(self.bridge, NoBridge) else None
 
     @property
@@ -264,7 +264,7 @@ class LensModel:
 
 
 def linear_layers_text(lens: LensModel) -> str:
-    """Text that names the layers without attention and what they have instead; empty if all layers have attention."""
+    """Text that names the layers without attention and their mixer; empty if all layers have attention."""
     skipped = sorted({*range(lens.n_layers)} - {*lens.attention_layers})
     if not skipped:
         return ""
@@ -273,10 +273,10 @@ def linear_layers_text(lens: LensModel) -> str:
 
 
 def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
-    """Text that names the layers which lack one of some sites, and why; empty if every layer has them all."""
+    """Text that names the layers that lack one of these sites, and the reason; empty if no layer does."""
     if said := linear_layers_text(lens):
         return "" if OF_ATTENTION.isdisjoint(sites) else said
-    others = sorted({*range(lens.n_layers)} - {*lens.having("k")})
+    others = sorted({*range(lens.n_layers)} - {*lens.layers_with("k")})
     if not others or {"k", "v"}.isdisjoint(sites):
         return ""
     return f"layers {span(others)} of {lens.name} attend to the keys and values of an earlier layer"
@@ -316,7 +316,7 @@ def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> Non
 
 
 def count_from_start(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
-    """Count layers from the first one; a negative number counts from the last one."""
+    """Convert negative layer numbers, which count from the last layer, to numbers from the first."""
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
 
 
@@ -326,7 +326,8 @@ def check_layers_have(lens: LensModel, layers: Iterable[int], *, site: str) -> N
     Raises:
         SiteError: one of the layers lacks it.
     """
-    if site in OF_ATTENTION and len(lens.having(site)) == len(lens.attention_layers):
+    if site in OF_ATTENTION and len(lens.layers_with(site)) == len(lens.attention_layers):
         check_attention(lens, layers, what=repr(site))
-    elif not set(layers) <= {*lens.having(site)}:
-        raise SiteError(f"not all of these layers of {lens.name} have {site!r}; need one of {span(lens.having(site))}")
+    elif not set(layers) <= {*lens.layers_with(site)}:
+        found = span(lens.layers_with(site))
+        raise SiteError(f"not all of these layers of {lens.name} have {site!r}; need one of {found}")

@@ -41,7 +41,7 @@ from .lens import LensModel
 from .offload import parameters_of
 from .private_apis import LENIENT, choose_no_kernel, set_attention
 from .running import exclusive_use
-from .wrapping import assemble_lens, keep_random_state, take_text_part, wrap
+from .wrapping import assemble_lens, extract_language_model, keep_random_state, wrap
 
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
 
@@ -150,7 +150,7 @@ def load(
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     checks.check_class(model, config=model.config)
     checks.check_keys(info, name=str(name))
-    model = take_text_part(model)
+    model = extract_language_model(model)
     beside_images = [one for one in config.get("architectures") or () if one in TEXT_PART]
     notes += tuple(f"the language model of {one}, which reads images too" for one in beside_images)
     family = checks.check_architecture(model)
@@ -229,7 +229,7 @@ def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
 
 @contextlib.contextmanager
 def _without_bars_and_conversion() -> Iterator[None]:
-    """Within the block, transformers shows no bar and does not ask a hub service to convert pickled weights."""
+    """Within the block, transformers shows no progress bar and asks no hub service to convert pickled weights."""
     had_bars, name = of_transformers.is_progress_bar_enabled(), "DISABLE_SAFETENSORS_CONVERSION"
     before = os.environ.get(name)
     of_transformers.disable_progress_bar()
@@ -245,7 +245,7 @@ def _without_bars_and_conversion() -> Iterator[None]:
 
 
 def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
-    """(folder of a name, notes on how it came there, such as a conversion); the folder is None for a hub name."""
+    """Return the local folder of a model name (None for a hub name), and notes, such as on a conversion."""
     if name == DEFAULT_MODEL:
         gguf = bundled_gguf()
         return converted_folder(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
@@ -285,7 +285,7 @@ def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
 
 
 def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrainedConfig:
-    """Read a model's configuration, which chooses no kernel: transformers would fetch some of them from the hub."""
+    """Read a model's configuration without its choice of a kernel, which transformers might download."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=branch)
     choose_no_kernel(config)
     return config
@@ -318,7 +318,7 @@ def _placement_arguments(
     device_map: str | Mapping[str, Any] | None,
     max_memory: str | None,
 ) -> dict[str, Any]:
-    """Keyword arguments of ``from_pretrained`` that say where the weights go; refuses contradicting ones."""
+    """Keyword arguments of ``from_pretrained`` that place the weights; refuse arguments that contradict each other."""
     if device is not None and device_map is not None:
         raise InputError("both device and device_map were given; need at most one")
     if max_memory is not None and device_map is None:
@@ -341,7 +341,7 @@ def _placement_arguments(
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """The device of this name; the GPU, where there is one, if it is None.
+    """Return the device of this name; for None the GPU, or the CPU if there is no GPU.
 
     Raises:
         InputError: there is no such device here.

@@ -31,7 +31,7 @@ def free_bytes() -> int:
     return psutil.virtual_memory().available
 
 
-def held_bytes() -> int:
+def used_bytes() -> int:
     """Main memory that this process uses now, in bytes."""
     return psutil.Process().memory_info().rss
 
@@ -69,8 +69,8 @@ def collect_garbage() -> None:
 
 
 @contextlib.contextmanager
-def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
-    """Within the block, a model's parameters take no memory: they wait in a file without a name, and come back equal.
+def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[None]:
+    """Within the block, keep a model's parameters in an unnamed file, so that they take no memory; then restore them.
 
     Args:
         model: a model in main memory, of which nothing is asked within the block.
@@ -95,7 +95,7 @@ def set_aside(model: "nn.Module", *, folder: Path) -> Iterator[None]:
 
 
 def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
-    """A copy of a tensor on a device, without waiting for a CUDA GPU's work; the tensor itself if it is there.
+    """Copy a tensor to a device, without waiting for a GPU's work; return the tensor itself if it is there already.
 
     CUDA has read the tensor when the call returns, so that it may be changed. Other devices are waited for.
     """
@@ -103,7 +103,7 @@ def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype
 
 
 def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
-    """Replace the tensors of lists by copies on the CPU, many of them in one copy; those that lie there stay.
+    """Replace the tensors in lists by copies on the CPU, many in one transfer; tensors on the CPU stay.
 
     A copy for each tensor would wait for the GPU each time.
     """
@@ -121,7 +121,7 @@ def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
 
 
 def _copy_group_to_cpu(own: "Sequence[tuple[list[Tensor], int]]") -> None:
-    """Replace list entries, given as (list, index) and of one type and device, by copies on the CPU."""
+    """Replace list entries by copies on the CPU; they are given as (list, index), and have one type and device."""
     import torch
 
     if own:

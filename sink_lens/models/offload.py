@@ -18,11 +18,11 @@ from .private_apis import device_of_hook
 
 def bytes_on_disk(model: nn.Module) -> int:
     """Size in bytes of the model's parameters that are offloaded to disk."""
-    return sum(one.numel() * one.element_size() for _, one in _parameters_once(model) if one.device.type == "meta")
+    return sum(one.numel() * one.element_size() for _, one in _distinct_parameters(model) if one.device.type == "meta")
 
 
-def _parameters_once(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters, each once: on disk, tied weights are two parameters that are read from one place."""
+def _distinct_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters by name, tied ones once: on disk, tied weights are two parameters in one place."""
     named = list(model.named_parameters())
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     names = {name for name, _ in named}
@@ -34,15 +34,15 @@ in_memory = align_module_device
 
 
 def device_of(parameter: Tensor, module: nn.Module) -> torch.device:
-    """The device that a module computes on, wherever its parameter lies."""
+    """The device on which a module computes, wherever its parameter is stored."""
     if parameter.device.type != "meta":
         return parameter.device
     return torch.device(device_of_hook(module) or "cpu")
 
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and values of every parameter, in order of name, one at a time in memory."""
-    for name in sorted(name for name, _ in _parameters_once(model)):
+    """Yield name and values of every parameter, in order of name, with one at a time in memory."""
+    for name in sorted(name for name, _ in _distinct_parameters(model)):
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         with in_memory(module):
@@ -50,7 +50,7 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class NoBridge:
-    """Stands where the bridge would be; whatever is asked of it is refused with the reason."""
+    """Placeholder for the bridge of a model that can only be measured; any use raises an error with the reason."""
 
     def __init__(self, reason: str) -> None:
         """Args: reason: what was found and what is needed."""
@@ -67,7 +67,7 @@ class NoBridge:
 
 def why_offloaded(model: nn.Module, *, name: str) -> str:
     """Reason why nothing can be changed in this model."""
-    whole = sum(one.numel() * one.element_size() for _, one in _parameters_once(model))
+    whole = sum(one.numel() * one.element_size() for _, one in _distinct_parameters(model))
     return (
         f"{bytes_on_disk(model) / 1e9:.2f} of {whole / 1e9:.2f} GB of the weights of {name} are on disk, and "
         f"interventions need them in memory; need about {1.2 * whole / 1e9:.2f} GB, or a smaller type "

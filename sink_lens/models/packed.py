@@ -21,7 +21,7 @@ def is_packed(module: nn.Module, name: str = "weight") -> bool:
 
 
 def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
-    """The weight of a module as it is stored; if it is packed, the matrix that the module multiplies by, [out, in].
+    """Weight of a module as stored; for a packed module, the matrix [out, in] that it multiplies by.
 
     The second costs a product with the identity in the type given. It is exact where the layer multiplies unpacked
     numbers (all formats that pack weights alone).

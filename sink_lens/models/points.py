@@ -21,13 +21,13 @@ from .sites import SITES, Address, read_site
 
 
 def add_points(bridge: TransformerBridge, *, family: Family) -> None:
-    """Add to every layer of a bridge the hook points of the family's sites that TransformerLens has none for."""
-    if not family.own_points:
+    """Add hook points to a bridge's layers for the family's sites that TransformerLens has no hook point for."""
+    if not family.sites_with_own_points:
         return
     config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
     sizes = head_sizes(config, family=family, layer=0)  # the same in all layers of these
     for layer, block in enumerate(bridge.blocks):
-        for name in family.own_points:
+        for name in family.sites_with_own_points:
             address = SITES[name].address(family)
             assert address is not None  # of a site that the family has
             whole = block.original_component
@@ -41,8 +41,8 @@ def add_points(bridge: TransformerBridge, *, family: Family) -> None:
             module.register_forward_hook(partial(_fire_point, point=point, address=address, family=family, sizes=sizes))
 
 
-def shape_heads(bridge: TransformerBridge, *, family: Family) -> None:
-    """Let the hooks of queries, keys, values and z show the sites' axes, where heads have widths of their own.
+def shape_head_hooks(bridge: TransformerBridge, *, family: Family) -> None:
+    """Give the hooks of queries, keys, values and z the axes of the sites, if heads have widths of their own.
 
     In latent attention TransformerLens shows queries, keys and values heads first. It splits z by one width for all.
     """
@@ -67,7 +67,7 @@ def _fire_point(
     family: Family,
     sizes: dict[str, int],
 ) -> Any:
-    """Forward hook that passes a site's tensor through a hook point; returns the changed output, None if unchanged."""
+    """Run a site's hook point on a module's output, as a forward hook; return the changed output, None if unchanged."""
     if not point.has_hooks():
         return None
     whole: Tensor = output[0] if isinstance(output, tuple) else output

@@ -32,18 +32,20 @@ OF_ABSTRACT_CLASSES = "_abc_impl"
 
 
 def uncompiled_function(function: FunctionType) -> Any:
-    """The function that ``torch.compile`` was given; None if this one is not compiled."""
+    """Return the function that ``torch.compile`` compiled to this one; None if this function is not compiled."""
     return getattr(function, "_torchdynamo_orig_callable", None)
 
 
-def fused_on_cpu(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float) -> tuple[Any, ...]:
+def fused_attention_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
+) -> tuple[Any, ...]:
     """Attention output and log-sum-exp of the flash kernel on CPU."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
     )
 
 
-def fused_on_gpu(
+def fused_attention_on_gpu(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Any, ...]:
     """Attention output and log-sum-exp, with padded rows, of the memory-efficient kernel on CUDA."""
@@ -73,7 +75,7 @@ def kernel_of(config: Any) -> str:
 
 
 def choose_no_kernel(config: Any) -> None:
-    """Let a configuration choose the library's default attention and experts."""
+    """Set a configuration to the library's default attention and experts, so that no kernel is downloaded."""
     config._attn_implementation = config._experts_implementation = None
 
 
@@ -102,13 +104,13 @@ def was_loaded(thing: nn.Module | Tensor | None) -> bool:
 
 
 def forget_adapter(model: Any) -> None:
-    """Let a model that had an adapter be saved and opened as an ordinary one."""
+    """Remove the marks of an adapter from a model, so that it is saved and opened as an ordinary one."""
     if getattr(model, "_hf_peft_config_loaded", False):
         model._hf_peft_config_loaded = False
 
 
 def gate_neurons(experts: Any, x: Tensor) -> Tensor:
-    """The neurons of experts, from the output of their first matrix."""
+    """Compute the neurons of experts from the output of their gate and up-projection."""
     return experts._apply_gate(x)
 
 

@@ -1,4 +1,4 @@
-"""``running`` and ``exclusive_use``: every pass over a model's modules, one at a time, on the model that was wrapped.
+"""``prepare_pass`` and ``exclusive_use``: every pass over a model, one at a time, on the model that was wrapped.
 
 A pass puts hooks on modules, and for its time gives them another attention function and eval mode, so two passes at
 once would read each other's edits. A model therefore has one lock, which all lenses on it share, and a pass holds it.
@@ -22,15 +22,15 @@ from ..errors import InputError
 from ..modes import plain_mode
 from .lens import LensModel
 from .private_apis import COMPILED
-from .unchanged import Turns, lock_of
+from .unchanged import ModelLock, lock_of
 
-_HELD: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_held", default=())
-_INSIDE: ContextVar[tuple[Turns, ...]] = ContextVar("sink_lens_inside", default=())
+_HELD: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_held", default=())
+_INSIDE: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_inside", default=())
 
 
-def holds_views(lens: LensModel) -> bool:
-    """Check whether the model's bridge has parameters that are views of the model's, so that both share memory."""
-    return any(one.holds_views() for one in lens.state.turns.noted)
+def has_shared_views(lens: LensModel) -> bool:
+    """Check whether the model's bridge has parameters that are views of the model's, in the same memory."""
+    return any(one.has_shared_views() for one in lens.state.turns.noted)
 
 
 def note_memory(lens: LensModel) -> None:
@@ -41,7 +41,7 @@ def note_memory(lens: LensModel) -> None:
 
 @contextlib.contextmanager
 def exclusive_use(lens: LensModel) -> Iterator[None]:
-    """Within the block the model is this caller's alone, and is checked to be unchanged since it was wrapped.
+    """Within the block, only this caller may use the model, which is checked to be unchanged since it was wrapped.
 
     Raises:
         ModelError: the model was changed.
@@ -55,14 +55,14 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def take_turn_to_wrap(*modules: nn.Module, name: str) -> Iterator[None]:
-    """Within the block a model is this caller's alone, although there may be no lens on it yet."""
+    """Within the block, only this caller may use a model, which need not have a lens yet."""
     with _hold_lock(lock_of(*modules), name=name):
         yield
 
 
 @contextlib.contextmanager
-def _hold_lock(turns: Turns, *, name: str) -> Iterator[bool]:
-    """Within the block the lock is this caller's; gives True if the caller did not hold it before."""
+def _hold_lock(turns: ModelLock, *, name: str) -> Iterator[bool]:
+    """Within the block, this caller holds the lock; yield True if it did not hold the lock before."""
     if turns in _INSIDE.get():
         raise InputError(
             f"a pass of {name} was asked for inside another one, by an edit, a reading or a hook; need what it "
@@ -78,7 +78,7 @@ def _hold_lock(turns: Turns, *, name: str) -> Iterator[bool]:
 
 
 def check_unchanged(lens: LensModel) -> None:
-    """Refuse a model that was changed, if it is nobody's turn: one's own began with this, and another's is in the way.
+    """Refuse a model that was changed since it was wrapped; nothing is checked while a caller holds the model's lock.
 
     Raises:
         ModelError: the model was changed.
@@ -92,8 +92,8 @@ def check_unchanged(lens: LensModel) -> None:
 
 
 @contextlib.contextmanager
-def inside_pass(lens: LensModel) -> Iterator[None]:
-    """Within the block a forward runs, in the caller's turn; code that it calls may run no other pass of the model."""
+def forbid_nested_passes(lens: LensModel) -> Iterator[None]:
+    """Within the block, which runs one forward, refuse other passes of the model, such as from a hook."""
     state = lens.state
     with state.alone:
         token = _INSIDE.set((*_INSIDE.get(), state.turns))
@@ -104,8 +104,8 @@ def inside_pass(lens: LensModel) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _set_aside(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
-    """Within the block, attributes of modules (``settings``) are False, or None where they hold no truth value."""
+def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
+    """Within the block, set attributes of modules to False if they are True, and else to None."""
     changed = [(own, name, own[name]) for name in names for own in settings if own.get(name)]
     for own, name, before in changed:
         own[name] = False if before is True else None
@@ -119,31 +119,31 @@ def _set_aside(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
 @contextlib.contextmanager
 def in_eval_mode(lens: LensModel) -> Iterator[None]:
     """Within the block, all modules of both paths are in eval mode and uncompiled; the caller has ``exclusive_use``."""
-    with _set_aside(lens.state.unchanged.settings, "training", COMPILED):
+    with _disable_settings(lens.state.unchanged.settings, "training", COMPILED):
         yield
 
 
 @contextlib.contextmanager
-def running(lens: LensModel) -> Iterator[None]:
-    """Within the block, the caller may run one forward of the model: in its turn, in eval mode, on an unchanged model.
+def prepare_pass(lens: LensModel) -> Iterator[None]:
+    """Within the block, only this caller may use the model, for one forward in eval mode.
 
     Raises:
         ModelError: the model was changed.
         InputError: the caller is called by a pass of the same model.
     """
-    with exclusive_use(lens), inside_pass(lens), in_eval_mode(lens):
+    with exclusive_use(lens), forbid_nested_passes(lens), in_eval_mode(lens):
         yield
 
 
 @contextlib.contextmanager
-def block_of_passes(lens: LensModel) -> Iterator[None]:
-    """Within the block, several forwards of the model run, each ``inside_pass``, in eval mode."""
+def prepare_passes(lens: LensModel) -> Iterator[None]:
+    """Within the block, only this caller may use the model, in eval mode, for passes in ``forbid_nested_passes``."""
     with exclusive_use(lens), in_eval_mode(lens):
         yield
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def switch_to_eval_mode(model: nn.Module) -> Iterator[None]:
     """Put every module of a model or bridge in eval mode within the block; afterwards restore each module's mode."""
     waiting: list[nn.Module | None] = [model]
     if isinstance(model, TransformerBridge):  # a bridge also runs modules that are not its own submodules
@@ -154,14 +154,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         if module is not None and id(module) not in seen:
             seen[id(module)] = module
             waiting.extend(module._modules.values())
-    with _set_aside(list(map(vars, seen.values())), "training"):
+    with _disable_settings(list(map(vars, seen.values())), "training"):
         yield
 
 
 @contextlib.contextmanager
 def without_compiled_forwards(model: nn.Module) -> Iterator[None]:
     """Within the block, modules that ``compile`` was called on run their uncompiled forward."""
-    with _set_aside(list(map(vars, model.modules())), COMPILED):
+    with _disable_settings(list(map(vars, model.modules())), COMPILED):
         yield
 
 

@@ -28,12 +28,12 @@ _PARTS = {"position": "position", "query": "position", "head": "head", "kv_head"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The address of a site in the plain module: what one submodule takes or gives, and how to read it."""
+    """The address of a site in the plain module: a submodule, its input or output, and how to read the site from it."""
 
     module: str
     """Path of the submodule from the layer ("" is the layer), or from the model if ``Site.per_layer`` is false."""
     side: Literal["input", "output", "inside"]
-    """Inside, it is what the module gives to its attention function (``interfaced.show_attention_inputs``)."""
+    """Inside, it is what the module gives to its attention function (``interfaced.watch_attention_inputs``)."""
     part: Literal["whole", "q", "k", "v", "gate", "up", "heads"] = "whole"
     """Which part of a fused projection to take, or that the tensor is viewed by heads."""
     scale: float = 1.0
@@ -56,7 +56,7 @@ class Site:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Name of what is chosen on each axis after that of sequences: position, head, key or unit."""
+        """Name of the items on each axis after the sequences: position, head, key or unit."""
         return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
     @property
@@ -78,12 +78,12 @@ class Site:
         return self.bridge.format(layer=layer)
 
 
-def _join(*parts: str | None) -> str:
+def _join_path(*parts: str | None) -> str:
     return ".".join(part for part in parts if part)
 
 
 def _address_of(site: str, family: Family) -> Address | None:
-    """The address of a site in the plain module of a family; None if no module of it gives the site."""
+    """Find the address of a site in the plain module of a family; None if no module has the site."""
     match site:
         case "resid_pre" | "resid_post":
             return Address(module="", side="input" if site == "resid_pre" else "output")
@@ -91,40 +91,40 @@ def _address_of(site: str, family: Family) -> Address | None:
             return Address(module=family.attention, side="input")
         case "q_latent" | "kv_latent":
             norm: str | None = getattr(family, site)
-            return None if norm is None else Address(module=_join(family.attention, norm), side="output")
+            return None if norm is None else Address(module=_join_path(family.attention, norm), side="output")
         case "q" | "k" | "v":
             if family.kv_latent is not None:
                 return Address(module=family.attention, side="inside", part=site)
-            path = _join(family.attention, getattr(family, site))
+            path = _join_path(family.attention, getattr(family, site))
             return Address(module=path, side="output", part="whole" if family.normed_qkv else site)
         case "z_raw" if family.gated_q:
             return None
         case "z_raw" if family.head_out is not None:
             part = "heads" if family.head_norm_flat else "whole"
-            return Address(module=_join(family.attention, family.head_out), side="input", part=part)
+            return Address(module=_join_path(family.attention, family.head_out), side="input", part=part)
         case "z" | "z_raw":
-            return Address(module=_join(family.attention, family.o), side="input", part="heads")
+            return Address(module=_join_path(family.attention, family.o), side="input", part="heads")
         case "attn_out":
-            module = family.attn_post_norm or _join(family.attention, family.o if family.adds_inside else None)
+            module = family.attn_post_norm or _join_path(family.attention, family.o if family.adds_inside else None)
             return Address(module=module, side="output", scale=family.attn_multiplier)
         case "mixer_out" if family.mixer is not None:
             return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
         case "mlp_in":
-            return Address(module=family.mlp or _join(family.up), side="input")
+            return Address(module=family.mlp or _join_path(family.up), side="input")
         case "gate" | "up":
             path = family.gate if site == "gate" else family.up
             part = site if family.gate_up_fused else "whole"
-            return None if path is None else Address(module=_join(family.mlp, path), side="output", part=part)
+            return None if path is None else Address(module=_join_path(family.mlp, path), side="output", part=part)
         case "neurons" if family.experts is not None:
-            return Address(module=_join(family.mlp, EXPERTS_HOOK), side="output")
+            return Address(module=_join_path(family.mlp, EXPERTS_HOOK), side="output")
         case "neurons":
-            return None if family.down is None else Address(module=_join(family.mlp, family.down), side="input")
+            return None if family.down is None else Address(module=_join_path(family.mlp, family.down), side="input")
         case "down_out":  # of all experts together, the MLP's
-            return Address(module=_join(family.mlp, family.down), side="output")
+            return Address(module=_join_path(family.mlp, family.down), side="output")
         case "mlp_out":
-            module = family.mlp_post_norm or family.mlp or _join(family.down)
+            module = family.mlp_post_norm or family.mlp or _join_path(family.down)
             if family.adds_inside:
-                module = _join(family.mlp, family.down)
+                module = _join_path(family.mlp, family.down)
             return Address(module=module, side="output", scale=1.0 if family.mlp_multiplies else family.mlp_multiplier)
         case "per_layer_out" if family.per_layer is not None:
             return Address(module=family.per_layer, side="output")
@@ -293,8 +293,8 @@ _OTHER_NAMES = {
 """Names by which TransformerLens calls a place -> its site here."""
 
 
-def no_site_error(name: str) -> SiteError:
-    """The error for an unknown site name, which for a hook point's name says which site it is."""
+def unknown_site_error(name: str) -> SiteError:
+    """Error for an unknown site name; for a hook point's name it says which site to use."""
     short = re.sub(r"^(blocks\.\d+\.)?((attn|mlp)\.)?(hook_)?", "", name)
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
     hooked = [repr(site.name) for site in reversed(_LIST) if site.bridge == pattern]  # z before z_raw
@@ -311,7 +311,7 @@ def site_of(name: str, *, family: Family) -> Site:
         SiteError: the name is unknown, or the family does not have the site.
     """
     if name not in SITES:
-        raise no_site_error(name)
+        raise unknown_site_error(name)
     site = SITES[name]
     if not site.observed and site.address(family) is None:
         reason = "has no gate in its MLP"
@@ -338,13 +338,13 @@ def sites_of(family: Family) -> tuple[str, ...]:
     return tuple(name for name, site in SITES.items() if site.observed or site.address(family) is not None)
 
 
-def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
+def bridge_hook_name(site: Site, *, family: Family, layer: int) -> str:
     """The bridge's hook name for a site, in one layer of this family.
 
     In an MLP without a gate, the pre-activation is at ``mlp.hook_pre``, which is our site ``up``. If the family has a
     head norm or gate, the values before it have their own hook.
     """
-    if site.name in family.own_points:
+    if site.name in family.sites_with_own_points:
         return f"blocks.{layer}.hook_own_{site.name}"
     if site.name in ("q", "k", "v") and family.normed_qkv:
         return f"blocks.{layer}.attn.{site.name}_norm.hook_out"
@@ -366,7 +366,7 @@ _BY_FAMILY = frozenset({"z_raw", "gate", "up", "neurons", "down_out"})
 
 
 def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | None]:
-    """(site, layer) that a hook name of the bridge stands for; the layer is None if the name has none.
+    """Find the site and layer of a hook name of the bridge; the layer is None if the name has none.
 
     Args:
         name: such as ``blocks.5.hook_resid_post``; with the model, any name of a site's hook point.
@@ -386,7 +386,7 @@ def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, in
             if site.name not in _BY_FAMILY and site.hook_name(layer or 0) == name:
                 return site.name, layer
         elif site.name in sites_of(lens.family):
-            own = points.get(bridge_hook(site, family=lens.family, layer=layer or 0))
+            own = points.get(bridge_hook_name(site, family=lens.family, layer=layer or 0))
             if own is not None and own is points.get(name):
                 return site.name, layer
     known = ", ".join(site.bridge for site in _LIST if lens is not None or site.name not in _BY_FAMILY)

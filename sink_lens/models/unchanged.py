@@ -54,7 +54,7 @@ _COLUMNS = 1040
 _WORD = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
 
 
-class Unchanged:
+class ModelRecord:
     """Record of a model's parts; ``check`` refuses the model if one has changed."""
 
     def __init__(
@@ -108,12 +108,12 @@ class Unchanged:
         self._sizes = list(map(len, self._full))
         self._hook_ids = list(map(tuple, self._hooks))
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
-        self._copied = Values(copied)
+        self._copied = TensorValues(copied)
         self._states = states
         self._state = None if states is None else states()
 
     def check(self) -> None:
-        """Refuse the model if it was changed; nobody's pass may be under way.
+        """Refuse the model if it was changed; to be called while no pass runs.
 
         Raises:
             ModelError: what was changed, and what to do.
@@ -141,16 +141,16 @@ class Unchanged:
                     _refuse_hook(next((one for one in now if one not in before), None), name=name)
             self._hook_ids = list(map(tuple, self._hooks))
 
-    def values(self) -> "Values":
-        """The values of all parameters and buffers now, for a result that asks for more passes later."""
-        return Values(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
+    def values(self) -> "TensorValues":
+        """Record the present values of all parameters and buffers, for a result that runs passes later."""
+        return TensorValues(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
 
     def note_memory(self) -> None:
-        """Note where the parameters' memory is now: they were set aside, and came back equal."""
+        """Record where the parameters' memory is now, after they were stored on disk and came back equal."""
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
 
-    def holds_views(self) -> bool:
-        """Check whether the bridge has parameters of its own that lie in the memory of the plain model's."""
+    def has_shared_views(self) -> bool:
+        """Check whether some of the bridge's own parameters lie in the memory of the plain model's."""
         plain = {one.untyped_storage().data_ptr() for one in self._tensors[: self._n_plain]}
         return any(one.untyped_storage().data_ptr() in plain for one in self._tensors[self._n_plain :])
 
@@ -211,8 +211,8 @@ class Unchanged:
         self._names.append(name)
 
 
-class Values:
-    """The values of tensors at one time, by version counters and, since ``data`` goes round those, hashes of bits."""
+class TensorValues:
+    """Record of the values of tensors at one time: version counters, and hashes, since ``data`` changes no counter."""
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = list(named)
@@ -250,7 +250,7 @@ def _changed_error(found: str, *, also: str = "") -> ModelError:
 
 
 def _refuse_hook(hook: object, *, name: str) -> None:
-    """Raise the error for a forward hook that was added to, or (``hook`` is None) removed from, a module."""
+    """Raise the error for a forward hook that was added to a module, or removed from it (``hook`` is None)."""
     if hook is None:
         raise _changed_error(f"a forward hook of {name} was removed")
     raise _changed_error(
@@ -261,7 +261,7 @@ def _refuse_hook(hook: object, *, name: str) -> None:
 
 
 def _refuse_change(now: object, before: object, *, name: str) -> None:
-    """Raise the error for an object recorded under a name (``before``) that is now another one (``now``).
+    """Raise the error for an object that is not the one recorded under this name.
 
     Raises:
         ModelError: what it is.
@@ -314,7 +314,7 @@ def plain_name(path: str) -> str:
 
 
 def _hash_of_bits(tensor: Tensor) -> int:
-    """Hash of the sums of a tensor's bits over rows and over columns, so that entries that change places are seen too.
+    """Hash a tensor's bits by sums over rows and over columns, so that exchanged entries are noticed.
 
     It is the same for the same values on any number of threads.
     """
@@ -327,40 +327,40 @@ def _hash_of_bits(tensor: Tensor) -> int:
         return hash(torch.cat([grid.sum(0), grid.sum(1), *rest]).cpu().numpy().tobytes())
 
 
-class Turns:
-    """One model's lock, and whose turn it is."""
+class ModelLock:
+    """The lock that all lenses on one model share, and the records of the model that they made."""
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.noted: WeakSet[Unchanged] = WeakSet()
+        self.noted: WeakSet[ModelRecord] = WeakSet()
         """What each lens on the model has noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class State:
-    """State that all lenses on a model share, and that one lens noted when it was made."""
+class LensState:
+    """State of one lens: the model's lock, which all lenses on it share, and the record of the model."""
 
-    turns: Turns
-    unchanged: Unchanged
+    turns: ModelLock
+    unchanged: ModelRecord
     alone: Lock = field(default_factory=Lock)
     """Held by each pass over these modules; a copy for a thread of the engine has its own."""
 
 
-_TURNS: WeakKeyDictionary[nn.Module, Turns] = WeakKeyDictionary()
+_TURNS: WeakKeyDictionary[nn.Module, ModelLock] = WeakKeyDictionary()
 _NEW = Lock()
 
 
-def state_of(unchanged: Unchanged, *modules: nn.Module) -> State:
-    """The state shared by all lenses on one model, found by any of the model's modules: decoder, bridge or wrapper."""
+def state_of(unchanged: ModelRecord, *modules: nn.Module) -> LensState:
+    """Make the state of a new lens: its record, and its model's lock, found by any module of the model."""
     turns = lock_of(*modules)
     turns.noted.add(unchanged)
-    return State(turns=turns, unchanged=unchanged)
+    return LensState(turns=turns, unchanged=unchanged)
 
 
-def lock_of(*modules: nn.Module) -> Turns:
-    """The lock shared by all lenses on one model, found by any of its modules."""
+def lock_of(*modules: nn.Module) -> ModelLock:
+    """Find the lock shared by all lenses on one model, by any of its modules."""
     with _NEW:
-        found = next((_TURNS[one] for one in modules if one in _TURNS), None) or Turns()
+        found = next((_TURNS[one] for one in modules if one in _TURNS), None) or ModelLock()
         for one in modules:
             _TURNS[one] = found
     return found

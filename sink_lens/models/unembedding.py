@@ -9,21 +9,21 @@ from .memory import LOSS_CHUNK, copy_to_device
 from .offload import in_memory
 
 
-def logits_of(lens: LensModel, states: Tensor) -> Tensor:
-    """Logits in float32 of states after the last norm, shape (..., d_model) to (..., vocab); Gemma 2 caps them."""
+def logits_from_states(lens: LensModel, states: Tensor) -> Tensor:
+    """Compute logits (..., vocab) in float32 from states (..., d_model) after the last norm, Gemma 2's cap included."""
     logits, cap = uncapped_logits(lens, states), getattr(lens.config, "final_logit_softcapping", None)
     return logits if cap is None else (logits / cap).tanh() * cap
 
 
 def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
-    """Logits of states after the last norm, before any soft cap: they are linear in the states."""
+    """Compute logits of states after the last norm, before any soft cap; they are linear in the states."""
     head = lens.plain.get_output_embeddings()
     assert head is not None
     return _scale_logits(lens, head(states).float())
 
 
 def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:
-    """Logits as the model scales its product with the unembedding; unchanged in most families.
+    """Scale the product with the unembedding as the model does; most families leave it unchanged.
 
     Granite divides its logits by `logits_scaling`, Cohere multiplies them by `logit_scale`, and Falcon-H1 by
     `lm_head_multiplier`.
@@ -36,10 +36,10 @@ def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:
     return product * config.lm_head_multiplier if config.model_type == "falcon_h1" else product
 
 
-def unembedding_of(
+def unembedding_vectors(
     lens: LensModel, ids: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, " batch"]]:
-    """For some token ids, the (vectors, constants) with ``uncapped_logits = state @ vector + constant``, in float64."""
+    """Vectors and constants of token ids, in float64: ``uncapped_logits = state @ vector + constant``."""
     head = lens.plain.get_output_embeddings()
     assert head is not None
     with in_memory(head):
@@ -51,23 +51,23 @@ def unembedding_of(
 
 
 @torch.no_grad()
-def losses_of(
+def losses_from_states(
     lens: LensModel, states: Float[Tensor, "row d_model"], targets: Int[Tensor, " row"]
 ) -> Float[Tensor, " row"]:
-    """Loss of each target in nats, from the state that predicts it; the logits of a few rows exist at a time.
+    """Loss of each target in nats, from the state that predicts it; logits are made for a few rows at a time.
 
     Without gradients.
     """
     found = [states.new_empty(0, dtype=torch.float32)]
     for own, ids in zip(states.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
-        found.append(target_losses(logits_of(lens, own), ids, overwrite=True))
+        found.append(target_losses(logits_from_states(lens, own), ids, overwrite=True))
     return torch.cat(found)
 
 
 def next_token_losses(
     logits: Float[Tensor, "batch position vocab"], tokens: Int[Tensor, "batch position"]
 ) -> Float[Tensor, "batch target"]:
-    """Loss of every token but the first, in nats; a sequence at a time."""
+    """Loss of every token but the first, in nats; computed one sequence at a time."""
     rows = zip(logits[:, :-1], copy_to_device(tokens[:, 1:], logits.device), strict=True)
     return torch.stack([target_losses(own.float(), ids) for own, ids in rows])
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import SiteError
 from .experts import expert_columns, expert_rows, mlp_parts
 from .families import FROM_LATENT, layer_of_keys
-from .interfaced import show_attention_inputs
+from .interfaced import watch_attention_inputs
 from .lens import LensModel, check_attention
 from .offload import in_memory
 from .packed import check_not_packed, unpacked_weight
@@ -39,14 +39,14 @@ class AttentionWeights:
     b_k: Float[Tensor, "kv_head d_head"]
     b_v: Float[Tensor, "kv_head d_value"]
     b_o: Float[Tensor, " d_model"]
-    latent: "Latent | None" = None
+    latent: "KeyValueLatent | None" = None
     """In latent attention what is between; ``w_q``, ``w_k`` and ``w_v`` are then products of two projections and the
     gain between them, and at each token all but the rotary part is divided by a number of the latent's norm."""
 
     def keys(
         self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
     ) -> Float[Tensor, "*value kv_head d_head"]:
-        """Keys by heads of an input of the attention, without bias; from some of its dimensions only, if given.
+        """Keys by heads, without bias, from an input of the attention; if ``dimensions`` are given, from these only.
 
         Several sets of dimensions, of one size, are the rows of a tensor, and the first axis of the result. In latent
         attention those at position 0, where nothing is rotated; the latent is normed as that of the whole input.
@@ -67,15 +67,15 @@ class AttentionWeights:
         return torch.cat([normed / of_norm[..., None, None].to(found.dtype), rotary], dim=-1)
 
     def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
-        """Values by heads of an input of the attention, without their bias."""
+        """Values by heads, without bias, from an input of the attention."""
         w_v = self.w_v.to(x.device, x.dtype)
         found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
         return found if self.latent is None else found / self.latent.scale(x)[..., None, None].to(found.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
-    """The latent of keys and values, between its two projections."""
+class KeyValueLatent:
+    """The latent of keys and values, which a norm divides between the two projections."""
 
     w_down: Float[Tensor, "d_kv_latent d_model"]
     eps: float
@@ -229,14 +229,14 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
         b_k=w_k.new_zeros(w_k.shape[:2]),
         b_v=w_v.new_zeros(w_v.shape[:2]),
         b_o=b_o,
-        latent=Latent(w_down=w_down, eps=norm.eps, width=of_latent),
+        latent=KeyValueLatent(w_down=w_down, eps=norm.eps, width=of_latent),
     )
 
 
-def keys_of(
+def exact_keys(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
-    """Keys of an input of the attention at a position, exactly as the site ``k`` holds them, bias and norm included."""
+    """Keys of an input of the attention at one position, equal to the site ``k``: with bias and norm."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
         found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
@@ -251,14 +251,14 @@ def keys_of(
 
     rotary: Any = lens.plain.base_model.get_submodule("rotary_emb")
     x = x.to(lens.device, lens.dtype)[:, None]
-    with show_attention_inputs(module, see), torch.no_grad():
+    with watch_attention_inputs(module, see), torch.no_grad():
         turned = rotary(x, torch.tensor([[position]], device=x.device))
         module(hidden_states=x, position_embeddings=turned, attention_mask=None)
     return seen["k"][:, :, 0]
 
 
 def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
-    """The MLP's projections of one layer; in a mixture of experts those of all experts, copied, side by side."""
+    """Projections of one layer's MLP; for a mixture of experts, copies of all experts' side by side."""
     check_unchanged(lens)
     family = lens.family
     module = lens.layer(layer).get_submodule(family.mlp or "")
@@ -278,7 +278,7 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
 
 
 def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
-    """One matrix each for gate, up and down of a mixture, the neurons of all its experts on one axis."""
+    """Projections of a mixture of experts: one matrix each for gate, up and down, with all neurons on one axis."""
     parts = mlp_parts(block)
     gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
     with contextlib.ExitStack() as loaded:
@@ -306,7 +306,7 @@ def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
 
 def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:
     """One norm of a layer, by its name; None if the family has no such norm."""
-    family = lens.row(layer)
+    family = lens.family_of_layer(layer)
     if which in ("q_norm", "k_norm"):
         path = None if family.qk_norm is None else f"{family.attention}.{getattr(family, which)}"
     else:
@@ -326,8 +326,8 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
-    """The part of one attention layer that biases make, which is the same at every position and for every token.
+class AttentionConstants:
+    """Contributions of one attention layer's biases, which are the same at every position and for every token.
 
     The softmax cancels a constant of the keys, and the mean over positions leaves one of the values as it is, so
     neither is part of what a token brings.
@@ -343,8 +343,8 @@ class Constants:
     """In what attention adds to the stream; None likewise, or where that is normed."""
 
 
-def attention_constants(lens: LensModel, *, layer: int) -> Constants:
-    """Compute the constants that biases of the norm, keys, values and output make in one layer, in float32."""
+def attention_constants(lens: LensModel, *, layer: int) -> AttentionConstants:
+    """Compute the contributions of biases (norm, keys, values, output) to one layer, in float32."""
     (source,) = lens.key_layers([layer])
     family, weights = lens.family, attention_weights(lens, layer=source)
     norm = norm_weights(lens, layer=layer, which="attn_norm")
@@ -356,7 +356,7 @@ def attention_constants(lens: LensModel, *, layer: int) -> Constants:
         if family.attn_post_norm is None:
             made = einsum(z, weights.w_o.float(), "head d_head, head d_head d_model -> d_model")
             attn_out = (weights.b_o.float() + made) * family.attn_multiplier
-    return Constants(read=read, k=k, v=v, z=z, attn_out=attn_out)
+    return AttentionConstants(read=read, k=k, v=v, z=z, attn_out=attn_out)
 
 
 def final_norm(lens: LensModel) -> Norm:

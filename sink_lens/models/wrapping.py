@@ -33,7 +33,7 @@ from .private_apis import (
     set_attention,
 )
 from .running import take_turn_to_wrap
-from .unchanged import State, Unchanged, plain_name, state_of
+from .unchanged import LensState, ModelRecord, plain_name, state_of
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
@@ -79,15 +79,15 @@ def wrap(
     model = adapters.unwrap_peft(model)
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
-    model = take_text_part(model)
+    model = extract_language_model(model)
     family = checks.check_architecture(model)
     name = name or config_name_of(model.config) or family.architecture
     with take_turn_to_wrap(model.base_model, name=name):
         return assemble_lens(model, tokenizer=tokenizer, family=family, name=name)
 
 
-def take_text_part(model: PreTrainedModel) -> PreTrainedModel:
-    """Take the language model out of one that reads images too, with the same parameters; any other as it is.
+def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the language model of one that reads images too, with the same parameters; other models unchanged.
 
     For a text without images it gives the same logits.
     """
@@ -105,7 +105,7 @@ def take_text_part(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None) -> LensModel:
-    """Make a ``LensModel`` of a bridge."""
+    """Make a ``LensModel`` from a bridge."""
     if is_processed(model):  # folding keeps the logits of most families, and changes the neurons and the norms
         raise ModelError(
             "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
@@ -116,11 +116,11 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     if family.mixer is not None or family.kv_latent is not None or family.own_sizes:
         kind = "the hybrid" if family.mixer is not None else "a model whose heads have widths of their own,"
         raise ModelError(f"found a bridge of {kind} {family.architecture}; need the Hugging Face model itself")
-    interfaced.give_interface(plain)
-    interfaced.give_interface(cast("PreTrainedModel", model.original_model))
-    experts.show_experts(plain, family=family)
-    experts.show_experts(model.original_model, family=family)
-    experts.hook_experts(model)
+    interfaced.give_attention_interface(plain)
+    interfaced.give_attention_interface(cast("PreTrainedModel", model.original_model))
+    experts.add_expert_hook_points(plain, family=family)
+    experts.add_expert_hook_points(model.original_model, family=family)
+    experts.register_expert_hook_points(model)
     set_attention(plain, family.plain_kernel)
     notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
     copied: Sequence[tuple[str, torch.Tensor]] = ()
@@ -132,7 +132,7 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     return LensModel(
         bridge=model,
         plain=plain,
-        state=state_of(Unchanged(plain, bridge=model, copied=copied), model, plain.base_model),
+        state=state_of(ModelRecord(plain, bridge=model, copied=copied), model, plain.base_model),
         tokenizer=model.tokenizer if tokenizer is None else tokenizer,
         family=family,
         name=name or model.cfg.model_name,
@@ -154,12 +154,12 @@ def assemble_lens(
     Raises:
         ModelError: the bridge's logits differ from the plain model's, or two layers share a module.
     """
-    merged = adapters.merged_copy(plain, name=name)
+    merged = adapters.merge_adapters(plain, name=name)
     if merged is not None:
         plain, notes = merged.plain, (*notes, merged.note)
-    checks.check_own_modules(plain, family=family, name=name)
-    interfaced.give_interface(plain)
-    experts.show_experts(plain, family=family)
+    checks.check_no_shared_modules(plain, family=family, name=name)
+    interfaced.give_attention_interface(plain)
+    experts.add_expert_hook_points(plain, family=family)
     if bytes_on_disk(plain) and all(device_of_hook(one) is None for one in plain.modules()):
         raise ModelError(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
@@ -194,12 +194,14 @@ def assemble_lens(
     return dataclasses.replace(lens, notes=notes)
 
 
-def _note_state(plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.Merged | None) -> State:
-    """Record the model's present state, and join the lock of other lenses on the same modules."""
+def _note_state(
+    plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.MergedModel | None
+) -> LensState:
+    """Record the model's present state, which shares the lock of other lenses on the same modules."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
     if merged is None:
-        return state_of(Unchanged(plain, bridge=bridge), *parts)
-    noted = Unchanged(plain, bridge=bridge, source=merged.source, copied=merged.copied, states=merged.states)
+        return state_of(ModelRecord(plain, bridge=bridge), *parts)
+    noted = ModelRecord(plain, bridge=bridge, source=merged.source, copied=merged.copied, states=merged.states)
     return state_of(noted, merged.source.base_model, *parts)
 
 
@@ -221,8 +223,8 @@ def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str 
 def _build_bridge(
     model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> TransformerBridge:
-    """TransformerLens's bridge of the model, with our adapters registered."""
-    headnorm.register()
+    """Build TransformerLens's bridge of the model, with our adapters registered."""
+    headnorm.register_head_norm_adapter()
     set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
     with _reloadable_tokenizer(tokenizer) as own, torch.random.fork_rng(devices=[]):
@@ -234,9 +236,9 @@ def _build_bridge(
             model_name=name,
         )
     interfaced.hook_delegated_attention(bridge)
-    experts.hook_experts(bridge)
+    experts.register_expert_hook_points(bridge)
     points.add_points(bridge, family=family)
-    points.shape_heads(bridge, family=family)
+    points.shape_head_hooks(bridge, family=family)
     if family.head_out is not None and family.head_norm_flat:
         for block in bridge.blocks:
             point = block.attn.get_submodule(family.head_out).hook_in
@@ -284,7 +286,7 @@ def _reloadable_tokenizer(
 
 
 def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
-    """The Hugging Face model rebuilt from a bridge, with the bridge's parameters and copies of its buffers."""
+    """Rebuild the Hugging Face model from a bridge, with the bridge's parameters and copies of its buffers."""
     original = bridge.original_model
     if not isinstance(original, PreTrainedModel):
         raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")

@@ -9,7 +9,7 @@ from ..activations.forward import check_tokens
 from ..arguments import check_calls
 from ..data.described import BosCondition
 from ..data.tokens import Prompts as Sequences
-from ..data.tokens import TokenBatch, batch_of, decode_tokens
+from ..data.tokens import TokenBatch, as_batch, decode_tokens
 from ..models.lens import LensModel
 from .config import Direction, check_lengths
 
@@ -47,7 +47,7 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     Raises:
         InputError: the numbers of sequences or the lengths differ, or tokens are not in the model's vocabulary.
     """
-    batches = batch_of(clean, lens.tokenizer, bos=bos), batch_of(corrupted, lens.tokenizer, bos=bos)
+    batches = as_batch(clean, lens.tokenizer, bos=bos), as_batch(corrupted, lens.tokenizer, bos=bos)
     for batch in batches:
         check_tokens(lens, batch)
     first, second = batches

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Indices, Part, Where, draw_sets
 from ..errors import InputError
-from ..models.header import axis_sizes, differing_text
+from ..models.header import axis_sizes, different_sizes_text
 from ..models.sites import SITES, site_of
 from ..models.sized import Sized
 from ..text import span
@@ -62,11 +62,11 @@ def indices_by_axis(
     sizes = axis_sizes(model, known.axes, n_positions=n_positions)
     chosen: dict[str, Indices] = {}
     for name, axis, size in zip(names, known.axes.split()[1:], sizes, strict=True):
-        whole = given[name] is None and model.differing(f"batch {axis}")
+        whole = given[name] is None and model.has_differing_sizes(f"batch {axis}")
         if whole and name in by:
-            raise InputError(differing_text(site, f"{name}s"))
+            raise InputError(different_sizes_text(site, f"{name}s"))
         chosen[name] = None if whole else _checked_indices(f"{name}s", given[name], size=size)
-    having = model.having(site)
+    having = model.layers_with(site)
     layers = at.get("layers")
     asked = having if layers is None else _checked_indices("layers", layers, size=model.n_layers)
     if not {*asked} <= {*having}:

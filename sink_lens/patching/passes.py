@@ -4,9 +4,9 @@ Which cells differ between the runs only the model can tell; before the first to
 it all are counted.
 """
 
-from ..data.described import token_bound
+from ..data.described import max_n_tokens
 from ..estimate import Pass, Passes, Sizes, bytes_of_forward
-from ..models.bundled import header_of
+from ..models.bundled import find_header
 from ..models.header import axis_sizes
 from ..models.sites import SITES
 from .config import PatchConfig, check_lengths, refuse_equal_tokens
@@ -70,9 +70,9 @@ def check_before(config: PatchConfig) -> None:
     config.check_together()
     if config.put == "source" and config.clean:
         refuse_equal_tokens(config.clean != config.corrupted)
-    header = header_of(config.model)
+    header = find_header(config.model)
     if header is not None:
-        longest = token_bound([*config.clean, *config.corrupted])
+        longest = max_n_tokens([*config.clean, *config.corrupted])
         for site in config.sites:
             indices_by_axis(header, site, by=config.by, n_positions=longest, **config.chosen_indices)
         config.spec().last_layer(header)

@@ -158,7 +158,7 @@ def path_patch(
                 f"the sender {start.site} of layer {_layer_of(start)} is not computed before the receiver {end.site} "
                 f"of layer {_layer_of(end)}; need an earlier sender"
             )
-    sites = {*(name for name in _SUBLAYER if lens.having(name)), end.site, *(start.site for start in senders)}
+    sites = {*(name for name in _SUBLAYER if lens.layers_with(name)), end.site, *(start.site for start in senders)}
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     every = [*senders, end]
@@ -213,7 +213,7 @@ def frozen_edits(
         if which == "attention" and name == "mlp_out":
             continue
         layers = []
-        for layer in lens.having(name):
+        for layer in lens.layers_with(name):
             begins, ends = (layer, ORDER[first]), (layer, ORDER[last])
             carries = begins <= _order_of(sender, lens) <= ends
             if not carries and _order_of(sender, lens) < ends and ends < _order_of(receiver, lens):

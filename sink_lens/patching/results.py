@@ -18,7 +18,7 @@ from ..edits.part import Part
 from ..engine.trust import TOLERANCE
 from ..errors import InputError
 from ..models.sites import SITES
-from ..models.unchanged import Values
+from ..models.unchanged import TensorValues
 from ..records import RunWriter, display
 from ..stats import largest_rows
 from .config import ADDED, EVERY, PatchConfig
@@ -204,7 +204,7 @@ class AttributionResult(Swept):
     integrated gradients), ``changed``, ``n``."""
     runs: RunPair = field(repr=False)
     grid: tuple[Part, ...] = field(repr=False)
-    values_then: Values = field(repr=False)
+    values_then: TensorValues = field(repr=False)
     """The values of the model's weights when the approximation was made."""
     checked: str = ""
     """Agreement with a sample of real patches, in words; empty if none were made."""

@@ -63,7 +63,7 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
             before = states[layer - 1]
         else:
             before = setting.tensors("resid_pre", layers=[0])[0][:, setting.sink_position].float().cpu()
-        by = setting.lens.lasting[layer : layer + 2]
+        by = setting.lens.remaining_scales[layer : layer + 2]
         change = (by[1] * states[layer] - by[0] * before)[:, step.dimension].mean()
         mean = (by[0] * terms.mean(0).cpu() / change.abs().clamp(min=1e-6)).abs()
         shares += [(float(value), (layer, index)) for index, value in enumerate(mean.tolist())]

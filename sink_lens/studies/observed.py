@@ -244,8 +244,10 @@ class Observed:
                 by = self.lens.scale(layer)
                 change = float((self.states[layer + 1] - by * self.states[layer])[:, step.dimension].mean())
                 row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}
-                sites = self.lens.adding(layer)
-                neurons = self.lens.row(layer).mlp_post_norm is None and "neurons" in sites_of(self.lens.family)
+                sites = self.lens.added_sites(layer)
+                neurons = self.lens.family_of_layer(layer).mlp_post_norm is None and "neurons" in sites_of(
+                    self.lens.family
+                )
                 kept = capture(
                     self.lens,
                     self.tokens,

@@ -22,7 +22,7 @@ from ..chain.inputs import provenance
 from ..chain.measure import scout
 from ..chain.setting import check_interior, setting_of, why_no_interventions
 from ..configuration import make_config
-from ..data.tokens import TokenBatch, Tokens, batch_of, decode_tokens
+from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
 from ..edits.part import check_index
 from ..errors import InputError
 from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
@@ -57,7 +57,7 @@ def inputs(
         InputError: what ``config_of_study`` refuses, or tokens that the model does not have.
         ModelError: the study needs attention in every layer, and the model is a hybrid.
     """
-    tokens = tokens if tokens is None or isinstance(tokens, str) else batch_of(tokens)
+    tokens = tokens if tokens is None or isinstance(tokens, str) else as_batch(tokens)
     config = config_of_study(kind, model, config=config, tokens=tokens, fields=fields)
     is_named = isinstance(model, str | Path | ReadConfig)
     if is_named and not isinstance(tokens, TokenBatch):

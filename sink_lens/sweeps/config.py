@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..configuration import check_at_least, check_types, flatten_tables, make_config, refuse_unknown_names
-from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_described, read_settings
+from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_config, read_settings
 from ..edits.named_edits import KINDS
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
@@ -89,7 +89,7 @@ class SweepConfig:
         from .grid import Grid
 
         check_types(self)
-        check_described(self)
+        check_input_config(self)
         check_at_least(self, 1, "workers")
         if not isinstance(self.grid, Grid):
             raise InputError(f"grid is {self.grid!r:.200}; need a Grid")

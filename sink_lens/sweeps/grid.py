@@ -15,7 +15,7 @@ from ..edits.index_notation import axis_values
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, hash_file, look_up_kind
 from ..edits.part import AXES, SPARE_DRAWS, Part, draw_sets
 from ..errors import InputError
-from ..models.header import axis_sizes, differing_text
+from ..models.header import axis_sizes, different_sizes_text
 from ..models.sites import site_of
 from ..models.sized import Sized
 from ..text import visible
@@ -92,8 +92,8 @@ class EditGrid(OptionLists):
         words = dict(zip(site.parts, site.axes.split()[1:], strict=True))
         for name in AXES:
             given = getattr(self, f"{name}s")
-            if given == "each" and name in words and lens.differing(f"batch {words[name]}"):
-                raise InputError(differing_text(site.name, f"{name}s"))
+            if given == "each" and name in words and lens.has_differing_sizes(f"batch {words[name]}"):
+                raise InputError(different_sizes_text(site.name, f"{name}s"))
             if name not in sizes:
                 if name != "layer" and given != "all":
                     raise InputError(f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out")
@@ -104,9 +104,8 @@ class EditGrid(OptionLists):
                     raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
                 label = f"{name}s of {self.kind} {site.name}"
                 if name == "layer":
-                    given = (
-                        list(lens.having(site.name)) if given == "each" else _layers_from_start(given, lens.n_layers)
-                    )
+                    each = given == "each"
+                    given = list(lens.layers_with(site.name)) if each else _layers_from_start(given, lens.n_layers)
                 axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._options()], sizes
 

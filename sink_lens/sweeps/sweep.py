@@ -17,8 +17,8 @@ import pandas as pd
 
 from ..activations.forward import check_tokens
 from ..configuration import make_config, refuse_unknown_names
-from ..data.described import token_bound
-from ..data.tokens import TokenBatch, Tokens, batch_of
+from ..data.described import max_n_tokens
+from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric
 from ..edits.named_metrics import MetricSpec
@@ -30,7 +30,7 @@ from ..engine.needs import Needs
 from ..engine.plan import Plan, choose_plan, read_plan
 from ..engine.trust import check_plan
 from ..errors import InputError, RunError
-from ..models.bundled import header_of
+from ..models.bundled import find_header
 from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -261,7 +261,7 @@ def _collect_request(
 ) -> _Request:
     """Collect the arguments of a call of ``sweep``; load the model if need be, and check it against the tokens."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
-    tokens = None if tokens is None else batch_of(tokens)
+    tokens = None if tokens is None else as_batch(tokens)
     if isinstance(model, SweepConfig):
         if what is not None:
             raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
@@ -290,10 +290,10 @@ def _check_against_header(config: SweepConfig, *, tokens: TokenBatch | None, met
         InputError: which, and what is needed.
         SiteError: the family lacks a site.
     """
-    header = check_sequences(config) if tokens is None else header_of(config.model)
+    header = check_sequences(config) if tokens is None else find_header(config.model)
     if header is None:
         return
-    longest = token_bound(config.prompts) if config.prompts else config.length
+    longest = max_n_tokens(config.prompts) if config.prompts else config.length
     config.grid.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
     for metric in config.metrics if metrics else ():
         metric.last_layer(header)

@@ -32,7 +32,7 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
                 parameter.copy_(alike[name])
     with keep_random_state():
         torch.default_generator.manual_seed(config.seed)
-        model.begin_gains()  # of the other weights
+        model.initialise_gains()  # of the other weights
     return model
 
 

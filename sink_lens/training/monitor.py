@@ -30,10 +30,10 @@ from ..arguments import check_arguments, check_calls
 from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
-from ..models.families import FAMILIES, family_of_model, reach_of
+from ..models.families import FAMILIES, family_of_model, sliding_window_of
 from ..models.family import Family
 from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of
-from ..models.running import evaluating
+from ..models.running import switch_to_eval_mode
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, first_sequences, keeps_documents_apart, query_and_key, uncached_autocast
 from .monitor_documents import Documents, documents_in, mask_without_window
@@ -453,7 +453,7 @@ class SinkMonitor:
                 highest=scores.amax(-1),
                 row_positions=rows,
                 valid=valid,
-                reach=reach_of(self._model.config, layer=layer),
+                reach=sliding_window_of(self._model.config, layer=layer),
             )
 
     def _replay(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
@@ -466,7 +466,7 @@ class SinkMonitor:
         try:
             with (
                 torch.compiler.set_stance("force_eager"),
-                evaluating(self._model),
+                switch_to_eval_mode(self._model),
                 torch.no_grad(),
                 uncached_autocast(tokens.device),
             ):

@@ -22,7 +22,7 @@ from ..errors import ModelError
 from ..models.attention import append_alibi_dimension
 from ..models.interfaced import interfaced_class
 from ..models.private_apis import INNER_KERNEL
-from ..models.running import evaluating
+from ..models.running import switch_to_eval_mode
 from .monitor_documents import Documents, visible_keys
 
 __all__ = ["Seen", "first_sequences", "keeps_documents_apart", "query_and_key", "uncached_autocast"]
@@ -70,7 +70,7 @@ def query_and_key(
     try:
         module.config = ours
         module.__class__ = interfaced_class(kind)
-        with torch.no_grad(), uncached_autocast(device), evaluating(module):
+        with torch.no_grad(), uncached_autocast(device), switch_to_eval_mode(module):
             module.forward(*few, **given)
     except _SeenError as found:
         return _scores(*found.args, documents=documents)

@@ -36,9 +36,9 @@ from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import head_sizes
 from ..models.family import Family
-from ..models.interfaced import give_interface
+from ..models.interfaced import give_attention_interface
 from ..models.private_apis import config_name_of
-from ..models.sites import SITES, bridge_hook, read_site
+from ..models.sites import SITES, bridge_hook_name, read_site
 from ..text import json_value
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -128,7 +128,7 @@ def bridge_hooks(
         return z + outside(query, *matrices, phi=phi).to(z.dtype)
 
     q, z = (SITES[name] for name in ("q", "z"))
-    queries = q.hook_name(layer) if family is None else bridge_hook(q, family=family, layer=layer)
+    queries = q.hook_name(layer) if family is None else bridge_hook_name(q, family=family, layer=layer)
     return [(queries, see), (z.hook_name(layer), add)]
 
 
@@ -199,7 +199,7 @@ class PrefixModel(nn.Module):
             why = "makes its queries inside its attention (latent attention), where no module gives them to this one"
             why = "has heads of another width in some layers" if family.own_sizes else why
             raise ModelError(f"{family.architecture} {why}; need another model")
-        give_interface(model)
+        give_attention_interface(model)
         if any(name.endswith(f".{_NAME}") for name, _ in model.named_modules()):
             raise ModelError("this model has a module outside its heads already; need one without. Call unload first")
         layers: Any = model.get_submodule(family.layers)

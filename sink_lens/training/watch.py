@@ -20,7 +20,7 @@ from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, ModelError, RunError, SinkLensError
 from ..models.load import load
-from ..models.running import evaluating
+from ..models.running import switch_to_eval_mode
 from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, read_run, versions
@@ -77,7 +77,7 @@ def measure_checkpoint(
     """
     with keep_random_state():
         if isinstance(model, PreTrainedModel):
-            with evaluating(model):
+            with switch_to_eval_mode(model):
                 frame = chain_measures(load(model, tokenizer=tokenizer), tokens, threshold=threshold)
         else:
             lens = load(str(model), tokenizer=tokenizer, device=device)

@@ -16,7 +16,7 @@ from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.running import block_of_passes
+from sink_lens.models.running import prepare_passes
 from sink_lens.models.tiny import BOS_ID, VOCAB_SIZE, tiny_tokenizer
 from sink_lens.records import read_run
 
@@ -141,7 +141,7 @@ def test_a_part_that_keys_handed_on_to_later_layers_alone_show_is_found():
     ordinary = setting.mean_ordinary(baseline)[:, 0]
 
     def mass(x):
-        with block_of_passes(lens), torch.no_grad():
+        with prepare_passes(lens), torch.no_grad():
             layout = run._layout((0,), alone=True)
             return float(run._layer_targets(1, layout=layout, visits={}, stream=x[None], target="sink")[0][0])
 

@@ -15,7 +15,7 @@ from sink_lens.errors import InputError
 from sink_lens.estimate import Sizes, cost_table, estimate
 from sink_lens.models.bundled import read_header
 from sink_lens.models.load import load
-from sink_lens.models.memory import set_aside
+from sink_lens.models.memory import store_parameters_on_disk
 
 
 def test_tokens_are_counted_by_pass(planted_folder):
@@ -62,8 +62,8 @@ def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with
     lens = load(planted_folder)
     alone, both = bytes_beside(lens, config), bytes_beside(lens, config, twin=4 * lens.plain.num_parameters())
     monkeypatch.setattr(tracing, "free_bytes", lambda: (alone + both) // 2)
-    waited = []
-    monkeypatch.setattr(tracing, "set_aside", lambda *a, **k: waited.append(1) or set_aside(*a, **k))
+    waited, real = [], store_parameters_on_disk
+    monkeypatch.setattr(tracing, "store_parameters_on_disk", lambda *a, **k: waited.append(1) or real(*a, **k))
     instead = trace(config, out=tmp_path / "instead", progress=False, report=False)
     assert waited
     for name in ("heads", "random_init_heads", "links"):

@@ -16,7 +16,7 @@ from lenses import ALL_FAMILIES, lens_of
 from sink_lens.activations.record import capture
 from sink_lens.errors import SiteError
 from sink_lens.models.lens import LensModel
-from sink_lens.models.sites import SITES, bridge_hook, site_of, sites_of
+from sink_lens.models.sites import SITES, bridge_hook_name, site_of, sites_of
 from sink_lens.models.tiny import VOCAB_SIZE
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -37,7 +37,7 @@ def _cell(lens: LensModel, site: str, *, captured: list[dict], tokens: torch.Ten
     plain, bridge = (found[site, layer] for found in captured)
     if not _same(plain, bridge):
         raise AssertionError(f"{site} of {lens.family.architecture} is not the same on both paths")
-    hook = bridge_hook(SITES[site], family=lens.family, layer=layer)
+    hook = bridge_hook_name(SITES[site], family=lens.family, layer=layer)
     edited = lens.bridge.run_with_hooks(tokens, fwd_hooks=[(hook, lambda x, hook: x + 0.1 * x.std())], use_cache=False)
     if site in lens.uneditable or torch.equal(edited, clean):
         return READ
@@ -45,7 +45,7 @@ def _cell(lens: LensModel, site: str, *, captured: list[dict], tokens: torch.Ten
 
 
 def _layer(lens: LensModel, site: str) -> int:
-    return 0 if not SITES[site].per_layer else 1 if 1 in lens.having(site) else lens.having(site)[0]
+    return 0 if not SITES[site].per_layer else 1 if 1 in lens.layers_with(site) else lens.layers_with(site)[0]
 
 
 def _captured(lens: LensModel, tokens: torch.Tensor, *, path: Literal["plain", "bridge"]) -> dict:

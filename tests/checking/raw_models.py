@@ -55,7 +55,7 @@ def raw_logits(family, tokens, changes=(), *, model=None, lens=None):
     model = lens.plain if lens else _raw_of(family) if model is None else model
     handles, inside = [], {}
     for site, layer, change in changes:
-        row = lens.row(layer) if lens else family_of(type(model).__name__)
+        row = lens.family_of_layer(layer) if lens else family_of(type(model).__name__)
         address = SITES[site].address(row)
         if SITES[site].observed or address.side == "inside":
             inside.setdefault((site, layer), []).append(change)

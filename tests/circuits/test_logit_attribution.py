@@ -153,14 +153,14 @@ def test_a_planted_fault_of_the_attribution_is_an_error(plant, monkeypatch):
     elif plant == "norm behind":
         monkeypatch.setattr(logit_attribution, "factor_behind", lambda total, after: torch.ones(1, 1, 1))
     else:
-        right = logit_attribution.unembedding_of
+        right = logit_attribution.unembedding_vectors
         sign, other = (-1, 0) if plant == "sign" else (1, 1)
 
         def faulty_rows(lens, ids):
             vectors, constants = right(lens, ids + other)
             return sign * vectors, constants
 
-        monkeypatch.setattr(logit_attribution, "unembedding_of", faulty_rows)
+        monkeypatch.setattr(logit_attribution, "unembedding_vectors", faulty_rows)
     with pytest.raises(ModelError, match="sum to logits that are off by"):
         direct_logit_attribution(lens, tokens(), RIGHT, by="head")
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from sink_lens.models.sites import SITES, bridge_hook, read_site
+from sink_lens.models.sites import SITES, bridge_hook_name, read_site
 
 from .tiny_runs import pair
 
@@ -25,7 +25,7 @@ class WrittenOut:
         self.logits = lens.bridge.run_with_hooks(tokens, fwd_hooks=hooks, use_cache=False)
 
     def hook(self, site, layer):
-        return bridge_hook(SITES[site], family=self.lens.family, layer=layer)
+        return bridge_hook_name(SITES[site], family=self.lens.family, layer=layer)
 
     def attention(self, layer):
         return self.lens.layer(layer).get_submodule(self.lens.family.attention)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sink_lens.data.token_ids import bos_ids
 from sink_lens.data.tokens import (
-    batch_of,
+    as_batch,
     decode_tokens,
     from_dataset,
     from_prompts,
@@ -354,14 +354,14 @@ def test_what_a_tokenizer_returns_is_a_batch_with_its_mask_read():
     expected = from_prompts(texts, tokenizer)
     for side in ("left", "right"):
         tokenizer.padding_side = side
-        found = batch_of(tokenizer(texts, return_tensors="pt", padding=True))
+        found = as_batch(tokenizer(texts, return_tensors="pt", padding=True))
         assert (found.hash, found.lengths.tolist()) == (expected.hash, expected.lengths.tolist())
-    one = batch_of(tokenizer("the dog"))  # lists of one text
+    one = as_batch(tokenizer("the dog"))  # lists of one text
     assert one.tokens.tolist() == tokenizer("the dog", return_tensors="pt")["input_ids"].tolist()
     with pytest.raises(InputError, match="need input_ids in rows of one length"):
-        batch_of(tokenizer(texts))
+        as_batch(tokenizer(texts))
     with pytest.raises(InputError, match="a mapping with ids was given as tokens; need input_ids"):
-        batch_of({"ids": [[3, 4]]})
+        as_batch({"ids": [[3, 4]]})
 
 
 def test_a_document_that_continues_another_row_is_refused():

@@ -22,7 +22,7 @@ from sink_lens.edits.quantisation import quantisation
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
-from sink_lens.models.sites import SITES, bridge_hook, site_of_hook, sites_of
+from sink_lens.models.sites import SITES, bridge_hook_name, site_of_hook, sites_of
 from sink_lens.patching.patch import patch
 from sink_lens.sweeps import cell_of
 from sink_lens.sweeps.sweep import sweep
@@ -110,7 +110,7 @@ def test_a_hook_of_transformerlens_is_an_edit_at_every_site(family):
     for name in sites_of(lens.family):
         if not SITES[name].per_layer or SITES[name].observed:
             continue
-        hook_name = bridge_hook(SITES[name], family=lens.family, layer=1)
+        hook_name = bridge_hook_name(SITES[name], family=lens.family, layer=1)
         one = from_hook(hook_name, times, lens=lens)
         with torch.no_grad():
             expected = lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=[(hook_name, times)], use_cache=False)
@@ -135,11 +135,11 @@ def test_names_of_hooks_are_found_by_their_hook_point():
     for family in TINY_FAMILIES:
         lens = lens_of(family)
         for name in sites_of(lens.family):
-            hook_name = bridge_hook(SITES[name], family=lens.family, layer=2)
+            hook_name = bridge_hook_name(SITES[name], family=lens.family, layer=2)
             site, layer = site_of_hook(hook_name, lens=lens)
             assert layer == (2 if SITES[name].per_layer else None)
             points = lens.bridge.hook_dict
-            assert points[bridge_hook(SITES[site], family=lens.family, layer=2)] is points[hook_name]
+            assert points[bridge_hook_name(SITES[site], family=lens.family, layer=2)] is points[hook_name]
     assert site_of_hook("blocks.4.attn.hook_z") == ("z", 4)
     assert site_of_hook("ln_final.hook_out") == ("final", None)
     assert site_of_hook("blocks.2.mlp.hook_pre", lens=lens_of("gpt2")) == ("up", 2)

@@ -88,14 +88,14 @@ def cases_of(family: str) -> tuple[tuple[Edit, ...], ...]:
         layers = ((0, 9), (2, 3), (1, 13)) if family in TINY_FAMILIES else (((0, 9), (2, 3), (1, 13))[place % 3],)
         for layer, position in layers:
             if SITES[site].per_layer:
-                own = lens_of(family).having(site)
+                own = lens_of(family).layers_with(site)
                 layer = next((one for one in own if one >= layer), own[-1])
             kinds = kinds_of(site, layer, position, n_kv_heads=lens_of(family).n_kv_heads)
             found.append((kinds[(place + layer) % len(kinds)],))
     of_attention = lens_of(family).attention_layers
     found.append((scale("k", 2.0, layers=of_attention[:1], positions=[7]), zero("mlp_out", layers=[1], positions=[6])))
     found.append((zero("z", layers=[1], positions=[12]), scale("final", 0.5, positions=[8])))
-    found.append((zero("v", layers=lens_of(family).having("v")[-1:]),))
+    found.append((zero("v", layers=lens_of(family).layers_with("v")[-1:]),))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from sink_lens.engine.layout import Layout
 from sink_lens.engine.partial_pass import Pass, Visit, partial_pass
 from sink_lens.engine.plan import Plan
 from sink_lens.errors import SiteError
-from sink_lens.models.running import block_of_passes
+from sink_lens.models.running import prepare_passes
 from sink_lens.models.tiny import VOCAB_SIZE
 
 EVERY = pytest.mark.parametrize("family", HYBRID_FAMILIES)
@@ -145,7 +145,7 @@ def test_one_position_computed_alone_has_the_state_of_the_baseline_before_it(fam
     change = torch.zeros_like(stream)
     change[:, position] = torch.randn(3, lens.d_model, generator=torch.Generator().manual_seed(5))
     found = []
-    with block_of_passes(lens), torch.no_grad():
+    with prepare_passes(lens), torch.no_grad():
         everything = Pass(layout=whole, first=0, last=lens.n_layers, keep=held, queries=queries)
         partial_pass(lens, tokens_of(), everything)
         for layout in (whole, one):

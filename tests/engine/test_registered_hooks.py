@@ -20,7 +20,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, SinkLensError, SiteError
-from sink_lens.models.sites import SITES, bridge_hook, sites_of
+from sink_lens.models.sites import SITES, bridge_hook_name, sites_of
 
 LENGTH = 12
 PLAN = Plan(path="blocks", prompts=2, pack=3)
@@ -103,7 +103,7 @@ def test_a_cell_shows_each_hook_function_its_own_batch_at_every_site_of_every_fa
 
         return hook
 
-    names = {site: bridge_hook(SITES[site], family=lens.family, layer=1) for site in sites}
+    names = {site: bridge_hook_name(SITES[site], family=lens.family, layer=1) for site in sites}
     edits = [from_hook(names[site], watch(site), lens=lens) for site in sites]
     made = engine_of(lens, edits, logit_difference(5, 6))
     for block in made.blocks:

@@ -49,7 +49,7 @@ def furthest(lens, sites, *, layers=(1, 2, 3), positions=(0, 7, 8, 15)):
         for site in sites
         for layer in layers
         for position in positions
-        if layer in lens.having(site)
+        if layer in lens.layers_with(site)
     ]
     engine = Engine(
         lens, from_tensor(tokens(3)), list(map(cell_of, edits)), read, plan=Plan(path="blocks", prompts=3, pack=4)
@@ -90,7 +90,7 @@ def test_cells_of_every_site_are_those_of_the_bridge(fields):
 
 def test_keys_belong_to_the_layer_that_makes_them():
     lens = lens_of("gemma4")
-    assert [lens.having(site) for site in ("k", "v", "z")] == [(0, 1), (0, 1), (0, 1, 2, 3)]
+    assert [lens.layers_with(site) for site in ("k", "v", "z")] == [(0, 1), (0, 1), (0, 1, 2, 3)]
     with pytest.raises(SiteError, match=r"have 'k'; need one of 0-1"):
         capture(lens, tokens(), sites=["k"], layers=[2])
     with pytest.raises(SiteError, match="layer 3 of Gemma4ForCausalLM attends to the keys and values of layer 1"):
@@ -148,8 +148,8 @@ def test_it_is_loaded_generated_from_swept_and_patched(tmp_path):
     kept = run_with(lens, corrupted, sites=["k", "per_layer_out"]).tensors
     for site in ("k", "per_layer_out"):
         patched = patching.patch(lens, clean, corrupted, site=site, by="layer", **options)
-        assert {*patched.frame["layer"]} == {*lens.having(site)}
-        for layer in lens.having(site):  # all of its heads, as many as there are
+        assert {*patched.frame["layer"]} == {*lens.layers_with(site)}
+        for layer in lens.layers_with(site):  # all of its heads, as many as there are
             put = freeze(site, {layer: kept[site, layer]}, layers=[layer])
             value = patched.frame.query("layer == @layer")["value"].mean()
             assert value == pytest.approx(float(run_with(lens, clean, put).loss.mean()), rel=1e-5)
@@ -174,7 +174,7 @@ def test_parts_times_the_later_layers_numbers_sum_to_the_stream():
     for last in range(4):
         whole = math.prod(scales[: last + 1]) * found["resid_pre", 0]
         for layer in range(last + 1):
-            added = sum(found[site, layer] for site in lens.adding(layer))
+            added = sum(found[site, layer] for site in lens.added_sites(layer))
             whole = whole + math.prod(scales[layer : last + 1]) * added
         off = (whole - found["resid_post", last]).norm(dim=-1) / found["resid_post", last].norm(dim=-1)
         assert off.max() <= 1e-5

@@ -141,9 +141,9 @@ def test_sweeps_and_patches_go_over_the_layers_that_have_the_site(family, tmp_pa
     options = {"metric": metrics.loss(), "progress": False}
     for site in ("resid_post", "mixer_out", "z"):
         patched = patching.patch(lens, clean, clean.flip(0), site=site, by="layer,position", **options)
-        assert {*patched.frame["layer"]} == {*lens.having(site)}
+        assert {*patched.frame["layer"]} == {*lens.layers_with(site)}
         first = patching.attribution_patch(lens, clean, clean.flip(0), site=site, metric=metrics.loss())
-        assert {*first.frame["layer"]} == {*lens.having(site)}
+        assert {*first.frame["layer"]} == {*lens.layers_with(site)}
     if family in INTERLEAVED:
         with pytest.raises(InputError, match="have 'mixer_out'; need some of 0,2"):
             patching.patch(lens, clean, clean.flip(0), site="mixer_out", layers=[1], **options)

@@ -9,14 +9,14 @@ from analyses.tiny_families import tiny
 from sink_lens.errors import ModelError
 from sink_lens.models import load as loading
 from sink_lens.models.load import load, wrap
-from sink_lens.models.memory import set_aside
+from sink_lens.models.memory import store_parameters_on_disk
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "phi3"])
 def test_weights_that_are_set_aside_take_no_memory_and_come_back_equal(family, tmp_path):
     lens = wrap(tiny(family))
     before = {name: one.detach().clone() for name, one in lens.plain.named_parameters()}
-    with pytest.raises(ZeroDivisionError), set_aside(lens.plain, folder=tmp_path):  # whatever happens within
+    with pytest.raises(ZeroDivisionError), store_parameters_on_disk(lens.plain, folder=tmp_path):  # in any case
         assert {one.untyped_storage().nbytes() for one in lens.plain.parameters()} == {0}
         assert not list(tmp_path.iterdir())  # the file has no name: nothing is left of a process that is killed
         raise ZeroDivisionError

@@ -13,7 +13,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.errors import ModelError
 from sink_lens.models.families import FAMILIES, family_of_model
-from sink_lens.models.interfaced import give_interface
+from sink_lens.models.interfaced import give_attention_interface
 from sink_lens.models.load import load, weights_hash, wrap
 from sink_lens.models.private_apis import set_attention
 from sink_lens.models.tiny import VOCAB_SIZE
@@ -51,7 +51,7 @@ def test_a_saved_model_is_loaded_with_the_same_weights_and_logits(family, tmp_pa
 @pytest.mark.parametrize("family", OWN_ATTENTION)
 def test_an_attention_that_takes_the_interface_gives_the_numbers_of_its_own_class(family):
     model, other = tiny(family), tiny(family)
-    give_interface(other)
+    give_attention_interface(other)
     assert any(type(one).__module__.startswith("sink_lens") for one in other.modules())
     assert {name for name, _ in other.named_parameters()} == {name for name, _ in model.named_parameters()}
     assert_rows_close(logits(other), logits(model))

@@ -5,7 +5,7 @@ import torch
 from rounding import assert_rows_close
 
 from analyses.tiny_families import tiny
-from sink_lens.models.interfaced import RowsOfFused, SharedNeoxAdapter
+from sink_lens.models.interfaced import FusedRowsLinear, SharedNeoxAdapter
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
 
@@ -20,7 +20,7 @@ def test_a_part_of_a_fused_projection_by_hand():
     with torch.no_grad():
         fused.weight.copy_(torch.arange(6.0)[:, None].expand(6, 3))
         fused.bias.copy_(torch.arange(6.0) * 10)
-    key = RowsOfFused(fused, rows=torch.tensor([1, 4]))
+    key = FusedRowsLinear(fused, rows=torch.tensor([1, 4]))
     assert key.weight[:, 0].tolist() == [1, 4]
     assert key.bias is not None
     assert key.bias.tolist() == [10, 40]

@@ -79,7 +79,7 @@ def test_classes_and_functions_of_others_have_what_is_used(tmp_path):
 
 def test_the_fused_kernels_are_there_and_that_of_the_cpu_gives_the_sums_of_rows():
     query, key, value = torch.randn(3, 1, 2, 5, 8)
-    output, lse = private_apis.fused_on_cpu(query, key, value, mask=None, scale=0.5)
+    output, lse = private_apis.fused_attention_on_cpu(query, key, value, mask=None, scale=0.5)
     scores = (query @ key.mT * 0.5).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
     torch.testing.assert_close(lse, scores.logsumexp(-1))
     torch.testing.assert_close(output, scores.softmax(-1) @ value)

@@ -14,7 +14,7 @@ from sink_lens import edits
 from sink_lens.activations.record import capture
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
-from sink_lens.models.sites import SITES, bridge_hook, site_of, sites_of
+from sink_lens.models.sites import SITES, bridge_hook_name, site_of, sites_of
 from sink_lens.models.tiny import VOCAB_SIZE
 
 BATCH, LENGTH, LAYER = 2, 24, 1
@@ -50,14 +50,14 @@ def captured(family, path):
     """All sites, those of some layers apart: a capture is of layers that have all its sites."""
     model = lens(family)
     found = {}
-    for layers in {model.having(site) for site in sites_of(model.family)}:
-        own = [site for site in sites_of(model.family) if model.having(site) == layers]
+    for layers in {model.layers_with(site) for site in sites_of(model.family)}:
+        own = [site for site in sites_of(model.family) if model.layers_with(site) == layers]
         found |= capture(model, tokens(), sites=own, path=path).tensors
     return found
 
 
 def having(family, site):
-    return lens(family).having(site)
+    return lens(family).layers_with(site)
 
 
 def tokens():
@@ -73,7 +73,7 @@ def baseline(family):
 @torch.no_grad()
 def edited_bridge(family, places, edit):
     model = lens(family)
-    hooks = [(bridge_hook(SITES[site], family=model.family, layer=layer), edit) for site, layer in places]
+    hooks = [(bridge_hook_name(SITES[site], family=model.family, layer=layer), edit) for site, layer in places]
     return model.bridge.run_with_hooks(tokens(), fwd_hooks=hooks, use_cache=False)
 
 

@@ -17,7 +17,7 @@ from sink_lens.engine import threads
 from sink_lens.errors import ModelError
 from sink_lens.models.load import weights_hash
 from sink_lens.models.running import exclusive_use
-from sink_lens.models.unchanged import Values
+from sink_lens.models.unchanged import TensorValues
 from sink_lens.models.weights import attention_weights
 from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch
@@ -80,7 +80,7 @@ def test_entries_that_change_places_behind_the_counter_are_noticed(shape, dtype)
     for name, change in changes.items():
         model = nn.Linear(*shape[::-1], bias=False)
         model.weight.data = weight.clone()
-        then, version = Values([("weight", model.weight)]), model.weight._version
+        then, version = TensorValues([("weight", model.weight)]), model.weight._version
         model.weight.data.copy_(weight.clone())
         assert not then.changed()
         model.weight.data.copy_(change(weight))

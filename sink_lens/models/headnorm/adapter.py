@@ -28,7 +28,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from transformer_lens.model_bridge.supported_architectures import LlamaArchitectureAdapter
 
 from ...errors import InputError
-from ..attention import weights_of
+from ..attention import weights_from_scores
 from . import HeadNormForCausalLM
 
 HEAD_NORM = HeadNormForCausalLM.__name__
@@ -36,7 +36,7 @@ HEAD_NORM = HeadNormForCausalLM.__name__
 
 
 class QueryBridge(LinearBridge):
-    """The query projection; it keeps its input until the gate has read it, and its output for the key bias."""
+    """The query projection; it keeps its input for the gate, and its output for the key bias."""
 
     seen: Tensor | None = None
     given: Tensor | None = None
@@ -71,17 +71,17 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stock attention; keep the position ids until they scale the heads' output."""
-        self._positions = self._attention.counted(kwargs.get("position_ids"))
+        self._positions = self._attention.scaling_positions(kwargs.get("position_ids"))
         return super().forward(*args, **kwargs)
 
     def _masked_softmax(self, attn_scores: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Weights from masked scores, as the variant makes them."""
+        """Compute attention weights from masked scores by the variant's rule (softmax, sink logit or sigmoid)."""
         if self._attention.variant == "sigmoid":
             return attn_scores.to(dtype).sigmoid()
         if self._attention.key_bias is not None:
             query, self.q.given = self.q.given, None
             logits = self._attention.bias_logits(query.unflatten(-1, (attn_scores.shape[1], -1)))
-            return weights_of(attn_scores, sink=logits)
+            return weights_from_scores(attn_scores, sink=logits)
         return super()._masked_softmax(attn_scores, dtype=dtype)
 
     def _pre_output_projection(self, attn_output: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
         self.supports_center_writing_weights = False
 
     def _build_attention_bridge(self) -> Any:
-        """The attention with hook points for gate, norm and head output."""
+        """Build the attention with hook points for gate, norm and head output."""
         head_out = HeadOutputBridge(name="head_out")
         head_out.mark_pos_dim(1)
         norms = {
@@ -123,7 +123,7 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
         return self._qkvo_attention_bridge(extra_submodules=more)
 
 
-def register() -> str:
+def register_head_norm_adapter() -> str:
     """Register the adapter with TransformerLens, unless an entry point already did, and return its name, `HEAD_NORM`.
 
     Repeated calls change nothing.

@@ -110,7 +110,7 @@ class HeadNormConfig(LlamaConfig):
         super().validate()  # type: ignore[misc]  # huggingface_hub adds it to the class
 
     def _check_variant(self) -> None:
-        """Refuse a value that is not one of those listed.
+        """Refuse a field whose value is not among the known ones.
 
         Raises:
             InputError: a field has such a value; the message names it.

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...errors import InputError, ModelError
-from ..families import reach_of
+from ..families import sliding_window_of
 from ..private_apis import kernel_of
 from .configuration import HeadNormConfig
 from .modeling import HeadNormAttention, HeadNormForCausalLM
@@ -60,7 +60,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
         made = AutoModelForCausalLM.from_config(config, dtype=model.dtype, attn_implementation=kernel_of(model.config))
         taken_over = _copy_weights(made, model)
         if not any(name.endswith(".value_norm") for name in taken_over):  # all gains have one shape
-            made.begin_gains()
+            made.initialise_gains()
         for module in made.modules():
             if isinstance(module, HeadNormAttention) and module.variant == "off_by_one":
                 assert module.sinks is not None  # it has them
@@ -72,7 +72,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
 def _check_windows(model: PreTrainedModel) -> None:
     """Refuse a model with a sliding window shorter than its context."""
     config = model.config
-    reaches = [reach_of(config, layer=layer) for layer in range(config.num_hidden_layers)]
+    reaches = [sliding_window_of(config, layer=layer) for layer in range(config.num_hidden_layers)]
     window = next((reach for reach in reaches if reach is not None), None)
     if window is not None and window < config.max_position_embeddings:
         raise ModelError(

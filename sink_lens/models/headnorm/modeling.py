@@ -31,7 +31,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ...errors import InputError
-from ..attention import weights_of
+from ..attention import weights_from_scores
 from ..private_apis import kernel_of, was_loaded
 from .configuration import HeadNormConfig
 
@@ -159,7 +159,7 @@ class HeadNormAttention(LlamaAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
         """Run Llama's attention, with ``head_out`` between the aggregated values and W_O; SDPA gives no pattern."""
-        positions = self.counted(position_ids)
+        positions = self.scaling_positions(position_ids)
         by_head = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(by_head)
         logits = self.bias_logits(query)
@@ -193,13 +193,13 @@ class HeadNormAttention(LlamaAttention):
     def bias_logits(
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch head position"] | None:
-        """Score of each query (before rotation) with the key bias; None if the variant has none."""
+        """Compute the score of each query (before rotation) with the key bias; None if the variant has no key bias."""
         if self.key_bias is None:
             return None
         return (query * self.key_bias).sum(-1).transpose(1, 2) * self.scaling
 
-    def counted(self, position_ids: Tensor | None) -> Tensor | None:
-        """The position ids that scale the heads' output; None if the output is not scaled.
+    def scaling_positions(self, position_ids: Tensor | None) -> Tensor | None:
+        """Return the position ids by which the heads' output is scaled; None if the output is not scaled.
 
         Raises:
             InputError: the output is scaled, but no positions were given.
@@ -211,11 +211,11 @@ class HeadNormAttention(LlamaAttention):
         return position_ids
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
-        """The attention function of the configured implementation, for this variant (softmax, sink or sigmoid)."""
+        """Return the attention function of the configured implementation for this variant: softmax, sink or sigmoid."""
         implementation = kernel_of(self.config)
         if implementation not in ("eager", "sdpa") or self.variant not in ("sigmoid", "key_bias", *_WITH_SINKS):
             return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        return sink_attention if implementation == "sdpa" and self.variant != "sigmoid" else written_out_attention
+        return sink_attention if implementation == "sdpa" and self.variant != "sigmoid" else unfused_attention
 
     @torch.no_grad()
     def first_token_size(self, *, draws: int = _DRAWS, biased: bool = False) -> Float[Tensor, " head"]:
@@ -235,10 +235,10 @@ class HeadNormAttention(LlamaAttention):
         return sizes.repeat_interleave(self.num_key_value_groups)
 
     @torch.no_grad()
-    def begin_gamma(self) -> None:
+    def initialise_gamma(self) -> None:
         """Initialise gamma as ``value_norm_init`` says, unless it was loaded.
 
-        ``matched`` is not known here: it depends on the layers before, and the whole model sets it (``begin_gains``).
+        ``matched`` is not known here: it depends on the layers before, so the model sets it (``initialise_gains``).
         """
         if self.value_norm is None or was_loaded(self.value_norm):
             return
@@ -251,13 +251,13 @@ class HeadNormAttention(LlamaAttention):
 
     @torch.no_grad()
     def set_gamma(self, sizes: Float[Tensor, " head"]) -> None:
-        """Let each head's gain be its size; a shared gain their mean."""
+        """Set each head's gain to its size; a gain that heads share is set to the mean of their sizes."""
         assert self.value_norm is not None  # it has one to set
         sizes = sizes.mean() if self.value_norm.ndim == 1 else sizes[:, None]
         initialization.copy_(self.value_norm, sizes.to(self.value_norm.dtype).expand_as(self.value_norm))
 
 
-def written_out_attention(
+def unfused_attention(
     module: nn.Module,
     query: Float[Tensor, "batch head query d_head"],
     key: Float[Tensor, "batch kv_head key d_head"],
@@ -268,7 +268,7 @@ def written_out_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with a sink logit, or sigmoid attention without one: the output [batch query head d_head] and weights.
+    """Compute attention with a sink logit, or sigmoid attention; return output [batch query head d_head] and weights.
 
     The sink logit takes mass and adds nothing, as in gpt_oss: one number per head, or one for each query of each head
     ("batch head query"). The weights of sigmoid attention are ``sigmoid(q.k scaling)``, and exactly 0 where masked. A
@@ -283,7 +283,7 @@ def written_out_attention(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    pattern = weights_of(scores, sink=s_aux, sigmoid=s_aux is None).to(query.dtype)
+    pattern = weights_from_scores(scores, sink=s_aux, sigmoid=s_aux is None).to(query.dtype)
     pattern = nn.functional.dropout(pattern, p=dropout, training=module.training)
     return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
 
@@ -299,7 +299,7 @@ def sink_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Softmax with a sink logit in the fused kernel, where the logit is an extra first key.
+    """Compute softmax attention with a sink logit in the fused kernel; the logit is an extra first key.
 
     Without a mask, an extra first query is added too, so that every query sees the extra key under the kernel's own
     causal mask. Heads are enlarged by one coordinate and then to a multiple of 8, as the CUDA kernels require.
@@ -376,32 +376,32 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
             return
         super()._init_weights(module)
         if isinstance(module, HeadNormAttention):
-            module.begin_gamma()
+            module.initialise_gamma()
             for logits in (module.sinks, module.key_bias):
                 if logits is not None:
                     initialization.zeros_(logits)
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Initialise what was not loaded; the gains that ``matched`` measures last, on the weights of the whole model.
+        """Initialise the weights that were not loaded; gains that are measured on the whole model (``matched``) last.
 
         The stack of layers initialises itself, and the model around it finds nothing left to begin.
         """
         begun = all(was_loaded(one) for one in self._attentions())
         super().initialize_weights()
         if not begun and self.config.value_norm_init == "matched":
-            self.begin_gains()
+            self.initialise_gains()
 
     @torch.no_grad()
-    def begin_gains(self) -> None:
-        """Initialise the gains of the heads' norm as ``value_norm_init`` says, but for those that were loaded.
+    def initialise_gains(self) -> None:
+        """Initialise the gains of the heads' norm as ``value_norm_init`` says, except those that were loaded.
 
         Gains of a model without memory for its weights (on the device ``meta``) stay as they are.
         """
         with_gain = [one for one in self._attentions() if one.value_norm is not None]
         if self.config.value_norm_init != "matched":
             for one in with_gain:
-                one.begin_gamma()
+                one.initialise_gamma()
             return
         loaded = all(was_loaded(one.value_norm) for one in with_gain)
         if loaded or any(parameter.is_meta for parameter in self.parameters()):
@@ -411,12 +411,12 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
     @torch.no_grad()
     def mean_gains(self) -> list[float]:
-        """The mean of each layer's gain of the heads' norm; empty without such a norm."""
+        """Mean gain of the heads' norm in each layer; empty if the model has no such norm."""
         return [one.value_norm.float().mean().item() for one in self._attentions() if one.value_norm is not None]
 
     @torch.no_grad()
     def sizes_without_norm(self) -> Float[Tensor, "layer head"]:
-        """Root mean square of what each head aggregates where no layer norms it, over random tokens.
+        """Root mean square of each head's aggregated values over random tokens, computed without any layer's norm.
 
         The tokens are uniform, from a generator of their own: the caller's random state is neither used nor changed.
         """

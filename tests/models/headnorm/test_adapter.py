@@ -22,7 +22,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, KernelError, ModelError
-from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register
+from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register_head_norm_adapter
 from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import tiny_tokenizer
 
@@ -149,7 +149,7 @@ def test_a_model_in_half_precision_is_the_bridges(variant, new_model, tokens):
 
 
 def test_registering_again_changes_nothing_and_the_adapter_is_published():
-    assert register() == register() == HEAD_NORM == "HeadNormForCausalLM"
+    assert register_head_norm_adapter() == register_head_norm_adapter() == HEAD_NORM == "HeadNormForCausalLM"
     (found,) = entry_points(group="transformer_lens.architectures", name=HEAD_NORM)
     assert found.value == "sink_lens.models.headnorm.adapter:HeadNormAdapter"
 

@@ -13,7 +13,7 @@ from sink_lens.models.headnorm.modeling import (
     HeadOutput,
     head_norm,
     sink_attention,
-    written_out_attention,
+    unfused_attention,
 )
 
 
@@ -114,7 +114,7 @@ def test_sigmoid_weights_by_hand():
     query = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]])
     key = torch.tensor([[[[0.0, 1.0], [torch.tensor(3.0).log().item() * 2, 0.0]]]])
     value = torch.tensor([[[[8.0, 0.0], [0.0, 4.0]]]])
-    out, pattern = written_out_attention(nn.Identity(), query, key, value, None, scaling=0.5)
+    out, pattern = unfused_attention(nn.Identity(), query, key, value, None, scaling=0.5)
     assert pattern[0, 0].tolist() == [pytest.approx([0.5, 0.0]), pytest.approx([0.5, 0.75])]
     assert out[0, :, 0].tolist() == [pytest.approx([4.0, 0.0]), pytest.approx([4.0, 3.0])]
 
@@ -135,7 +135,7 @@ def test_a_key_bias_by_hand():
     value = torch.tensor([[[[3.0, 0, 0], [0, 10.0, 0]]]])
     beside = torch.tensor([[[2.0, 8.0]]]).log()
     causal = torch.zeros(2, 2).masked_fill(~torch.ones(2, 2, dtype=torch.bool).tril(), -1e9)[None, None]
-    for attend, mask in ((sink_attention, None), (sink_attention, causal), (written_out_attention, causal)):
+    for attend, mask in ((sink_attention, None), (sink_attention, causal), (unfused_attention, causal)):
         out, _ = attend(nn.Identity(), query, key, value, mask, scaling=0.5, s_aux=beside)
         assert out[0, 0, 0].tolist() == pytest.approx([1.0, 0.0, 0.0])
         assert out[0, 1, 0].tolist() == pytest.approx([0.3, 1.0, 0.0])
@@ -229,7 +229,7 @@ def test_gamma_begins_at_the_size_of_the_first_tokens_output():
         assert not torch.equal(gamma[0], gamma[2])
         with torch.no_grad():
             layer.self_attn.v_proj.weight[:64] *= 3
-            layer.self_attn.begin_gamma()
+            layer.self_attn.initialise_gamma()
         assert gamma[0, 0].item() == pytest.approx(0.3 * 16, rel=0.03)
     # The same rule by the whole model's own path: the first token's aggregated values of a layer on random inputs.
     inputs = torch.randn(200, 1, 256)
@@ -242,7 +242,7 @@ def test_the_dummy_pass_of_the_authors_is_one_draw_with_a_biased_deviation():
     config = HeadNormConfig(**fields, vocab_size=10, value_norm="per_head", value_norm_init="dummy_pass")
     attention = HeadNormForCausalLM(config).model.layers[0].self_attn
     torch.manual_seed(5)
-    attention.begin_gamma()
+    attention.initialise_gamma()
     torch.manual_seed(5)
     value = (torch.randn(1, 48) @ attention.v_proj.weight.T).view(4, 12)  # the first token's output is its value
     wanted = (value - value.mean(1, keepdim=True)).square().mean(1).sqrt()  # over 12, not 11
@@ -293,7 +293,7 @@ def test_matched_gains_begin_at_the_size_of_z_without_the_norm(more):
 def test_matched_gains_depend_on_the_length_and_leave_the_random_state_alone(tmp_path):
     short = of_seed(value_norm="shared", value_norm_init="matched", value_norm_length=4)
     state = torch.get_rng_state()
-    short.begin_gains()
+    short.initialise_gains()
     assert torch.equal(torch.get_rng_state(), state)
     plain = sizes_by_hand(of_seed(), 4).mean(1)
     torch.testing.assert_close(torch.tensor(short.mean_gains()), plain, rtol=0.1, atol=0)
