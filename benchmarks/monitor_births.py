@@ -118,7 +118,7 @@ def score(frame: pd.DataFrame, rule: Rule, *, every: int) -> Score:
         alarms, raised = Alarms(rules=(rule,), threshold=0.3), []
         for row in training[training["step"] % every == 0].to_dict("records"):
             reading = {(name, None): float(row[name]) for name in SEEN}
-            raised += [alarm.step for alarm in alarms.see(reading, step=int(row["step"]))]
+            raised += [alarm.step for alarm in alarms.add_reading(reading, step=int(row["step"]))]
         right = [step for step in raised if birth is not None and birth - every <= step <= birth + every]
         result.trainings += 1
         result.steps += int(training["step"].max()) + EVERY

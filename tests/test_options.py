@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import _call_config
-from sink_lens.cli.options import build_config, configured, off_option_name, option_name
+from sink_lens.cli.options import add_config_options, build_config, off_option_name, option_name
 from sink_lens.configuration import choices_of, field_docs, make_config
 from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
@@ -28,7 +28,7 @@ from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training import compare, watch
 from sink_lens.training.config import TrainConfig, WatchConfig
-from sink_lens.training.config import config_of_call as asked_training
+from sink_lens.training.config import resolve_train_config as asked_training
 
 COMMANDS = {kind.name: import_object(kind.config) for kind in kinds().values() if kind.config}
 COMMANDS |= {"report": ReportConfig, "cache": CacheConfig}
@@ -83,7 +83,7 @@ def toy():
     app, calls = typer.Typer(rich_markup_mode="rich"), []
 
     @app.command()
-    @configured(Toy)
+    @add_config_options(Toy)
     def command(config: Toy, quiet: bool = False) -> None:
         """What the command does."""
         calls.append((config, quiet))

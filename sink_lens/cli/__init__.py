@@ -54,7 +54,7 @@ def _show_version(asked: bool) -> bool:
 
 
 @app.callback()
-def group(
+def global_options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")] = False,
     version: Annotated[
         bool,

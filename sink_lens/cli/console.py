@@ -116,15 +116,15 @@ class Commands(_RefusesVisibly, TyperGroup):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
-                say("interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"])))
+                print_message("interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"])))
                 raise typer.Exit(INTERRUPTED) from None
             except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
-                text = advice(error)
+                text = user_message(error)
                 if text is None:
                     raise
                 if debug:
                     traceback.print_exception(error)
-                say("error", text)
+                print_message("error", text)
                 raise typer.Exit(BAD_INPUT) from None
 
 
@@ -150,26 +150,26 @@ app = Typer(
 def _log_to_stderr(*, debug: bool) -> Iterator[None]:
     """While a command runs, write our messages and warnings to stderr; those of others only in debugging."""
 
-    def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+    def show_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         if Path(filename).is_relative_to(_PACKAGE):
-            say("warning", str(message))
+            print_message("warning", str(message))
         elif debug:
             sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
     logger = logging.getLogger(PACKAGE)
-    handler, level = _Handler(), logger.level
+    handler, level = _StderrHandler(), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = show
+            warnings.showwarning = show_warning
             yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
 
 
-def say(word: str, text: str) -> None:
+def print_message(word: str, text: str) -> None:
     """Print a coloured word and a text in one line on stderr, which is never wrapped, so that paths can be copied."""
     from rich.text import Text
 
@@ -190,7 +190,7 @@ def console(*, stderr: bool = False) -> "Console":
     from rich.segment import Segment
     from rich.text import Text
 
-    class Shown(Console):
+    class VisibleConsole(Console):
         def render_str(self, text: str, **named: Any) -> Text:
             return super().render_str(for_terminal(text), **named)  # before a table measures it
 
@@ -198,7 +198,7 @@ def console(*, stderr: bool = False) -> "Console":
             for one in super().render(*given, **named):
                 yield one if one.control else one._replace(text=for_terminal(one.text))
 
-    return Shown(stderr=stderr, highlight=False, markup=False)
+    return VisibleConsole(stderr=stderr, highlight=False, markup=False)
 
 
 def _pause_bars() -> contextlib.AbstractContextManager[Any]:
@@ -207,7 +207,7 @@ def _pause_bars() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
 
 
-class _Handler(logging.StreamHandler):
+class _StderrHandler(logging.StreamHandler):
     """Writes messages on stderr, with invisible characters spelled out."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -218,7 +218,7 @@ class _Handler(logging.StreamHandler):
         return for_terminal(super().format(record))
 
 
-def printed_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
+def render_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
     """The lines that a console prints of a table or text, without colour."""
     from rich.console import Console
 
@@ -238,14 +238,14 @@ def render_report(folder: Path, *, quiet: bool = False) -> Path:
     try:
         path = render(folder)
     except KeyboardInterrupt:
-        say("interrupted", f"the run in {folder} is finished; sink-lens report {folder} draws its page")
+        print_message("interrupted", f"the run in {folder} is finished; sink-lens report {folder} draws its page")
         raise typer.Exit(INTERRUPTED) from None
     if not quiet:
         echo(f"report: {path}")
     return path
 
 
-def advice(error: BaseException) -> str | None:
+def user_message(error: BaseException) -> str | None:
     """Say what the user can do about an error; None if it is the program's own fault."""
     if isinstance(error, SinkLensError):
         return str(error)

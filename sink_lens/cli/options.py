@@ -27,7 +27,7 @@ from ..configuration import (
     split_off_none,
 )
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import advice, render_report
+from .console import render_report, user_message
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +55,7 @@ class Answer:
     exit_code: int = 0
 
 
-def configured(
+def add_config_options(
     kind: type[C], *, make: Callable[[Mapping[str, Any], str], C] | None = None, view: type | None = None
 ) -> Callable[[Callable[..., Answer | None]], Callable[..., None]]:
     """Give a command ``--json`` and the options of a configuration, with which it is called beside its own options.
@@ -76,7 +76,7 @@ def configured(
         shown = [_typer_parameter(field, docs.get(name, "")) for name, field in (known | seen).items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
-        def answer(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
+        def run_with_settings(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
             asked = {name: given.pop(name) for name in known}
             if view is not None:
                 given["view"] = view(**{name: given.pop(name) for name in seen})
@@ -110,7 +110,7 @@ def configured(
         @functools.wraps(command)
         def run(*, ctx: typer.Context, **given: Any) -> None:
             as_json = bool(given.pop("as_json"))
-            run_and_answer(ctx, functools.partial(answer, ctx, given), as_json=as_json)
+            run_and_answer(ctx, functools.partial(run_with_settings, ctx, given), as_json=as_json)
 
         by_name = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
         file = by_name("config_file", annotation=_CONFIG, default=None)
@@ -141,7 +141,7 @@ def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, 
             typer.echo(f"{folder} was finished but had no page; the page is drawn now")
             answer = Answer(found=lambda: {"run": folder, "report": page})
         except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
-            text = advice(error)
+            text = user_message(error)
             if as_json and text is not None:
                 _print_json({"command": name, "error": text}, file=shown)
             raise
@@ -167,7 +167,7 @@ def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
 def build_config(
     kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
 ) -> C:
-    """Make the configuration that a command is called with; the arguments are those of ``configured``."""
+    """Make the configuration that a command is called with; the arguments are those of ``add_config_options``."""
     return make_config(kind, None, settings, where=where) if make is None else make(settings, where)
 
 
@@ -244,9 +244,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would cos
 def example_option(text: str) -> Any:
     """The option ``--example``, which prints this text, a file to begin with, and stops."""
 
-    def printed(asked: bool) -> None:
+    def print_example(asked: bool) -> None:
         if asked:
             typer.echo(text, nl=False)
             raise typer.Exit
 
-    return typer.Option("--example", help="Print an example file to start from.", is_eager=True, callback=printed)
+    return typer.Option("--example", help="Print an example file to start from.", is_eager=True, callback=print_example)

@@ -11,9 +11,9 @@ from .console import (
     console,
     echo,
     frame_table,
-    printed_lines,
+    print_message,
+    render_lines,
     render_report,
-    say,
     silence_if_quiet,
     terminal_table,
 )
@@ -25,7 +25,7 @@ from .options import (
     Out,
     Overwrite,
     Quiet,
-    configured,
+    add_config_options,
     example_option,
     json_rows,
 )
@@ -75,7 +75,7 @@ def add_command(kind: RunKind) -> None:
         ]
     )
     command.__name__, command.__doc__ = kind.name, kind.help
-    options = configured(
+    options = add_config_options(
         import_object(kind.config),
         make=import_object(kind.read) if kind.read else None,
         view=import_object(kind.view) if kind.view else None,
@@ -100,7 +100,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
         ends = [*(f"report: {page}" for page in pages), *([f"run: {result.folder}"] if pages else [])]
         print_parts((*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
     for note in getattr(result, "notes", ()):
-        say("warning", note)
+        print_message("warning", note)
     found = import_object(kind.answer)(result, *view) if kind.answer else result.decision
     where = {"run": result.folder, "report": pages if len(pages) > 1 else pages[0]} if pages else {}
     code = int(import_object(kind.failed)(result)) if kind.failed else 0
@@ -116,7 +116,7 @@ def print_parts(parts: Iterable[Any]) -> Answer:
         shown = part
         if isinstance(part, Cost):
             shown = cost_table(part)
-            found += printed_lines(shown)
+            found += render_lines(shown)
         elif hasattr(part, "heads"):  # a page's table
             shown = terminal_table(part.heads, part.rows, wrapped=part.heads)
             found += json_rows(part.numbers)

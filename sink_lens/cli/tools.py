@@ -9,8 +9,8 @@ from ..data.cache import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
 from ..text import size_text
-from .console import app, console, echo, frame_table, say, terminal_table
-from .options import Answer, Json, Quiet, configured, json_rows, run_and_answer
+from .console import app, console, echo, frame_table, print_message, terminal_table
+from .options import Answer, Json, Quiet, add_config_options, json_rows, run_and_answer
 
 _REPORT_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -26,7 +26,7 @@ sink-lens report runs/default --figures figures/ --only circuit-paper --format p
 
 
 @app.command(epilog=_REPORT_EXAMPLES)
-@configured(ReportConfig)
+@add_config_options(ReportConfig)
 def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     """Render the page of a run again, or of several runs side by side, from their tables: no model is needed.
 
@@ -48,15 +48,15 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         if not quiet:
             echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
-            say("error" if config.only else "warning", f"not drawn: {why}")
+            print_message("error" if config.only else "warning", f"not drawn: {why}")
 
-    def found() -> dict[str, Any]:
+    def collect_answer() -> dict[str, Any]:
         from ..report.html import conclusion
 
         said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}
         return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
 
-    return Answer(found=found, exit_code=int(bool(config.only and missing)))
+    return Answer(found=collect_answer, exit_code=int(bool(config.only and missing)))
 
 
 _STATUS_EXAMPLES = """\
@@ -96,7 +96,7 @@ def _print_status(folder: Path, *, quiet: bool) -> Answer:
 
 
 @app.command()
-@configured(CacheConfig)
+@add_config_options(CacheConfig)
 def cache(
     config: CacheConfig,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clear: do not ask.")] = False,

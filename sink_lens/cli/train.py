@@ -9,7 +9,7 @@ import typer
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
 from .console import INTERRUPTED, app, console, echo, render_report
-from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_option
+from .options import Answer, DryRun, File, Out, Overwrite, Quiet, add_config_options, example_option
 from .run_kinds import print_parts
 
 _EXAMPLES = """\
@@ -39,7 +39,7 @@ def _make_config(settings: Mapping[str, Any], where: str) -> TrainConfig:
 
 
 @app.command(epilog=_EXAMPLES)
-@configured(TrainConfig, make=_make_config)
+@add_config_options(TrainConfig, make=_make_config)
 def train(
     config: TrainConfig,
     file: File = None,
@@ -55,7 +55,7 @@ def train(
 
         return print_parts([estimate_cost(config)])
     from ..records import RUN_FILE
-    from ..training.train import leave_processes
+    from ..training.train import leave_process_group
     from ..training.train import train as run
 
     folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}" if out is None else out
@@ -66,7 +66,7 @@ def train(
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    leave_processes()
+    leave_process_group()
     if not result.first:
         return None
     if not quiet:

@@ -2,7 +2,7 @@
 
 from ..training.config import WatchConfig
 from .console import app, console, echo, render_report, terminal_table
-from .options import Answer, Quiet, configured
+from .options import Answer, Quiet, add_config_options
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -16,7 +16,7 @@ sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's si
 
 
 @app.command(epilog=_EXAMPLES)
-@configured(WatchConfig)
+@add_config_options(WatchConfig)
 def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     """Measure the chain on every checkpoint of a training: when is the sink born?
 

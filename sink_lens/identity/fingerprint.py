@@ -15,7 +15,7 @@ from ..configuration import make_config
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import Finding, check_free, create_run, default_folder, versions
+from ..records import Finding, check_folder_free, create_run, default_folder, versions
 from ..schema import column_names
 from .config import TWO, FingerprintConfig
 from .features import Facts, Inputs, facts_of, features, kept_features, shared_inputs
@@ -76,7 +76,7 @@ def fingerprint(
 
     Reference: arXiv 2509.26404.
     """
-    check_free(out, overwrite=overwrite)
+    check_folder_free(out, overwrite=overwrite)
     config = make_config(FingerprintConfig, config, fields, where="fingerprint")
     found = models_to_compare(models, config)
     opened = {one.name: partial(one.open, device=config.device, dtype=config.dtype) for one in found}

@@ -118,7 +118,7 @@ class RunLog:
         if not whole:
             self._write_bytes(json.dumps({"columns": columns}).encode() + b"\n")
         try:
-            known, last = columns_of_log(self.path), max((line.part for line in all_lines(self.path)), default=-1)
+            known, last = columns_of_log(self.path), max((line.part for line in all_log_lines(self.path)), default=-1)
         except ValueError as error:
             raise RunError(f"{self.path} is damaged ({error}). Choose another folder.") from error
         if known != columns:
@@ -173,7 +173,7 @@ def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
     return columns
 
 
-def all_lines(path: Path) -> Iterator[Line]:
+def all_log_lines(path: Path) -> Iterator[Line]:
     """Every whole line after the first, also lines that a later part of the run has replaced.
 
     Raises:
@@ -205,13 +205,13 @@ def log_lines(path: Path) -> Iterator[Line]:
         ValueError: a line is none that ``RunLog`` wrote.
     """
     begins: dict[int, float] = {}
-    for line in all_lines(path):
+    for line in all_log_lines(path):
         begins.setdefault(line.part, line.at)
     until, bound = {}, math.inf
     for part in sorted(begins, reverse=True):
         until[part] = bound
         bound = min(bound, begins[part])
-    yield from (line for line in all_lines(path) if line.at < until[line.part])
+    yield from (line for line in all_log_lines(path) if line.at < until[line.part])
 
 
 def read_log(path: Path) -> dict[str, pd.DataFrame]:

@@ -26,7 +26,7 @@ class Shortened:
     """All of its steps; None where single rows were kept."""
 
 
-def shorten(frame: pd.DataFrame, *, most: int) -> tuple[pd.DataFrame, Shortened]:
+def shorten_table(frame: pd.DataFrame, *, most: int) -> tuple[pd.DataFrame, Shortened]:
     """(about ``most`` rows of a table that has more, how many it has).
 
     Whole steps are kept, or else every n-th row and those with the extremes of each column.

@@ -20,7 +20,7 @@ from pandas.api import types
 from sink_lens.errors import InputError, RunError, check_file_name, is_plain_file_name, refuse_tilde
 from sink_lens.gone import refuse_removed
 from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
-from sink_lens.records.long_tables import Shortened, shorten
+from sink_lens.records.long_tables import Shortened, shorten_table
 from sink_lens.schema import table_of
 
 RUN_FILE = "run.json"
@@ -59,7 +59,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         self._kept: dict[str, pd.DataFrame] | None = None
         self._most: int | None = None
         self.shortened: dict[str, Shortened] = {}
-        """Tables of which some rows were read; see ``kept``."""
+        """Tables of which some rows were read; see ``cached_copy``."""
         self._paths = {
             self._names.get(Path(file).stem, Path(file).stem): folder / file
             for file in files
@@ -72,7 +72,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         with contextlib.suppress(OSError, ValueError):
             self._paths |= {name: log for name in columns_of_log(log) if grown or name not in self._paths}
 
-    def kept(self, *, most: int | None = None) -> "Tables":
+    def cached_copy(self, *, most: int | None = None) -> "Tables":
         """The same tables, each read only once, for code that reads them often and never changes them.
 
         Args:
@@ -101,7 +101,7 @@ class Tables(Mapping[str, pd.DataFrame]):
             else:
                 table = read_table(path, kind=self._kind)
             if self._most is not None and len(table) > self._most:
-                table, self.shortened[name] = shorten(table, most=self._most)
+                table, self.shortened[name] = shorten_table(table, most=self._most)
             return table
         except (OSError, ValueError) as error:
             raise damaged_file_error(path, error) from error

@@ -61,7 +61,7 @@ class Result(Finding):
     @classmethod
     def unfinished(cls, folder: Path, *, shard: str) -> Self:
         """The result, without tables yet, of one shard of a run while other shards are still to be computed."""
-        return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_in(folder))
+        return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_sentence(folder))
 
     @property
     def report_path(self) -> Path:

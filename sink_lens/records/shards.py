@@ -73,7 +73,7 @@ class Shard:
         """Path of this shard's folder inside the run's folder."""
         return run / f"shard-{self.number}-of-{self.count}"
 
-    def done_in(self, run: Path) -> str:
+    def done_sentence(self, run: Path) -> str:
         """Sentence that says that this shard of a run is done and other shards are not."""
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
@@ -125,7 +125,7 @@ def compute_run(
         remove_shards(run)
         return result
     one = Shard.parse(shard)
-    if others := sorted({of.count for of in shards_in(run)} - {one.count}):
+    if others := sorted({of.count for of in list_shards(run)} - {one.count}):
         raise RunError(
             f"{run} holds shards of {others[0]}, and this is {one}; need one division. Take I/{others[0]}, or "
             "leave out the shard, which takes what is done and computes the rest"
@@ -134,7 +134,7 @@ def compute_run(
         with opened(run, patience=_PATIENCE) as writer:
             parts = begin(writer)
             is_done = all(map(writer.has, parts))
-            writer.leave()
+            writer.leave_unfinished()
             own = dict(list(parts.items())[one.number - 1 :: one.count])
             part = {"shard": str(one), "parts": own}
             if not is_done:  # while the run's folder is held, so that no shard takes these parts and removes this one
@@ -144,7 +144,7 @@ def compute_run(
     with opened(run, patience=_PATIENCE) as writer:
         if not all(map(writer.has, parts)):
             if not all_shards_finished(run):
-                writer.leave()
+                writer.leave_unfinished()
                 return None
             copy_shard_parts(writer)
         result = finish(writer)
@@ -152,7 +152,7 @@ def compute_run(
     return result
 
 
-def shards_in(run: Path) -> list[Shard]:
+def list_shards(run: Path) -> list[Shard]:
     """The shards that were begun in a run's folder, ordered by number."""
     found = [_FOLDER.fullmatch(path.name) for path in run.glob("shard-*-of-*") if (path / RUN_FILE).is_file()]
     return sorted((Shard(int(one[1]), int(one[2])) for one in found if one), key=lambda one: (one.count, one.number))
@@ -160,7 +160,7 @@ def shards_in(run: Path) -> list[Shard]:
 
 def all_shards_finished(run: Path) -> bool:
     """Check whether every shard of a run is in its folder and finished."""
-    found = shards_in(run)
+    found = list_shards(run)
     done = [read_record(shard.folder(run))["status"] == "finished" for shard in found]
     return bool(found) and len(found) == found[0].count and all(done)
 
@@ -176,7 +176,7 @@ def copy_shard_parts(writer: RunWriter) -> None:
     Raises:
         RunError: a shard is still being computed.
     """
-    shards = shards_in(writer.folder)
+    shards = list_shards(writer.folder)
     for shard in shards:
         if run_state(shard.folder(writer.folder)) == "running":
             record = read_record(shard.folder(writer.folder))
@@ -195,13 +195,13 @@ def copy_shard_parts(writer: RunWriter) -> None:
 
 def remove_shards(run: Path) -> None:
     """Remove the folders of all shards of a run, whose parts lie in the run's own folder by now."""
-    for shard in shards_in(run):
+    for shard in list_shards(run):
         shutil.rmtree(shard.folder(run), ignore_errors=True)
 
 
 def shard_progress(run: Path) -> pd.DataFrame:
     """One row per shard, begun or not: shard, state, cells done, all cells, cells failed, holder."""
-    begun = shards_in(run)
+    begun = list_shards(run)
     count = begun[0].count if begun else 0
     found = pd.DataFrame([_progress_row(run, Shard(number, count)) for number in range(1, count + 1)])
     return found.astype({"cells": "Int64"}) if count else found

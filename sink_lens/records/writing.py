@@ -119,7 +119,7 @@ class RunWriter:
         self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         self._write_record()
 
-    def leave(self) -> None:
+    def leave_unfinished(self) -> None:
         """Leave run.json as it is when the block ends, so that the run counts as unfinished."""
         self._adding = True
 
@@ -142,7 +142,7 @@ class RunWriter:
     ) -> None:
         """Record how the run ended, and unlock the folder."""
         try:
-            self._record_end(error)
+            self._write_final_status(error)
         finally:
             _unlock(self._lock)
             if error is not None:
@@ -180,7 +180,7 @@ class RunWriter:
                 }
         self._write_record()
 
-    def _record_end(self, error: BaseException | None) -> None:
+    def _write_final_status(self, error: BaseException | None) -> None:
         """Write the run's final status; a run that failed before its first file is removed, a refused one put back."""
         if self._adding:
             return
@@ -327,14 +327,14 @@ def create_run(
 
 def refuse_unhashed_code(config: Mapping[str, Any]) -> None:
     """Refuse a configuration with code that has no hash, since shards could not tell whether theirs is equal."""
-    for why in _why_unhashed(config):
+    for why in _unhashed_reasons(config):
         raise RunError(
             f"shards compare their functions, and one cannot be known: {why}; need functions of plain code and values. "
             "Run without shards."
         )
 
 
-def check_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> None:
+def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> None:
     """Refuse, before anything is computed, a folder that no run can be written to; ``create_run`` refuses the rest.
 
     Raises:
@@ -433,7 +433,7 @@ def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mappi
         {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
         for of in (earlier, record)
     )
-    for why in () if earlier["status"] == "finished" and not reopen else _why_unhashed(record["config"]):
+    for why in () if earlier["status"] == "finished" and not reopen else _unhashed_reasons(record["config"]):
         raise RunError(
             f"{folder} holds a run, and whether its functions are these cannot be known: {why}; need functions of "
             "plain code and values to go on with a run. Give out another name, or overwrite=True to replace it."
@@ -450,12 +450,12 @@ def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mappi
         )
 
 
-def _why_unhashed(value: Any) -> list[str]:
+def _unhashed_reasons(value: Any) -> list[str]:
     """Reasons why code in a configuration has no hash, and so cannot be compared; empty if all has."""
     if isinstance(value, str):
         return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [why for part in parts for why in _why_unhashed(part)]
+    return [why for part in parts for why in _unhashed_reasons(part)]
 
 
 def _time_text() -> str:

@@ -66,7 +66,7 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
 
 def _run_for_page(run: Run) -> Run:
     """Return the run with its tables in memory; tables over ``MOST_READ`` rows are thinned."""
-    return dataclasses.replace(run, tables=run.tables.kept(most=MOST_READ))
+    return dataclasses.replace(run, tables=run.tables.cached_copy(most=MOST_READ))
 
 
 def _shortened_notes(run: Run) -> list[str]:

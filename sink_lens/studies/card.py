@@ -27,7 +27,7 @@ from ..data.tokens import TokenBatch, Tokens
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, weights_hash
-from ..records import check_free, read_run
+from ..records import check_folder_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..stats import Interval, interval, paired_difference
 from ..text import interval_text as bounds
@@ -84,7 +84,7 @@ def card(
     """
     if other is not None:
         fields |= {"others": (str(other) if isinstance(other, str | Path) else as_lens(other).name,)}
-    check_free(out, overwrite=overwrite)
+    check_folder_free(out, overwrite=overwrite)
     config, lens, batch = inputs(CardConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
     if len(config.others) > 1:
         count = 1 + len(config.others)

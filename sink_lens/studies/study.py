@@ -29,7 +29,7 @@ from ..models.inputs import check_sequences, describe_provenance, load_model, ma
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
-from ..records import check_free, create_run, default_folder
+from ..records import check_folder_free, create_run, default_folder
 from ..schema import table_of
 from .config import StudyConfig
 
@@ -184,7 +184,7 @@ def study(
             progress: bool = True,
             **fields: Any,
         ) -> Study:
-            check_free(out, overwrite=overwrite)
+            check_folder_free(out, overwrite=overwrite)
             given = {"config": config, "tokens": tokens, "fields": fields, "every_layer": every_layer}
             settled, lens, batch = inputs(asked, model, **given)
             how = {"config": settled, "progress": progress}

@@ -47,7 +47,7 @@ def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
         InputError: no such data or tokenizer, more ids than the model has, or too little text.
     """
     source = text_hash(open_texts(config.data))
-    tokenizer = tokenizer_of(config, source=source)
+    tokenizer = load_tokenizer(config, source=source)
     check_vocabulary(tokenizer, vocab_size=config.vocab_size)
     asked = f"{source} {tokenizer_hash(tokenizer)} {config.length} {config.bos} {config.eval_frac}"
     train, evaluation = pack(
@@ -101,7 +101,7 @@ def check_given_rows(
     )
 
 
-def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
     """The tokenizer that a training's configuration names; for ``bpe`` one that is trained on its text, once.
 
     Raises:

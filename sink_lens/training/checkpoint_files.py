@@ -114,7 +114,7 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-def remove_superseded(folder: Path, *, finished: bool) -> None:
+def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
     """Remove superseded checkpoints; only the two newest whole ones (finished run: one) keep the optimizer's state."""
     whole = [path for path in list_checkpoints(folder).values() if _sizes_fit(path)]
     for path in folder.iterdir():

@@ -16,7 +16,7 @@ _STEP = re.compile(r"(\d+)$")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
-def checkpoints_in(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
+def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
     """Checkpoints (folders, GGUF files or open models) by step, in ascending order.
 
     A folder's checkpoints are its subfolders, or those of its ``checkpoints``, that hold weights (safetensors) and a
@@ -48,7 +48,7 @@ def checkpoints_in(source: Checkpoints) -> dict[int, str | Path | PreTrainedMode
     return dict(sorted(by_step.items()))
 
 
-def tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> int | None:
+def count_tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> int | None:
     """Number of tokens that a checkpoint was trained on: ``step_tokens`` a step, else the Trainer's count, or None."""
     if step_tokens is not None:
         return step * step_tokens

@@ -17,14 +17,14 @@ import pandas as pd
 
 from ..configuration import make_config
 from ..errors import InputError, RunError
-from ..records import Finding, check_free, create_run, default_folder, versions
+from ..records import Finding, check_folder_free, create_run, default_folder, versions
 from ..schema import MIN_SINK_RATE
 from ..stats import Difference, summarise_differences, t_intervals
 from ..text import interval_text, listed, name_in_words, number, plural, short_count, signed_change
 from .config import CompareConfig
 from .loss_curves import band_table, curve_table, final_table, seed_means
 from .sink_birth import Birth, find_birth, whole_model_rows
-from .variants import DATA, FEWEST_SEEDS, Variants, group
+from .variants import DATA, FEWEST_SEEDS, Variants, group_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,9 +56,9 @@ class Comparison(Finding):
 
     def figure(self) -> "Figure":
         """Loss curves, differences and the sink's course, a variant a colour."""
-        from .pages.training import comparison
+        from .pages.training import draw_comparison
 
-        return comparison(self.tables, variants=tuple(self.variants.runs))
+        return draw_comparison(self.tables, variants=tuple(self.variants.runs))
 
 
 def compare(
@@ -81,13 +81,13 @@ def compare(
         **fields: fields of ``CompareConfig``, as ``by="lr", threshold=0.1``; they win over the configuration.
 
     Raises:
-        InputError, RunError: runs that cannot be compared, and why (see ``variants.group``); a threshold that was not
-            measured.
+        InputError, RunError: runs that cannot be compared, and why (see ``variants.group_runs``); a threshold that
+            was not measured.
     """
     config = make_config(CompareConfig, config, {"runs": runs} | fields, where="compare")
-    check_free(out, overwrite=overwrite)
+    check_folder_free(out, overwrite=overwrite)
     generator = np.random.default_rng(config.seed) if generator is None else generator
-    variants = group(config.runs, by=config.by, baseline=config.baseline)
+    variants = group_runs(config.runs, by=config.by, baseline=config.baseline)
     curves, finals = curve_table(variants), final_table(variants)
     notes, differences = list(variants.notes), []
     sentences, of_training = [_opening_sentence(variants, finals)], []
@@ -97,13 +97,13 @@ def compare(
         told = one.excludes_zero and one.n >= FEWEST_SEEDS
         said = of_training if curve == "training" else sentences
         said.append(_final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline))
-        said.append(_reaching_sentence(variant, curve, finals) if told else _sentence_undecided(variant, curve, finals))
+        said.append(_reaching_sentence(variant, curve, finals) if told else _undecided_sentence(variant, curve, finals))
     tables = {"curves": curves, "bands": band_table(curves), "finals": finals, "differences": pd.DataFrame(differences)}
-    watched, why_not = watched_runs(variants)
+    watched, why_not = read_watch_tables(variants)
     if why_not:
         notes.append(why_not)
     else:
-        side = pd.concat([_whole_model_rows(frame) for frame in watched], ignore_index=True)
+        side = pd.concat([_compared_measures(frame) for frame in watched], ignore_index=True)
         rates = side.loc[side["measure"] == "sink_rate"].groupby(["variant", "seed"])
         known = sorted(set.intersection(*(set(rows["threshold"].tolist()) for _, rows in rates)))
         if not np.isclose(known, config.threshold).any():
@@ -133,17 +133,17 @@ def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFra
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
     """First sentence: what the variants differ in, how many seeds each has, and tokens per run."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
-    others = listed(map(_quoted, variants.others))
+    others = listed(map(_quote, variants.others))
     differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.by]
     same = "" if "data_seed" in variants.by else ", on the same data in the same order"
     return (
         f"The runs differ in {listed(differing)}: {others} against "
-        f"{_quoted(variants.baseline)}, {plural(len(variants.seeds), 'seed')} each "
+        f"{_quote(variants.baseline)}, {plural(len(variants.seeds), 'seed')} each "
         f"({', '.join(map(str, variants.seeds))}), {short_count(tokens)} tokens per run{same}."
     )
 
 
-def _quoted(variant: str) -> str:
+def _quote(variant: str) -> str:
     """A variant's name in a sentence; the name “none” is not the word."""
     return f"“{variant}”"
 
@@ -151,7 +151,7 @@ def _quoted(variant: str) -> str:
 def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
     """Say if a variant is ahead of the baseline at the end, and how sure that is."""
     own, base = (float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
-    ends = f"The {curve} loss ends at {own:.4f} nats for {_quoted(variant)} and at {base:.4f} for {_quoted(baseline)}"
+    ends = f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for {_quote(baseline)}"
     change = signed_change(one.mean, 4)
     if one.n < 2:
         return f"{ends}. The difference, {change}, is of one seed, so it has no interval."
@@ -163,7 +163,7 @@ def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: 
     elif not one.excludes_zero:
         told = "No difference can be told"
     else:
-        told = f"{_quoted(variant)} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"
+        told = f"{_quote(variant)} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"
     return f"{ends}. {told}: {change} {bounds} ({sure})."
 
 
@@ -171,7 +171,7 @@ def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Sentence that says if a variant reaches the baseline's final loss, after how many tokens, and how much faster."""
     rows = _rows_of_curve(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
-    target = f"{_quoted(variant)} {{}} the baseline's final {curve} loss"
+    target = f"{_quote(variant)} {{}} the baseline's final {curve} loss"
     there = ~np.isnan(at)
     n = len(at)
     if not there.any():
@@ -190,15 +190,15 @@ def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     return f"{target.format('reaches')} {word}: {when}, {told} times as fast (by seed {each})."
 
 
-def _sentence_undecided(variant: str, curve: str, finals: pd.DataFrame) -> str:
+def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Sentence for a variant whose final loss is not told from the baseline's: each seed's speed-up, and no mean."""
     ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
-        none = f"No seed of {_quoted(variant)} reaches" if len(ratio) > 1 else f"{_quoted(variant)} does not reach"
+        none = f"No seed of {_quote(variant)} reaches" if len(ratio) > 1 else f"{_quote(variant)} does not reach"
         return f"{none} {target}."
     each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
-    return f"It cannot be told either if {_quoted(variant)} reaches {target} sooner (seed by seed: {each})."
+    return f"It cannot be told either if {_quote(variant)} reaches {target} sooner (seed by seed: {each})."
 
 
 def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
@@ -211,9 +211,9 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
     whens = [one.tokens for one in born if one.tokens is not None]
     seeds = plural(len(born), "seed")
     if not whens:
-        return f"{_quoted(variant)} has no sink in any of {seeds} (fewer than {MIN_SINK_RATE:.0%} of heads). {now}"
+        return f"{_quote(variant)} has no sink in any of {seeds} (fewer than {MIN_SINK_RATE:.0%} of heads). {now}"
     when = listed((f"{short_count(one)}" for one in whens), most=8)
-    return f"{_quoted(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
+    return f"{_quote(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
 
 
 def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
@@ -221,7 +221,7 @@ def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
-        parts = [f"{number(float(means[variant]))} for {_quoted(variant)}" for variant in variants.runs]
+        parts = [f"{number(float(means[variant]))} for {_quote(variant)}" for variant in variants.runs]
         sentences.append(f"The {word}, averaged over layers, is {listed(parts)}.")
     return sentences
 
@@ -267,7 +267,7 @@ SIDES = (
 KEYS = ["measure", "threshold"]
 
 
-def watched_runs(variants: Variants) -> tuple[list[pd.DataFrame], str]:
+def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
     """(each run's table ``watch`` with variant and seed, "") or (no table, why sinks cannot be compared).
 
     Checkpoints that could not be measured are left out. The runs must have been watched on the same sequences.
@@ -286,7 +286,7 @@ def watched_runs(variants: Variants) -> tuple[list[pd.DataFrame], str]:
     return frames, ""
 
 
-def _whole_model_rows(frame: pd.DataFrame) -> pd.DataFrame:
+def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
     """Measures of the whole model at a run's checkpoints, and as ``top_mass`` the largest sink mass of a layer."""
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
@@ -354,18 +354,18 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
     from rich.text import Text
 
     from ..report.html import conclusion
-    from .pages.training import final_losses, measures_side_by_side
+    from .pages.training import final_loss_table, variant_measure_table
 
     if found.folder is not None:
         yield Text(f"{conclusion(found.folder)}.", style="bold")
     yield from found.sentences
     yield "\nfinal losses, nats"
     finals = found.tables["finals"]
-    yield final_losses(finals.assign(loss=finals["loss"].map("{:.4f}".format)))
+    yield final_loss_table(finals.assign(loss=finals["loss"].map("{:.4f}".format)))
     if "measures" in found.tables:
         measures = found.tables["measures"]
         yield f"\nstep {measures['step'].iloc[0]}, mean over seeds [95%]"
-        yield measures_side_by_side(measures)
+        yield variant_measure_table(measures)
 
 
 def answer(found: Comparison) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class TrainConfig:
         return self.batch * self.length
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def kept_steps(self) -> tuple[int, ...]:
         """Steps whose checkpoints are kept for good, ascending: 0, powers of two, the last, and those asked for."""
         powers = {2**power for power in range(self.steps.bit_length())}
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
@@ -317,7 +317,7 @@ watch = false             # measure the chain on every checkpoint that is kept
 """A file to begin with."""
 
 
-def config_of_call(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
+def resolve_train_config(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a call of ``train``, from a configuration, a file or None, and fields that win over it."""
     if isinstance(config, TrainConfig):
         if "size" in fields:

@@ -85,7 +85,7 @@ class Loop(Trainer):
             train_dataset=cast("Any", data.train),
             eval_dataset=cast("Any", data.evaluation),
             data_collator=stack_batch,
-            callbacks=[_Beginning(self._begin)],
+            callbacks=[_Beginning(self._begin_training)],
         )
         self.remove_callback(PrinterCallback)
 
@@ -193,11 +193,11 @@ class Loop(Trainer):
         self._done = step
         if self._bar is not None:
             self._bar.update(1)
-        last, kept = step == config.steps, step in config.kept
+        last, kept = step == config.steps, step in config.kept_steps
         evaluated = config.eval_every > 0 and (step % config.eval_every == 0 or last)
         if evaluated or kept or last or step % config.log_every == 0:
             self._check_finite()
-            self._log_row(tr_loss, lr=learning_rate, grad_norm=grad_norm, evaluated=evaluated)
+            self._add_log_row(tr_loss, lr=learning_rate, grad_norm=grad_norm, evaluated=evaluated)
         if kept:
             self._write_checkpoint(model, tr_loss, prefix=checkpoint_files.KEPT)
         elif self.stopping or (config.save_every and step % config.save_every == 0):
@@ -245,7 +245,7 @@ class Loop(Trainer):
 
     # --- what is done at a step
 
-    def _begin(self) -> None:
+    def _begin_training(self) -> None:
         """Start clock and progress bar; a new run also logs and saves step 0."""
         self._begun = time.perf_counter()
         if self._progress:
@@ -255,10 +255,10 @@ class Loop(Trainer):
             self._tr_loss += float(self._resumed.facts["since_row"])
             return
         self._done = 0
-        self._log_row(self._tr_loss, lr=None, grad_norm=None, evaluated=self.config.eval_every > 0)
+        self._add_log_row(self._tr_loss, lr=None, grad_norm=None, evaluated=self.config.eval_every > 0)
         self._write_checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
 
-    def _log_row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
+    def _add_log_row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
         """Add a row to the log: mean loss since the last row, learning rate, gradient norm, time, evaluation loss."""
         step = self.state.global_step
         since = step - int(self.rows[-1]["step"]) if self.rows else 0
@@ -302,7 +302,7 @@ class Loop(Trainer):
             return
         broken = "gradient" if self._last_loss is not None and bool(torch.isfinite(self._last_loss)) else "loss"
         raise RunError(
-            f"the {broken} is not finite at step {step:.0f}; need numbers. {self._last_good_sentence()} "
+            f"the {broken} is not finite at step {step:.0f}; need numbers. {self._last_good_text()} "
             f"Nothing later was saved. Lower lr ({self.config.lr:g}), lengthen warmup or "
             f"{'lower clip' if self.config.clip else 'set clip'}, and train into another folder."
         )
@@ -333,7 +333,7 @@ class Loop(Trainer):
                     shutil.rmtree(target)
                 written.replace(target)
                 self._part.rmdir()
-                checkpoint_files.remove_superseded(self._folder, finished=step == self.config.steps)
+                checkpoint_files.remove_superseded_checkpoints(self._folder, finished=step == self.config.steps)
         except _UNWRITTEN as error:
             shutil.rmtree(self._part, ignore_errors=True)
             raise self._write_error(target, first_line_of_error(error)) from error
@@ -351,7 +351,7 @@ class Loop(Trainer):
         if not self.is_fsdp_enabled and not all(bool(torch.isfinite(one).all()) for one in parameters):
             raise RunError(
                 f"the weights are not finite after step {self.state.global_step}; need finite ones. "
-                f"{self._last_good_sentence()} Nothing later was saved. Lower lr, and train into another folder."
+                f"{self._last_good_text()} Nothing later was saved. Lower lr, and train into another folder."
             )
         shutil.rmtree(self._part, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -364,10 +364,10 @@ class Loop(Trainer):
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
-            f"are free). {self._last_good_sentence()} Free some space and run the same again: it goes on from there."
+            f"are free). {self._last_good_text()} Free some space and run the same again: it goes on from there."
         )
 
-    def _last_good_sentence(self) -> str:
+    def _last_good_text(self) -> str:
         there = checkpoint_files.list_checkpoints(self._folder)
         if not there:
             return "There is no checkpoint yet."
@@ -378,11 +378,11 @@ class _Beginning(TrainerCallback):
     """Callback by which the Trainer says that training begins."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
-        self._begin = begin
+        self._begin_training = begin
 
     def on_train_begin(self, *given: Any, **named: Any) -> None:
         """Call ``begin``."""
-        self._begin()
+        self._begin_training()
 
 
 def learning_rate(step: int, *, config: TrainConfig) -> float:

@@ -35,8 +35,8 @@ from ..models.family import Family
 from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of
 from ..models.running import switch_to_eval_mode
 from .monitor_alarms import Alarm, Alarms
-from .monitor_attention import Seen, first_sequences, keeps_documents_apart, query_and_key, uncached_autocast
-from .monitor_documents import Documents, documents_in, mask_without_window
+from .monitor_attention import Seen, first_sequences, keeps_documents_apart, read_queries_and_keys, uncached_autocast
+from .monitor_documents import Documents, find_documents, mask_without_window
 from .monitor_keys import PREFIX, KeySums, Reading
 from .monitor_readings import ReadingLog, Readings
 
@@ -119,10 +119,10 @@ class SinkMonitor:
         self.compiled = False
         """The model is compiled, though what was given does not show it; saves a graph that is compiled with hooks."""
         self._rules = Alarms(threshold=threshold)
-        self._outer, self._model = model, _unwrap(model)
-        self._family = _watched_family(self._model)
+        self._outer, self._model = model, _unwrap_model(model)
+        self._family = _find_family(self._model)
         layers = self._model.get_submodule(self._family.layers)._modules.values()  # one that is shared comes twice
-        self._layers = [_unwrapped_module(one) for one in layers if one is not None]
+        self._layers = [_unwrap_module(one) for one in layers if one is not None]
         top = self._family.attention.partition(".")[0]
         self._attending = [at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None]
         self._every, self._tokens, self._sequences = every, tokens, sequences
@@ -141,7 +141,7 @@ class SinkMonitor:
 
     def __enter__(self) -> "SinkMonitor":
         self.open()
-        self.arm()
+        self.attach_hooks()
         return self
 
     def __exit__(
@@ -157,7 +157,7 @@ class SinkMonitor:
         config = {"every": self._every, "sequences": self._sequences, "threshold": self._threshold}
         config |= {"fixed_tokens": self._tokens is not None}
         try:
-            log = ReadingLog.opened(
+            log = ReadingLog.open(
                 self._folder,
                 first_step=self._step,
                 config=config,
@@ -169,8 +169,8 @@ class SinkMonitor:
                     "kernel": kernel_of(self._model.config),
                 },
             )
-            for step, reading in log.earlier(self._step):
-                self.alarms.extend(self._rules.see(reading, step=step))
+            for step, reading in log.read_before(self._step):
+                self.alarms.extend(self._rules.add_reading(reading, step=step))
             self._readings = log
         except Exception as error:  # noqa: BLE001  # the training goes on, and its readings are kept in memory
             self._warn("the readings are kept in memory alone", str(error))
@@ -182,7 +182,7 @@ class SinkMonitor:
             error: what ended the training.
             finished: the training has ended; else the folder is left as that of a training that goes on.
         """
-        self.disarm()
+        self.detach_hooks()
         with self._warn_on_error("the readings are not all written"):
             self._readings.close(error, finished=finished)
 
@@ -191,9 +191,9 @@ class SinkMonitor:
         """Number of steps so far."""
         return self._step
 
-    def arm(self) -> None:
+    def attach_hooks(self) -> None:
         """Put the hooks on for the next forward, if its step is read; ``step`` does it for a plain loop."""
-        self.disarm()
+        self.detach_hooks()
         if self._step % self._every == 0 and not self.stopped:
             with self._stop_on_error():
                 self._set_hooks()
@@ -201,16 +201,16 @@ class SinkMonitor:
     def step(self) -> dict[str, float] | None:
         """Say that a step of the optimizer has ended; gives the reading of this step, or None where there is none."""
         reading = self.finish()
-        self.arm()
+        self.attach_hooks()
         return reading
 
     def finish(self) -> dict[str, float] | None:
         """End the last step: as ``step``, but no hooks are set for a next one."""
-        self.disarm()
+        self.detach_hooks()
         reading = None
         if self._step % self._every == 0 and not self._all_stopped:
             with self._stop_on_error():
-                reading = self._collect()
+                reading = self._collect_reading()
         self._step += 1
         if reading is None:
             return None
@@ -230,7 +230,7 @@ class SinkMonitor:
             inner = self._outer  # not DDP, which would synchronise its buffers
             while name := next((one for one in (UNCOMPILED, "module") if one in inner._modules), None):
                 inner = inner.get_submodule(name)
-            self._replay({"input_ids": self._tokens.to(next(self._model.parameters()).device)}, call=inner)
+            self._rerun_forward({"input_ids": self._tokens.to(next(self._model.parameters()).device)}, call=inner)
             return
         before = self._guard_hook(self._keep_inputs)
         self._handles.append(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
@@ -239,14 +239,14 @@ class SinkMonitor:
         if not (self.compiled or any(UNCOMPILED in one._modules or getattr(one, COMPILED) for one in parts)):
             self._hook_layers()
 
-    def _collect(self) -> Reading | None:
+    def _collect_reading(self) -> Reading | None:
         """Finish this step's reading, over all processes, and keep it; None if there is none on some process."""
         state, sums = _STOPPED, self._sums
         self._sums = None
         if not self.stopped:
             with self._stop_on_error():
                 if sums is not None and self._has_all_layers(sums):
-                    sums.settle()
+                    sums.sum_values()
                     state = _READY
                 else:
                     found = "the monitor was not listening" if sums is None else "the model was not called in it"
@@ -268,9 +268,9 @@ class SinkMonitor:
         if state != _READY or sums is None:
             return None
         if _n_processes() > 1:
-            sums = sums.reduced(device=device)
-        reading = sums.numbers(n_layers=len(self._layers))
-        raised = self._rules.see(reading, step=self._step)
+            sums = sums.sum_over_processes(device=device)
+        reading = sums.compute_reading(n_layers=len(self._layers))
+        raised = self._rules.add_reading(reading, step=self._step)
         self.alarms.extend(raised)
         for alarm in raised if _process_number() == 0 else ():
             _LOGGER.warning(alarm.sentence)
@@ -300,12 +300,12 @@ class SinkMonitor:
     def _guard_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
         """Wrap a hook so that its error stops the monitor with a warning and not the training."""
 
-        def guarded(*given: Any) -> None:
+        def run_guarded(*given: Any) -> None:
             if not self.stopped:
                 with self._stop_on_error():
                     hook(*given)
 
-        return guarded
+        return run_guarded
 
     def _warn(self, what: str, why: str) -> None:
         """Log a warning once for each ``what``."""
@@ -315,7 +315,7 @@ class SinkMonitor:
 
     # --- hooks ---
 
-    def disarm(self) -> None:
+    def detach_hooks(self) -> None:
         """Take the hooks off; ``step`` and the end of a forward do it."""
         for handle in self._handles:
             handle.remove()
@@ -326,27 +326,27 @@ class SinkMonitor:
         self._inputs = self._valid = self._documents = self._apart = None
 
     def _has_all_layers(self, sums: KeySums) -> bool:
-        return sums.complete(range(len(self._layers)), attention=self._attending)
+        return sums.is_complete(range(len(self._layers)), attention=self._attending)
 
     def _hook_layers(self) -> None:
         """Put hooks on the layers and their attention modules."""
         once = iter([-1])
 
-        def before_layers(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def add_first_stream(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
                 self._add_stream(args[0] if args else kwargs["hidden_states"], layer=layer)
 
-        first_hook = self._guard_hook(before_layers)
+        first_hook = self._guard_hook(add_first_stream)
         self._handles.append(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
-        for layer, numbers in _number_calls(self._layers, layers=range(len(self._layers))):
+        for layer, numbers in _layers_by_module(self._layers, layers=range(len(self._layers))):
 
-            def after_layer(module: nn.Module, args: Any, output: Any, numbers: Iterator[int] = numbers) -> None:
+            def add_layer_stream(module: nn.Module, args: Any, output: Any, numbers: Iterator[int] = numbers) -> None:
                 if not torch.compiler.is_compiling():
                     self._add_stream(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
 
-            self._handles.append(layer.register_forward_hook(self._guard_hook(after_layer)))
-        modules = [_unwrapped_module(self._layers[at].get_submodule(self._family.attention)) for at in self._attending]
-        for module, numbers in _number_calls(modules, layers=self._attending):
+            self._handles.append(layer.register_forward_hook(self._guard_hook(add_layer_stream)))
+        modules = [_unwrap_module(self._layers[at].get_submodule(self._family.attention)) for at in self._attending]
+        for module, numbers in _layers_by_module(modules, layers=self._attending):
             after = self._guard_hook(self._make_attention_hook(numbers))
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
@@ -366,7 +366,7 @@ class SinkMonitor:
 
     def _find_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
         """Set the documents that are read of a packed batch; None for a batch that is not packed."""
-        self._documents = documents_in(inputs, batch=batch, length=length, most=self._sequences)
+        self._documents = find_documents(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None
             self._leave_out_first_tokens("none of them has two tokens")
@@ -387,17 +387,17 @@ class SinkMonitor:
         if output is None and self._end is not None and next(reversed(self._model._forward_hooks)) != self._end.id:
             # After an error torch goes on over these hooks, and one before the last must not be removed.
             kept, self._end = self._end, None
-        self.disarm()
+        self.detach_hooks()
         self._end = kept
         if inputs is not None and output is not None and not self.stopped:
             with self._stop_on_error():
                 if self._sums is not None and not self._has_all_layers(self._sums):
-                    self._replay(inputs, call=self._model.forward)
+                    self._rerun_forward(inputs, call=self._model.forward)
 
     def _make_attention_hook(self, numbers: Iterator[int]) -> Callable[..., None]:
         """Make a hook that reads queries and keys of an attention module; ``numbers`` gives the layer of each call."""
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def read_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not torch.compiler.is_compiling() and self._valid is not None:
                 batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
                 config = self._model.config
@@ -408,10 +408,10 @@ class SinkMonitor:
                         self._leave_out_first_tokens("attention crosses them")
                 documents = self._documents if self._apart else None
                 n, valid = len(self._valid), self._valid if documents is None else documents.valid
-                seen = query_and_key(module, args, kwargs, n=n, batch=batch, config=config, documents=documents)
+                seen = read_queries_and_keys(module, args, kwargs, n=n, batch=batch, config=config, documents=documents)
                 self._add_attention(seen, layer=next(numbers), valid=valid)
 
-        return hook
+        return read_attention
 
     def _add_stream(self, h: Tensor, *, layer: int) -> None:
         """Add the stream of the read sequences, "batch position d_model", to the sums."""
@@ -421,8 +421,8 @@ class SinkMonitor:
             h, valid = h.detach()[: len(self._valid)], self._valid
             if self._documents is not None:
                 documents = self._documents.to(h.device)
-                h, valid = documents.states(h), documents.valid
-            self._sums.take_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
+                h, valid = documents.split_states(h), documents.valid
+            self._sums.add_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
     def _add_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
         """Add a layer's attention to position 0, and its whole rows for sampled queries, to the sums."""
@@ -446,7 +446,7 @@ class SinkMonitor:
                 except KernelError:  # the fused kernel does not take this type: the other one is exact too
                     lse = log_sum_exp(score, kernel="eager", sink=sink)
                 column, logs = (column - lse).exp_(), scores - lse[:, :, rows, None]
-            sums.take_attention(
+            sums.add_attention(
                 layer=layer,
                 column=column,
                 logs=logs,
@@ -456,7 +456,7 @@ class SinkMonitor:
                 reach=sliding_window_of(self._model.config, layer=layer),
             )
 
-    def _replay(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
+    def _rerun_forward(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
         """Take the reading from one more forward of these inputs, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
@@ -473,7 +473,7 @@ class SinkMonitor:
                 # With a cache, models of transformers take no notice of positions that begin again.
                 call(**({"use_cache": False} if self._documents is None else {}), **inputs)
         finally:
-            self.disarm()
+            self.detach_hooks()
 
 
 @contextlib.contextmanager
@@ -505,24 +505,26 @@ def check_options(**options: Any) -> None:
         raise InputError(f"threshold is {options['threshold']}; need a number between 0 and 1")
 
 
-def _number_calls(modules: Sequence[nn.Module], *, layers: Sequence[int]) -> Iterator[tuple[nn.Module, Iterator[int]]]:
+def _layers_by_module(
+    modules: Sequence[nn.Module], *, layers: Sequence[int]
+) -> Iterator[tuple[nn.Module, Iterator[int]]]:
     """(module, layers of its successive calls in a forward) for each distinct module; a shared one has several."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
             yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])
 
 
-def _unwrapped_module(module: nn.Module) -> nn.Module:
+def _unwrap_module(module: nn.Module) -> nn.Module:
     """The module inside wrappers such as FSDP or compilation."""
     while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
     return module
 
 
-def _unwrap(model: nn.Module) -> PreTrainedModel:
+def _unwrap_model(model: nn.Module) -> PreTrainedModel:
     """The Hugging Face model within the wrappers of parallel training, compiling and adapters."""
     while not isinstance(model, PreTrainedModel):
-        inner = _unwrapped_module(model)
+        inner = _unwrap_module(model)
         if inner is model:
             inner = model._modules.get("module")  # DDP
         if inner is None and callable(getattr(model, "get_base_model", None)):
@@ -536,7 +538,7 @@ def _unwrap(model: nn.Module) -> PreTrainedModel:
     return model
 
 
-def _watched_family(model: PreTrainedModel) -> Family:
+def _find_family(model: PreTrainedModel) -> Family:
     """The family's table row of the model, by its class or a parent class; refuses layers that share keys."""
     names = [one.__name__ for one in type(model).__mro__]
     known = next((name for name in names if name in FAMILIES), names[0])

@@ -100,7 +100,7 @@ class Alarms:
     _sums: dict[str, float] = field(default_factory=dict)
     _on: set[str] = field(default_factory=set)
 
-    def see(self, reading: Reading, *, step: int) -> list[Alarm]:
+    def add_reading(self, reading: Reading, *, step: int) -> list[Alarm]:
         """Take in a reading, and return the alarms that it raises; a rule needs some readings before its first."""
         found = []
         for rule in self.rules:

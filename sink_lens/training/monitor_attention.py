@@ -25,14 +25,14 @@ from ..models.private_apis import INNER_KERNEL
 from ..models.running import switch_to_eval_mode
 from .monitor_documents import Documents, visible_keys
 
-__all__ = ["Seen", "first_sequences", "keeps_documents_apart", "query_and_key", "uncached_autocast"]
+__all__ = ["Seen", "first_sequences", "keeps_documents_apart", "read_queries_and_keys", "uncached_autocast"]
 
 Seen = tuple[Scores, Tensor | None, bool]
 """The scores, the learned sink logits where there are any, and whether the weights are sigmoids."""
 _NAME = "sink_lens_monitor"
 
 
-def query_and_key(
+def read_queries_and_keys(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -58,7 +58,7 @@ def query_and_key(
     Raises:
         ModelError: the module does not compute its attention through the attention interface.
     """
-    AttentionInterface.register(_NAME, _end_with_query_and_key)
+    AttentionInterface.register(_NAME, _stop_at_query_and_key)
     own: Any = vars(module).get("config")
     ours = copy.copy(config if own is None else own)
     vars(ours)[INNER_KERNEL] = _NAME
@@ -73,7 +73,7 @@ def query_and_key(
         with torch.no_grad(), uncached_autocast(device), switch_to_eval_mode(module):
             module.forward(*few, **given)
     except _SeenError as found:
-        return _scores(*found.args, documents=documents)
+        return _build_scores(*found.args, documents=documents)
     finally:
         module.__class__ = kind
         if own is None:
@@ -118,7 +118,7 @@ def keeps_documents_apart(
     if visible is not None:
         visible = first_sequences(visible, documents.n_rows, batch)
         length = documents.segment.shape[1]
-        return visible.shape[-2:] == (length, length) and documents.to(visible.device).are_apart(visible)
+        return visible.shape[-2:] == (length, length) and documents.to(visible.device).are_kept_apart(visible)
     if "flash" not in kernel or kwargs.get("attention_mask") is not None:
         return False
     lengths = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -134,14 +134,16 @@ class _SeenError(Exception):
     """
 
 
-def _end_with_query_and_key(
+def _stop_at_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
     """Attention function that stops the module's call by an exception with its queries and keys."""
     raise _SeenError(query, key, attention_mask, given)
 
 
-def _scores(query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, documents: Documents | None) -> Seen:
+def _build_scores(
+    query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, documents: Documents | None
+) -> Seen:
     """What scores are made of (queries, keys, mask, sink logits), one row per sequence or per document."""
     if isinstance(mask, BlockMask):
         mask = visible_keys(mask)
@@ -155,9 +157,9 @@ def _scores(query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, 
     sink, window, alibi = (given.get(name) for name in ("s_aux", "sliding_window", "alibi"))
     if documents is not None:
         documents = documents.to(query.device)
-        query, key = documents.heads(query), documents.heads(key)
-        mask = None if mask is None else documents.mask(mask)
-        sink = documents.heads(sink) if sink is not None and sink.dim() == 3 else sink
+        query, key = documents.split_heads(query), documents.split_heads(key)
+        mask = None if mask is None else documents.split_mask(mask)
+        sink = documents.split_heads(sink) if sink is not None and sink.dim() == 3 else sink
     length = query.shape[2]
     if mask is None and window is not None and window < length:
         position = torch.arange(length, device=query.device)

@@ -71,7 +71,7 @@ class SinkMonitorCallback(TrainerCallback):
     ) -> None:
         """Put the hooks on, if this step is read."""
         if self.monitor is not None:
-            self.monitor.arm()
+            self.monitor.attach_hooks()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Log the reading of this step."""

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-__all__ = ["Documents", "documents_in", "mask_without_window", "visible_keys"]
+__all__ = ["Documents", "find_documents", "mask_without_window", "visible_keys"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +40,17 @@ class Documents:
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
         return Documents(**moved)
 
-    def states(self, h: Float[Tensor, "batch packed ..."]) -> Float[Tensor, "document position ..."]:
+    def split_states(self, h: Float[Tensor, "batch packed ..."]) -> Float[Tensor, "document position ..."]:
         """Rearrange a tensor of packed rows so that each document has a row of its own."""
         return h[self.row[:, None], self.position]
 
-    def heads(self, by_head: Float[Tensor, "batch head packed ..."]) -> Float[Tensor, "document head position ..."]:
+    def split_heads(
+        self, by_head: Float[Tensor, "batch head packed ..."]
+    ) -> Float[Tensor, "document head position ..."]:
         """Rearrange queries, keys or sink logits of packed rows so that each document has a row of its own."""
-        return self.states(by_head.transpose(1, 2)).transpose(1, 2)
+        return self.split_states(by_head.transpose(1, 2)).transpose(1, 2)
 
-    def mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
+    def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
         """An additive mask of packed rows as "document head position position"; padding is seen by itself alone."""
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
         found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
@@ -56,14 +58,14 @@ class Documents:
         hidden = ~(self.valid[:, None, None, :] | own)
         return found.masked_fill(hidden, -torch.inf)
 
-    def are_apart(self, visible: Bool[Tensor, "#batch #head packed packed"]) -> bool:
+    def are_kept_apart(self, visible: Bool[Tensor, "#batch #head packed packed"]) -> bool:
         """Check that ``visible`` (True where a query sees a key) lets no token see outside its own document."""
         known = self.segment >= 0
         other = known[:, None, :, None] & (self.segment[:, None, :, None] != self.segment[:, None, None, :])
         return not bool((visible & other).any())
 
 
-def documents_in(named: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
+def find_documents(named: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
     """The first ``most`` documents of a packed batch, from the inputs ``named``; None if each row is one sequence.
 
     A document of a single token is left out: no later token attends to it, and some trainers pad with such. Where a

@@ -95,7 +95,7 @@ class KeySums:
     _seen: dict[int | None, tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=dict)
     """Reach -> what ``_count_queries`` gives, which is the same in all such layers of a reading."""
 
-    def take_state(
+    def add_state(
         self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
     ) -> None:
         """Add the residual stream after a layer (before layer 0: layer -1) of the tokens marked ``valid``."""
@@ -119,7 +119,7 @@ class KeySums:
         n = torch.tensor([len(magnitude)], device=h.device)
         self.added["coverage", layer] = torch.cat([_count_outliers(magnitude), n]).float()
 
-    def take_attention(
+    def add_attention(
         self,
         *,
         layer: int,
@@ -158,12 +158,12 @@ class KeySums:
         self._add_by_key("rate_by_key", (by_key > self.threshold).float(), where=told, layer=layer)
         self._add_by_key("mass_by_key", later / seen_later, where=told_later, layer=layer)
 
-    def complete(self, layers: range, *, attention: Sequence[int]) -> bool:
+    def is_complete(self, layers: range, *, attention: Sequence[int]) -> bool:
         """Check whether every layer was read, and the attention of those that have it."""
         read = {"kurtosis": layers, "entropy": attention}
         return all((name, one) in self._values for name, some in read.items() for one in some)
 
-    def settle(self) -> None:
+    def sum_values(self) -> None:
         """Turn the values collected so far into sums and counts."""
         for name in sorted({name for name, _ in self._values}):
             layers = [layer for one, layer in self._values if one == name]
@@ -174,8 +174,8 @@ class KeySums:
             self.added |= {(name, layer): pair for layer, pair in zip(layers, sums, strict=True)}
         self._values.clear()
 
-    def reduced(self, *, device: torch.device) -> "KeySums":
-        """Sums over all processes; every process must call this, after ``settle``."""
+    def sum_over_processes(self, *, device: torch.device) -> "KeySums":
+        """Sums over all processes; every process must call this, after ``sum_values``."""
         distributed = torch.distributed
         length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
         length = length.to(device)
@@ -185,12 +185,12 @@ class KeySums:
             for key, one in self.added.items()
         }
         padded["without_first", 0] = next(iter(padded.values())).new_tensor([float(self.without_first)])
-        added = _all_reduced(padded, op=distributed.ReduceOp.SUM, device=device)
+        added = _reduce_over_processes(padded, op=distributed.ReduceOp.SUM, device=device)
         without_first = bool(added.pop(("without_first", 0)))
-        largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
+        largest = _reduce_over_processes(self.largest, op=distributed.ReduceOp.MAX, device=device)
         return KeySums(threshold=self.threshold, without_first=without_first, added=added, largest=largest)
 
-    def numbers(self, *, n_layers: int) -> Reading:
+    def compute_reading(self, *, n_layers: int) -> Reading:
         """The reading: a number for each key and layer (None: whole model); undefined numbers are left out."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
@@ -260,7 +260,7 @@ def _count_outliers(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
     return (some > COVERAGE_FACTOR * some.median(dim=-1, keepdim=True).values).sum(0)
 
 
-def _all_reduced(
+def _reduce_over_processes(
     tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
 ) -> dict[tuple[str, int], Tensor]:
     """The tensors reduced over all processes by ``op`` in one exchange; they come back on the CPU."""

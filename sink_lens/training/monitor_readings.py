@@ -62,7 +62,7 @@ class ReadingLog:
         self._log, self._making, self._beside, self._open = log, making, beside, True
 
     @classmethod
-    def opened(
+    def open(
         cls, folder: Path, *, first_step: int, config: Mapping[str, Any], provenance: Mapping[str, Any]
     ) -> "ReadingLog":
         """A log in the folder, or in one beside it if it holds something else than this training's beginning.
@@ -89,17 +89,17 @@ class ReadingLog:
                 with making(reopen=first_step > 0) as run:
                     log = RunLog(place, columns=_COLUMNS)
                     run.list_file(LOG_FILE)
-                    run.leave()
+                    run.leave_unfinished()
             except RunError as error:
                 refused = refused or error
                 continue
             if refused is not None:
                 _LOGGER.warning("the sink monitor: the readings go into %s, since %s", place, refused)
-            other = functools.partial(cls.opened, folder, first_step=0, config=config, provenance=provenance)
+            other = functools.partial(cls.open, folder, first_step=0, config=config, provenance=provenance)
             return cls(log, making, other)
         raise refused or RunError(f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one.")
 
-    def earlier(self, step: int) -> Iterator[tuple[int, Reading]]:
+    def read_before(self, step: int) -> Iterator[tuple[int, Reading]]:
         """Yield (step, reading) of all readings in the log before a step."""
         for line in log_lines(self._log.path):
             if line.at < step:

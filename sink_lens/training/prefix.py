@@ -83,7 +83,7 @@ class PrefixConfig:
             raise InputError(f"layers {self.layers} names a layer twice; need each once")
 
 
-def outside(
+def prefix_output(
     query: Float[Tensor, "batch position head d_head"],
     *matrices: Float[Tensor, "kv_head row value"],
     phi: Phi = "elu",
@@ -120,16 +120,16 @@ def bridge_hooks(
     """
     held: list[Tensor] = []
 
-    def see(q: Tensor, hook: object) -> None:
+    def keep_query(q: Tensor, hook: object) -> None:
         held[:] = [q]
 
-    def add(z: Tensor, hook: object) -> Tensor:
+    def add_output(z: Tensor, hook: object) -> Tensor:
         query = held.pop().to(matrices[0].dtype)
-        return z + outside(query, *matrices, phi=phi).to(z.dtype)
+        return z + prefix_output(query, *matrices, phi=phi).to(z.dtype)
 
     q, z = (SITES[name] for name in ("q", "z"))
     queries = q.hook_name(layer) if family is None else bridge_hook_name(q, family=family, layer=layer)
-    return [(queries, see), (z.hook_name(layer), add)]
+    return [(queries, keep_query), (z.hook_name(layer), add_output)]
 
 
 class PrefixMemory(nn.Module):
@@ -158,12 +158,12 @@ class PrefixMemory(nn.Module):
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch position head d_head"]:
         """Compute phi(q) M, which is added to the heads' outputs."""
-        return outside(query.to(self.matrices[0].dtype), *self.matrices, phi=self.phi)
+        return prefix_output(query.to(self.matrices[0].dtype), *self.matrices, phi=self.phi)
 
     def attach(self, attention: nn.Module) -> list[Any]:
         """Put hooks on the attention module that read its queries and change the input of W_O; return their handles."""
         q, o = (attention.get_submodule(name) for name in (self._family.q, self._family.o))
-        return [q.register_forward_hook(self._keep_queries), o.register_forward_pre_hook(self._add)]
+        return [q.register_forward_hook(self._keep_queries), o.register_forward_pre_hook(self._add_output)]
 
     def _keep_queries(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Keep the queries that the query projection gives."""
@@ -171,7 +171,7 @@ class PrefixMemory(nn.Module):
         assert address is not None  # every family has queries
         self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
 
-    def _add(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _add_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Add the module's output to the input of W_O."""
         if self._query is None:
             raise ModelError(

@@ -29,7 +29,7 @@ from ..records import Result, RunWriter, create_run, versions
 from . import checkpoint_files
 from .batches import Rows, TrainingRows, check_given_rows, load_corpus, tokenizer_hash
 from .checkpoint_files import Checkpoint
-from .config import TrainConfig, config_of_call
+from .config import TrainConfig, resolve_train_config
 from .loop import Loop
 from .model import model_of
 
@@ -90,10 +90,10 @@ def train(
             f"tokenizer is a {type(own_tokenizer).__name__} and no rows were given; need data=(rows, rows) beside it, "
             "or the name of a tokenizer"
         )
-    config = config_of_call(config, fields)
+    config = resolve_train_config(config, fields)
     device = choose_device(config)
     folder = Path(out)
-    with keep_random_state(), quiet_transformers():
+    with keep_random_state(), silence_transformers():
         args = trainer_arguments(config, folder, device=device)
         check_processes(config, args.world_size)
         with args.main_process_first(local=False, desc="packing"):
@@ -123,7 +123,7 @@ def train(
                     progress=progress and args.should_save,
                 )
                 try:
-                    with _interruptible(loop, args):
+                    with _handle_interrupt(loop, args):
                         loop.run(checkpoint)
                     break
                 except CheckpointError as error:
@@ -160,7 +160,7 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
     )
 
 
-def leave_processes() -> None:
+def leave_process_group() -> None:
     """At the end of a program under a launcher: leave the group of processes that ``train`` joined, all together.
 
     A group that is left to the end of the interpreter waits for threads that wait for the interpreter.
@@ -248,7 +248,7 @@ def check_processes(config: TrainConfig, n_processes: int) -> None:
 
 
 @contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Within it transformers shows neither messages nor bars; what was set before is set again."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -340,7 +340,7 @@ def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *
 
 
 @contextlib.contextmanager
-def _interruptible(loop: Loop, args: TrainingArguments) -> Iterator[None]:
+def _handle_interrupt(loop: Loop, args: TrainingArguments) -> Iterator[None]:
     """Ctrl-C ends the step and saves it; a second one ends at once. What was logged is written, whatever happens."""
     own = args.world_size == 1 and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)

@@ -54,7 +54,7 @@ class Variants:
         return tuple(self.runs[self.baseline])
 
 
-def group(
+def group_runs(
     folders: Sequence[str | os.PathLike[str]], *, by: str | Sequence[str] | None = None, baseline: str | None = None
 ) -> Variants:
     """Group finished runs into variants by the field that differs, after checks that they may be compared.
@@ -72,7 +72,7 @@ def group(
         raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")
     runs = [_check_finished(read_run(folder)) for folder in folders]
     configs = [run.config for run in runs]
-    names = _compared_fields(runs, configs, by=by)
+    names = _find_compared_fields(runs, configs, by=by)
     variants: dict[str, dict[int, Run]] = {}
     for run, config in zip(runs, configs, strict=True):
         variant = "/".join(_value_text(config.get(name)) for name in names)
@@ -91,7 +91,7 @@ def group(
     if len(variants) < 2:
         raise RunError(f"all runs are {first}; need two variants at least. Give runs that differ in {listed(names)}.")
     _check_pairs(variants, runs)
-    notes = _circumstances(runs, configs)
+    notes = _allowed_differences(runs, configs)
     n = len(variants[first])
     if n < FEWEST_SEEDS:
         few = "one seed has no interval: no difference can be told from chance"
@@ -114,7 +114,7 @@ def _check_finished(run: Run) -> Run:
     return run
 
 
-def _compared_fields(
+def _find_compared_fields(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, by: str | Sequence[str] | None
 ) -> tuple[str, ...]:
     """Names of the fields by which the variants are told apart; refuses runs that differ in any further field."""
@@ -125,7 +125,7 @@ def _compared_fields(
         if unknown := [name for name in named if name not in fields]:
             raise InputError(f"no run has {listed(unknown)}; need a field of the configuration: {', '.join(fields)}")
         if others := [name for name in differing if name not in named]:
-            raise RunError(_what_differs(runs, configs, others))
+            raise RunError(_differences_text(runs, configs, others))
         return named
     if not differing:
         raise RunError(
@@ -136,7 +136,7 @@ def _compared_fields(
     if len(others) == 1 and not switches:
         return (others[0],)
     if others:
-        raise RunError(_what_differs(runs, configs, others))
+        raise RunError(_differences_text(runs, configs, others))
     for run, config in zip(runs, configs, strict=True):
         if sum(config.get(name) != SWITCHES[name] for name in switches) > 1:
             raise RunError(
@@ -154,7 +154,7 @@ def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
     return len({json.dumps(config.get(name), sort_keys=True) for config in configs}) > 1
 
 
-def _what_differs(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     """Error text that lists the values of each differing field with the runs that have them."""
     parts = []
     for name in names:
@@ -184,7 +184,7 @@ def _check_pairs(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> No
             raise RunError(f"the runs have another {name}: {told}; need the same data in all. Train on the same.")
 
 
-def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def _allowed_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Sentences on differences that are allowed, such as device or versions; each is also a warning."""
     sentences: dict[str, None] = {}
     for given, names in (([run.provenance for run in runs], (*CIRCUMSTANCE, "processes")), (configs, WARNED)):

@@ -28,7 +28,7 @@ from ..records.checkpoints import checkpoint_folders
 from ..schema import SINK_THRESHOLD
 from .batches import load_corpus
 from .checkpoint_files import read_checkpoint
-from .checkpoint_folders import Checkpoints, checkpoints_in, tokens_seen
+from .checkpoint_folders import Checkpoints, count_tokens_seen, find_checkpoints
 from .config import WatchConfig, train_config
 from .sink_birth import Birth, find_birth
 
@@ -103,7 +103,7 @@ def watch(
     be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
 
     Args:
-        run_folder: the run, finished or not, or other checkpoints (see ``checkpoint_folders.checkpoints_in``).
+        run_folder: the run, finished or not, or other checkpoints (see ``checkpoint_folders.find_checkpoints``).
         config: what is measured; the default one if None. The folder wins over its own.
         tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
         writer: the run's own, where it is open here already.
@@ -117,7 +117,7 @@ def watch(
     named = {"run": run_folder if isinstance(run_folder, str | Path) else "checkpoints"}
     config = make_config(WatchConfig, config, named | fields, where="watch")
     if not _is_run(run_folder):
-        return _watch_others(run_folder, config=config, tokens=tokens, progress=progress)
+        return _watch_other_checkpoints(run_folder, config=config, tokens=tokens, progress=progress)
     if config.out is not None or config.step_tokens is not None:
         raise InputError(
             f"{run_folder} is a run, which keeps its own watch.parquet and counts its tokens; out and step_tokens are "
@@ -130,7 +130,7 @@ def watch(
         tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
     step_tokens = run.config["length"] * run.config["batch"]
     with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
-        return _measure_all(
+        return _measure_missing(
             checkpoints,
             tokens,
             kept=kept,
@@ -153,14 +153,14 @@ def watch_folder(config: WatchConfig) -> Path:
     return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
 
 
-def _watch_others(
+def _watch_other_checkpoints(
     source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
     """Measure checkpoints that are no run of ``sink-lens train``, in a run folder of their own.
 
     The tokenizer of the first one that can be loaded is used for all.
     """
-    checkpoints = checkpoints_in(source)
+    checkpoints = find_checkpoints(source)
     if tokens is None:
         *others, last = checkpoints.values()
         for one in others:  # damaged ones are skipped
@@ -183,18 +183,18 @@ def _watch_others(
         reopen=True,
         overwrite=not config.resume,
     ) as kept:
-        return _measure_all(
+        return _measure_missing(
             checkpoints,
             tokens,
             kept=kept,
             tokenizer=None,
-            seen=lambda step: tokens_seen(checkpoints[step], step=step, step_tokens=config.step_tokens),
+            seen=lambda step: count_tokens_seen(checkpoints[step], step=step, step_tokens=config.step_tokens),
             config=config,
             progress=progress,
         )
 
 
-def _measure_all(
+def _measure_missing(
     found: Mapping[int, str | Path | PreTrainedModel],
     tokens: TokenBatch,
     *,

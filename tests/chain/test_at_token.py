@@ -73,7 +73,7 @@ def test_the_delimiter_of_the_zoo_is_traced(name, tmp_path):
     )
     run = read_run(tmp_path / "run")
     assert run.provenance["at"]["ids"][0] in zoo.delimiters
-    summary = run.tables.kept()["summary"].set_index("quantity")
+    summary = run.tables.cached_copy()["summary"].set_index("quantity")
     assert summary.loc["at_token", "value"] == f"id {run.provenance['at']['ids'][0]}"
     (maker,) = zoo.truth.makers
     supers = found.tables["neurons"].query("is_super")

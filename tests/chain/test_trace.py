@@ -80,7 +80,7 @@ def check_folder(folder):
     """A finished run, whose tables have each key once."""
     found = read_run(folder)
     assert (found.status, found.missing, found.kind) == ("finished", [], "trace")
-    tables = found.tables.kept()  # their columns and types are checked as they are written
+    tables = found.tables.cached_copy()  # their columns and types are checked as they are written
     for name, key in KEYS.items():
         if name in tables:
             assert not tables[name].duplicated(key).any(), name

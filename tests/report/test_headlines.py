@@ -200,7 +200,7 @@ def ahead(*, mean=-0.2, low=-0.3, high=-0.1, n=5, told=True):
 def reaching(*, reached=(320.0, 320.0, 320.0), ratio=2.0, decided=True):
     ratios = [ratio if one == one else NAN for one in reached]
     finals = FINALS.assign(reached=[*reached, *reached], acceleration=[*ratios, *ratios])
-    say = compare._reaching_sentence if decided else compare._sentence_undecided
+    say = compare._reaching_sentence if decided else compare._undecided_sentence
     return normalised(say("OTHER", "evaluation", finals))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from sink_lens.records import RunLog, create_run, read_log, read_run
-from sink_lens.records.long_tables import shorten
+from sink_lens.records.long_tables import shorten_table
 from sink_lens.report import html
 from sink_lens.report.html import page_content
 from sink_lens.report.style import canvas, panel, thin_lines
@@ -58,7 +58,7 @@ def test_a_log_of_a_training_that_goes_on_is_read_as_its_table(tmp_path):
     log.close()
     read = read_log(tmp_path / "log.jsonl")["monitor"]
     pd.testing.assert_frame_equal(read, whole, check_dtype=False, rtol=1e-9)
-    some, left = shorten(read, most=450)
+    some, left = shorten_table(read, most=450)
     assert (left.rows, left.steps) == (1350, 150)
     assert some["step"].iloc[-1] == 1490
 
@@ -67,7 +67,7 @@ def test_of_other_tables_the_extremes_are_read():
     values = np.random.default_rng(0).normal(size=20_000)
     values[[12_345, 17]] = 100.0, -100.0
     frame = pd.DataFrame({"layer": np.arange(20_000), "effect": values, "name": "a"})
-    some, left = shorten(frame, most=4_000)
+    some, left = shorten_table(frame, most=4_000)
     assert left.rows == 20_000
     assert left.steps is None
     assert left.kept == len(some) < 4_000

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.report.style import ORANGE, figure_bytes
-from sink_lens.training.pages.training import comparison, course
+from sink_lens.training.pages.training import draw_comparison, draw_course
 
 from ..training.runs import log, watched
 
@@ -42,7 +42,7 @@ def tables(*, sinks=True, low=-0.6):
 
 
 def test_the_course_has_a_panel_for_each_measure():
-    figure = course(watched([0.0, 0.2, 0.6]), log=log([5.0, 4.0, 3.0]))
+    figure = draw_course(watched([0.0, 0.2, 0.6]), log=log([5.0, 4.0, 3.0]))
     assert set(panels(figure)) == {
         "loss, nats", "share of heads with a sink", "attention to position 0", "S2: first token ÷ others",
         "norm ÷ others' median", "dominance ratio", "effective rank, layer mean", "how many", "layer",
@@ -53,7 +53,7 @@ def test_the_course_has_a_panel_for_each_measure():
 
 
 def test_lines_hold_the_numbers_and_zero_tokens_have_a_place():
-    figure = course(watched([0.1, 0.2, 0.6]))
+    figure = draw_course(watched([0.1, 0.2, 0.6]))
     mass = panels(figure)["attention to position 0"]
     line = mass.get_lines()[1]  # of layer 1
     assert line.get_ydata().tolist() == [0.1, 0.2, 0.6]
@@ -66,25 +66,25 @@ def test_lines_hold_the_numbers_and_zero_tokens_have_a_place():
 
 
 def test_the_birth_and_the_uniform_level_are_marked():
-    figure = course(watched([0.1, 0.2, 0.6]), born=640)
+    figure = draw_course(watched([0.1, 0.2, 0.6]), born=640)
     mass = panels(figure)["attention to position 0"]
     assert texts(mass) == ["uniform attention"]
     level = next(line for line in mass.get_lines() if line.get_label() == "uniform attention")
     assert level.get_ydata()[0] == 0.25
     marks = [line for line in mass.get_lines() if line.get_color() == ORANGE]
     assert [line.get_xdata()[0] for line in marks] == [640]
-    without = panels(course(watched([0.1, 0.2])))["attention to position 0"]
+    without = panels(draw_course(watched([0.1, 0.2])))["attention to position 0"]
     assert not [line for line in without.get_lines() if line.get_color() == ORANGE]
 
 
 @pytest.mark.parametrize("masses", [[0.1], [0.0], [0.1, np.nan], [np.nan, 0.1]])
 def test_short_and_undefined_courses_are_drawn(masses):
-    line = panels(course(watched(masses, layers=1)))["attention to position 0"].get_lines()[0]
+    line = panels(draw_course(watched(masses, layers=1)))["attention to position 0"].get_lines()[0]
     assert np.array_equal(line.get_ydata(), np.array(masses) / 2, equal_nan=True)  # layer 0 has half of the mass
 
 
 def test_arms_are_drawn_with_their_differences_and_sinks():
-    figure = comparison(tables(), variants=("none", "shared"), by="value_norm")
+    figure = draw_comparison(tables(), variants=("none", "shared"), by="value_norm")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["value_norm none", "value_norm shared"]
     by_label = panels(figure)
     loss = by_label["evaluation loss, nats"]
@@ -99,10 +99,10 @@ def test_arms_are_drawn_with_their_differences_and_sinks():
 
 
 def test_what_was_not_watched_evaluated_or_repeated_is_drawn_without_it():
-    figure = comparison(tables(sinks=False), variants=("none", "shared"))
+    figure = draw_comparison(tables(sinks=False), variants=("none", "shared"))
     assert [text.get_text() for text in panels(figure)["attention to position 0, top layer"].texts] == ["not watched"]
-    ends = panels(comparison(tables(low=np.nan), variants=("none", "shared")))["final evaluation loss − baseline"]
+    ends = panels(draw_comparison(tables(low=np.nan), variants=("none", "shared")))["final evaluation loss − baseline"]
     assert [type(one).__name__ for one in ends.collections] == ["PathCollection"]  # the dots, and no interval
     assert ends.get_lines()[0].get_ydata().tolist() == [-0.5]
     made = {name: table.replace("evaluation", "training") for name, table in tables().items()}
-    assert "training loss, nats" in panels(comparison(made, variants=("none", "shared")))
+    assert "training loss, nats" in panels(draw_comparison(made, variants=("none", "shared")))

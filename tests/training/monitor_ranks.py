@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from analyses.tiny_families import tiny
 from sink_lens.training.monitor import SinkMonitor
-from sink_lens.training.train import leave_processes
+from sink_lens.training.train import leave_process_group
 
 
 def batch():
@@ -25,7 +25,7 @@ def main(out, how):
     init_process_group("gloo")
     rank = torch.distributed.get_rank()
     Path(out).with_suffix(f".{rank}").write_text(json.dumps(readings(rank, how)))
-    leave_processes()  # after the model is gone: with torch 2.13 one run in twenty hung otherwise
+    leave_process_group()  # after the model is gone: with torch 2.13 one run in twenty hung otherwise
 
 
 def readings(rank, how):

@@ -13,7 +13,7 @@ from sink_lens.training.compare import compare, write
 from sink_lens.training.config import CompareConfig
 from sink_lens.training.loss_curves import smooth, tokens_to_reach
 from sink_lens.training.pages.training import COMPARE
-from sink_lens.training.variants import group
+from sink_lens.training.variants import group_runs
 
 from .runs import EACH, write_run
 
@@ -208,18 +208,18 @@ def test_a_threshold_that_was_not_measured_is_refused(tmp_path):
 
 def test_any_field_can_be_compared_by_name(tmp_path):
     runs = [write_run(tmp_path / f"{lr}-{seed}", BASE, lr=lr, seed=seed) for lr in (0.002, 0.001) for seed in (0, 1, 2)]
-    found = group(runs)
+    found = group_runs(runs)
     assert found.by == ("lr",)
     assert list(found.runs) == ["0.002", "0.001"]  # the first run's variant is the baseline
-    assert group(runs, by="lr", baseline="0.001").baseline == "0.001"
+    assert group_runs(runs, by="lr", baseline="0.001").baseline == "0.001"
     with pytest.raises(InputError, match=r"no variant is '5'; need one of 0\.002, 0\.001"):
-        group(runs, baseline="5")
+        group_runs(runs, baseline="5")
 
 
 def test_three_architectures_are_compared_with_the_one_that_changes_nothing(tmp_path):
     made = [{"attention": "sigmoid"}, {"value_norm": "per_head"}, {}]
     runs = [write_run(tmp_path / f"{i}-{s}", BASE, seed=s, **one) for i, one in enumerate(made) for s in (0, 1, 2)]
-    found = group(runs)
+    found = group_runs(runs)
     assert found.by == ("attention", "value_norm")
     assert list(found.runs) == ["softmax/none", "sigmoid/none", "softmax/per_head"]
 
@@ -228,8 +228,8 @@ def test_two_changes_at_once_must_be_asked_for(tmp_path):
     runs = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
     runs += [write_run(tmp_path / f"n{s}", BASE, seed=s, attention="sigmoid", value_norm="shared") for s in (0, 1, 2)]
     with pytest.raises(RunError, match="differs from the baseline in attention and value_norm at once"):
-        group(runs)
-    assert list(group(runs, by="attention,value_norm").runs) == ["softmax/none", "sigmoid/shared"]
+        group_runs(runs)
+    assert list(group_runs(runs, by="attention,value_norm").runs) == ["softmax/none", "sigmoid/shared"]
 
 
 @pytest.mark.parametrize("field", ["lr", "data_seed", "length", "steps", "batch"])
@@ -239,9 +239,9 @@ def test_arms_that_differ_in_something_else_are_refused(tmp_path, field):
     with pytest.raises(
         RunError, match=rf"the runs also differ in {field}: .*b0\), 7 \(.*n0\); need variants that differ"
     ):
-        group(base + other)
+        group_runs(base + other)
     with pytest.raises(RunError, match=f"also differ in {field}"):
-        group(base + other, by="value_norm")
+        group_runs(base + other, by="value_norm")
 
 
 def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(tmp_path):
@@ -249,16 +249,20 @@ def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(
     decayed = [
         write_run(tmp_path / f"d{s}", BASE, seed=s, value_norm="per_head", decay_unshared_gain=True) for s in (0, 1)
     ]
-    assert list(group(base + decayed).runs) == list(group(base + decayed, by="value_norm").runs) == ["none", "per_head"]
+    assert (
+        list(group_runs(base + decayed).runs)
+        == list(group_runs(base + decayed, by="value_norm").runs)
+        == ["none", "per_head"]
+    )
     other = write_run(tmp_path / "o", BASE, seed=2, value_norm="per_head", decay_unshared_gain=False)
     with pytest.raises(RunError, match="also differ in decay_unshared_gain"):
-        group([*base, *decayed, other])
+        group_runs([*base, *decayed, other])
 
 
 def test_what_does_not_touch_the_numbers_may_differ(tmp_path):
     base = [write_run(tmp_path / f"b{s}", BASE, seed=s, watch=True, trackers=["wandb"]) for s in (0, 1, 2)]
     other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared") for s in (0, 1, 2)]
-    assert group(base + other).notes == ()
+    assert group_runs(base + other).notes == ()
 
 
 def test_other_software_or_devices_are_said_and_not_refused(tmp_path):
@@ -266,7 +270,7 @@ def test_other_software_or_devices_are_said_and_not_refused(tmp_path):
     changed = {"provenance": {"versions": {"torch": "3.0"}, "processes": 2}, "compile": True}
     other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **changed) for s in (0, 1, 2)]
     with pytest.warns(UserWarning, match="differ in") as said:
-        found = group(base + other)
+        found = group_runs(base + other)
     assert len(said) == 3
     assert 'versions: {"torch": "2.13.0"} and {"torch": "3.0"}' in found.notes[0]
     assert "processes: null and 2" in found.notes[1]
@@ -279,31 +283,31 @@ def test_other_data_is_refused(tmp_path, name):
     options = {"value_norm": "shared", "provenance": {name: "other"}}
     other = [write_run(tmp_path / f"n{s}", BASE, seed=s, **options) for s in (0, 1, 2)]
     with pytest.raises(RunError, match=f"the runs have another {name}"):
-        group(base + other)
+        group_runs(base + other)
 
 
 def test_runs_that_are_no_arms_or_not_whole_are_refused(tmp_path):
     base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
     norm = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared") for s in (0, 1, 2)]
     with pytest.raises(InputError, match="1 runs were given; need two"):
-        group(base[:1])
+        group_runs(base[:1])
     with pytest.raises(RunError, match="the same configuration but for the seed; need two variants"):
-        group(base)
+        group_runs(base)
     with pytest.raises(RunError, match="all runs are softmax; need two variants"):
-        group(base, by="attention")
+        group_runs(base, by="attention")
     with pytest.raises(InputError, match="no run has colour; need a field of the configuration: attention, "):
-        group(base + norm, by="colour")
+        group_runs(base + norm, by="colour")
     with pytest.raises(RunError, match=r"other seeds \(none: 0, 1, 2; shared: 0, 1\); need the same in each"):
-        group(base + norm[:2])
+        group_runs(base + norm[:2])
     with pytest.raises(RunError, match="are both none with seed 0; need each once"):
-        group([*base, *norm, base[0]])
+        group_runs([*base, *norm, base[0]])
     failed = write_run(tmp_path / "failed", BASE, value_norm="shared", status="failed")
     with pytest.raises(RunError, match="failed is failed, not finished; need whole runs"):
-        group([*base[:2], failed])
+        group_runs([*base[:2], failed])
     with create_run(tmp_path / "sweep", kind="sweep", config={}, provenance={}) as writer:
         writer.write_text("a", "b")
     with pytest.raises(RunError, match="holds a sweep run; need runs of sink-lens train"):
-        group([*base[:2], tmp_path / "sweep"])
+        group_runs([*base[:2], tmp_path / "sweep"])
     bad = write_run(tmp_path / "bad", [5.0, math.inf], value_norm="shared", seed=0)
     with pytest.raises(RunError, match="a loss that is not finite"):
         compare([base[0], bad], generator=generator())

@@ -50,7 +50,7 @@ def test_a_configuration_is_whole_frozen_and_can_be_written_and_read_back():
     [(1, (), (0, 1)), (8, (), (0, 1, 2, 4, 8)), (10, (), (0, 1, 2, 4, 8, 10)), (10, (7, 4), (0, 1, 2, 4, 7, 8, 10))],
 )
 def test_kept_are_zero_the_powers_of_two_and_the_end(steps, more, kept):
-    assert TrainConfig(steps=steps, warmup=0, checkpoints=more).kept == kept
+    assert TrainConfig(steps=steps, warmup=0, checkpoints=more).kept_steps == kept
 
 
 def test_the_example_is_a_file_to_begin_with(tmp_path):

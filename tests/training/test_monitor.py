@@ -410,7 +410,7 @@ def test_trainer_logs_the_readings_and_trains_the_same(options, tmp_path):
 
 def alarms_of(key, values, *, every=50):
     alarms = Alarms(threshold=0.4)
-    return [one for i, value in enumerate(values) for one in alarms.see({(key, None): value}, step=every * i)]
+    return [one for i, value in enumerate(values) for one in alarms.add_reading({(key, None): value}, step=every * i)]
 
 
 def test_a_birth_is_said_once_and_again_after_it_has_gone():
@@ -441,7 +441,7 @@ def test_layers_of_an_alarm_are_those_that_changed():
     alarms = Alarms(threshold=0.3)
     for step, rate in ((0, 0.0), (50, 0.25)):
         reading = {None: rate, -1: rate, 0: 0.0, 1: 2 * rate}
-        found = alarms.see({("rate_strongest", layer): value for layer, value in reading.items()}, step=step)
+        found = alarms.add_reading({("rate_strongest", layer): value for layer, value in reading.items()}, step=step)
     assert [one.layers for one in found] == [(1,)]
 
 

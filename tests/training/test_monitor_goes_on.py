@@ -51,7 +51,7 @@ class Training:
 def begun(training, folder, **options):
     monitor = SinkMonitor(training.model, every=1, folder=folder, **options)
     monitor.open()
-    monitor.arm()
+    monitor.attach_hooks()
     return monitor
 
 
@@ -218,7 +218,7 @@ def test_readings_are_kept_in_memory_where_nothing_can_be_written(tmp_path, capl
 
 def test_an_error_of_the_monitors_own_is_one_warning_and_no_more(monkeypatch, caplog):
     plain = Training().steps(0, 4)
-    for name in ("take_state", "take_attention", "complete", "settle", "numbers"):
+    for name in ("add_state", "add_attention", "is_complete", "sum_values", "compute_reading"):
         caplog.clear()
         training = Training()
         before = len(training.model._forward_hooks)

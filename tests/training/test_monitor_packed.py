@@ -11,7 +11,7 @@ from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, load, sink_mask
 from sink_lens.models.tiny import planted
 from sink_lens.training import SinkMonitor
-from sink_lens.training.monitor_documents import documents_in
+from sink_lens.training.monitor_documents import find_documents
 
 BY_POSITION = ("llama", "gemma2", "gpt2", "headnorm_sink")
 BY_POSITION_TOO = ("mistral", "gemma3", "phi3", "olmo2", "gpt_neox", "gptj", "gpt_neo")
@@ -184,7 +184,7 @@ def test_a_flash_kernel_keeps_documents_apart():
 
 
 def where(named, *, length=80, batch=1, most=9):
-    found = documents_in(named, batch=batch, length=length, most=most)
+    found = find_documents(named, batch=batch, length=length, most=most)
     return found and [
         (int(row), int(place[0]), int(real.sum()))
         for row, place, real in zip(found.row, found.position, found.valid, strict=True)

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainingArguments
 from analyses.tiny_families import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens import wrap
 from sink_lens.errors import InputError, ModelError
-from sink_lens.training.prefix import PrefixConfig, PrefixModel, bridge_hooks, get_prefix_model, outside
+from sink_lens.training.prefix import PrefixConfig, PrefixModel, bridge_hooks, get_prefix_model, prefix_output
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt2")
 TOKENS = torch.randint(3, 300, (2, 13), generator=torch.Generator().manual_seed(7))
@@ -53,7 +53,7 @@ def test_what_is_added_and_its_gradient_are_the_formula_by_nested_loops_in_float
     q = torch.randn(2, 3, 4, 5, generator=draw, dtype=torch.float64)
     up = torch.randn(q.shape, generator=draw, dtype=torch.float64)  # dL/d(what is added)
     memory = torch.randn(2, 1 if phi == "constant" else 5, 5, generator=draw, dtype=torch.float64).requires_grad_()
-    found = outside(q, memory, phi=phi)
+    found = prefix_output(q, memory, phi=phi)
     (gradient,) = torch.autograd.grad(found, memory, up)
     wanted, slopes = torch.zeros_like(q), torch.zeros_like(memory)
     for b, p, head, d in itertools.product(*map(range, q.shape)):
@@ -69,7 +69,9 @@ def test_keys_and_values_are_m_of_limited_rank():
     draw = torch.Generator().manual_seed(0)
     q = torch.randn(2, 3, 4, 5, generator=draw, dtype=torch.float64)
     keys, values = torch.randn(2, 2, 3, 5, generator=draw, dtype=torch.float64)
-    torch.testing.assert_close(outside(q, keys, values), outside(q, keys.mT @ values), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        prefix_output(q, keys, values), prefix_output(q, keys.mT @ values), rtol=1e-12, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

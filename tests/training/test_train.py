@@ -460,7 +460,7 @@ def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(stopped, tmp_pa
     folder = out / "checkpoints"
     os.truncate(folder / "latest-10/optimizer.pt", 3)
     shutil.copytree(folder / "latest-10", folder / "latest-11")
-    checkpoint_files.remove_superseded(folder, finished=False)
+    checkpoint_files.remove_superseded_checkpoints(folder, finished=False)
     assert checkpoint_files.read_checkpoint(folder / "checkpoint-8").resumable
 
 

@@ -18,7 +18,7 @@ from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoint_folders
-from sink_lens.training.checkpoint_folders import checkpoints_in
+from sink_lens.training.checkpoint_folders import find_checkpoints
 from sink_lens.training.watch import (
     evaluation_tokens,
     find_birth,
@@ -343,7 +343,7 @@ def test_checkpoints_of_one_step_and_none_at_all_are_refused(tmp_path):
     for name in ("checkpoint-1.gguf", "step_1.gguf", "final.gguf"):
         (tmp_path / "two" / name).write_text("")
     with pytest.raises(InputError, match="are both of step 1"):
-        checkpoints_in(tmp_path / "two")
+        find_checkpoints(tmp_path / "two")
     with pytest.raises(RunError, match="is no run and has no checkpoint; need a run of sink-lens train, or folders"):
         watch(tmp_path, tokens=batch())
     run = write_run(tmp_path / "run", [5.0])

@@ -11,7 +11,7 @@ import torch
 from sink_lens.training import checkpoint_files
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.loop import Loop
-from sink_lens.training.train import leave_processes, train
+from sink_lens.training.train import leave_process_group, train
 
 VOCAB_SIZE, LENGTH = 40, 12
 FIELDS: dict[str, Any] = {
@@ -74,7 +74,7 @@ def _main(out, place):
 
         checkpoint_files.seal_checkpoint = half
     trained(Path(out))
-    leave_processes()
+    leave_process_group()
 
 
 if __name__ == "__main__":

@@ -124,7 +124,10 @@ def _any_batch(rng: random.Random, family: str) -> None:
 
 
 def _error_of_its_own(rng: random.Random, family: str) -> None:
-    name, at = rng.choice(["take_state", "take_attention", "settle", "numbers", "complete"]), rng.randrange(20)
+    name, at = (
+        rng.choice(["add_state", "add_attention", "sum_values", "compute_reading", "is_complete"]),
+        rng.randrange(20),
+    )
     kind = rng.choice([ValueError, MemoryError, KeyError, RuntimeError, RecursionError])
     calls, own = [0], getattr(KeySums, name)
 
@@ -158,7 +161,7 @@ def _ended_and_resumed(rng: random.Random, family: str) -> None:
         found = sorted(set(read_run("monitor").tables["monitor"]["step"]))
         assert loop.nan_at is not None or found == loop.readable, f"readings are missing: {found}"
         if not closed:
-            monitor.disarm()
+            monitor.detach_hooks()
         begin = max(0, ends - back)
         with SinkMonitor(loop.model, every=1, folder="monitor", first_step=begin) as again:
             loop.run(again, first=ends)

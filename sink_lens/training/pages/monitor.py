@@ -44,7 +44,7 @@ _PANELS = (
 _MOST_SENTENCES = 6
 
 
-def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3) -> Figure:
+def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3) -> Figure:
     """The keys of the monitor by step: small multiples, layers by colour, the alarms marked.
 
     Args:
@@ -117,8 +117,8 @@ def _sentences(run: Run) -> list[str]:
         total = len(steps) if shortened is None else shortened.steps or len(steps)
         sentences.append(
             f"At step {max(steps):,}, the last of {plural(total, 'reading')}: "
-            f"{value['rate_first']:.1%} of layers and heads have a sink score above {_threshold(run):g} at position 0, "
-            f"which receives {number(value['mass_first'])} of the attention on average."
+            f"{value['rate_first']:.1%} of layers and heads have a sink score above {_sink_threshold(run):g} at "
+            f"position 0, which receives {number(value['mass_first'])} of the attention on average."
         )
     return sentences
 
@@ -132,7 +132,7 @@ def _last_reading(run: Run) -> dict[str, float]:
     return {str(key): float(one) for key, one in zip(last["key"], last["value"], strict=True)}
 
 
-def _threshold(run: Run) -> float:
+def _sink_threshold(run: Run) -> float:
     """The run's threshold of the sink score; 0.3 if not recorded."""
     found = run.config.get("threshold")
     return float(found) if isinstance(found, int | float) else 0.3
@@ -144,7 +144,7 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
         "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "
         "alarm. Check whether the sink comes with the norm and the outlier, or before them."
     )
-    return see, course(readings, alarms=_alarm_table(run), threshold=_threshold(run))
+    return see, draw_course(readings, alarms=_alarm_table(run), threshold=_sink_threshold(run))
 
 
 def _reading_table(run: Run) -> tuple[str, PageTable]:

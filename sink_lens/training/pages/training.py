@@ -48,7 +48,7 @@ from sink_lens.training.sink_birth import Birth, find_birth, whole_model_rows
 from sink_lens.training.variants import FEWEST_SEEDS
 
 
-def course(
+def draw_course(
     watched: pd.DataFrame,
     *,
     log: pd.DataFrame | None = None,
@@ -63,20 +63,20 @@ def course(
     """
     watched, unit = _with_steps(watched)
     figure = canvas(width=9.4, height=9.6)
-    scale = _Tokens(watched["tokens"].to_numpy(float))
+    scale = _TokenScale(watched["tokens"].to_numpy(float))
     places = iter(range(1, 9))
 
-    def add(ylabel: str) -> Axes:
+    def add_panel(ylabel: str) -> Axes:
         place = next(places)
         return panel(figure, place=(4, 2, place), xlabel=unit if place > 6 else "", ylabel=ylabel)
 
-    loss = add("loss, nats")
+    loss = add_panel("loss, nats")
     if log is not None:
         _draw_losses(loss, log, scale)
     own_loss = whole_model_rows(watched, "loss")
     _draw_line(loss, own_loss, scale, color=INK, marker="x", linestyle=":", label="watched sequences")
     legend(loss, columns=3)
-    rate = add("share of heads with a sink")
+    rate = add_panel("share of heads with a sink")
     rows = whole_model_rows(watched, "sink_rate")
     levels = sorted(set(rows["threshold"].to_numpy(float).tolist()))
     for level, colour, mark in zip(levels, cycle(COLOURS), cycle(MARKS), strict=False):
@@ -86,9 +86,9 @@ def course(
     legend(rate, columns=4)
     by_layer, images = [], []
     for measure, ylabel, level in _BY_LAYER:
-        axes = add(ylabel)
+        axes = add_panel(ylabel)
         rows = watched.loc[watched["measure"] == measure].sort_values("tokens")
-        images.append(draw_layer_lines(axes, rows, x=lambda own: scale.places(own["tokens"])))
+        images.append(draw_layer_lines(axes, rows, x=lambda own: scale.positions(own["tokens"])))
         by_layer.append(axes)
         if measure == "sink_mass":
             for value in whole_model_rows(watched, "uniform_mass")["value"].head(1):
@@ -99,7 +99,7 @@ def course(
         logarithmic(axes, axis="y")
         if level is not None:
             axes.axhline(level, color=QUIET, linewidth=0.8)
-    ranks, counts = add("effective rank, layer mean"), add("how many")
+    ranks, counts = add_panel("effective rank, layer mean"), add_panel("how many")
     for axes, measures in ((ranks, _RANKS), (counts, _COUNTS)):
         for measure, label, colour, mark in measures:
             _draw_line(axes, whole_model_rows(watched, measure), scale, color=colour, marker=mark, label=label)
@@ -108,9 +108,9 @@ def course(
     counts.set_ylim(bottom=-0.1, top=max(1.5, counts.get_ylim()[1]))
     set_integer_ticks(counts)
     for axes in figure.axes:
-        scale.on(axes)
+        scale.apply_to(axes)
         if born is not None:
-            axes.axvline(float(scale.places(born)), color=ORANGE, linestyle="--", linewidth=1.2)
+            axes.axvline(float(scale.positions(born)), color=ORANGE, linestyle="--", linewidth=1.2)
     add_layer_scale(figure, images, by_layer)
     return without_formulas(figure)
 
@@ -134,7 +134,7 @@ def _with_steps(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return watched.assign(tokens=watched["step"]), "steps"
 
 
-def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], by: str = "") -> Figure:
+def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], by: str = "") -> Figure:
     """Variants side by side: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
     Args:
@@ -152,7 +152,7 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
     gap = panel(figure, place=(2, 2, 2), xlabel="tokens", ylabel=f"{curve} loss − baseline, nats")
     ends = panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline")
     low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
-    scale = _Tokens(tables["bands"]["tokens"].to_numpy(float))
+    scale = _TokenScale(tables["bands"]["tokens"].to_numpy(float))
     scales = [(top, scale), (gap, scale)]
     styles: list[dict[str, Any]] = [
         {"color": colour, "marker": mark} for colour, mark, _ in zip(cycle(COLOURS), cycle(MARKS), variants)
@@ -164,7 +164,7 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
             continue
         _draw_band(gap, of_variant.query("quantity == 'difference'"), scale, label=variant, **style)
         for _, own in curves.loc[curves["variant"] == variant].groupby("seed"):
-            gap.plot(scale.places(own["tokens"]), own["difference"], color=style["color"], linewidth=0.6, alpha=0.7)
+            gap.plot(scale.positions(own["tokens"]), own["difference"], color=style["color"], linewidth=0.6, alpha=0.7)
         dots = finals.loc[finals["variant"] == variant, "difference"].to_numpy(float)
         ends.scatter(np.full(len(dots), index - 1.12), dots, s=22, label="one seed", **style)
         row = differences.loc[differences["variant"] == variant, ["mean", "low", "high"]]
@@ -181,7 +181,7 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
     ends.grid(visible=False, axis="x")
     if "course" in tables:
         rows = tables["course"].query("measure == 'top_mass'")
-        own_scale = _Tokens(rows["tokens"].to_numpy(float))
+        own_scale = _TokenScale(rows["tokens"].to_numpy(float))
         for variant, style in zip(variants, styles, strict=True):
             _draw_band(low, rows.loc[rows["variant"] == variant], own_scale, label=variant, marks=True, **style)
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
@@ -191,19 +191,19 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], b
         low.set_xticks([])
         low.set_yticks([])
     for axes, one in scales:
-        one.on(axes)
+        one.apply_to(axes)
     legend(top, columns=min(len(variants), 6), over=figure)
     return without_formulas(figure)
 
 
-def _finite(log: pd.DataFrame, column: str) -> pd.Series:
+def _finite_column(log: pd.DataFrame, column: str) -> pd.Series:
     """The finite numbers of a log's column by tokens; empty without the column."""
     values = log[column].to_numpy(float) if column in log.columns else np.full(len(log), np.nan)
     there = np.isfinite(values)
     return pd.Series(values[there], index=log["tokens"].to_numpy(float)[there])
 
 
-class _Tokens:
+class _TokenScale:
     """Tokens on a logarithmic axis; 0 stands one step before the smallest other, and says so."""
 
     def __init__(self, tokens: np.ndarray) -> None:
@@ -217,12 +217,12 @@ class _Tokens:
         self._low = self._zero if self._has_zero else self._least
         self._high = float(positive[-1]) if len(positive) else 2.0
 
-    def places(self, tokens: Any) -> np.ndarray:
+    def positions(self, tokens: Any) -> np.ndarray:
         """Positions on the axis of numbers of tokens."""
         tokens = np.asarray(tokens, dtype=float)
         return np.where(tokens > 0, tokens, self._zero)
 
-    def on(self, axes: Axes) -> None:
+    def apply_to(self, axes: Axes) -> None:
         """Apply this scale and its ticks to the x axis of a panel."""
         margin = (self._high / self._low) ** 0.03 if self._high > self._low else 2.0
         low, high = self._low / margin, self._high * margin
@@ -236,27 +236,27 @@ class _Tokens:
         axes.set_xticks([], minor=True)
 
 
-def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
+def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _TokenScale, **style: Any) -> None:
     """Draw a measure by tokens; nothing without rows."""
     if len(rows):
         rows = rows.sort_values("tokens")
         style = {"markersize": 3.5, "linewidth": 1.5} | style
-        axes.plot(scale.places(rows["tokens"]), rows["value"], **style)
+        axes.plot(scale.positions(rows["tokens"]), rows["value"], **style)
 
 
-def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _Tokens) -> None:
-    loss, held_out = _finite(log, "loss"), _finite(log, "eval_loss")
-    axes.plot(scale.places(loss.index), loss, color=QUIET, linewidth=0.8, label="training")
+def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
+    loss, held_out = _finite_column(log, "loss"), _finite_column(log, "eval_loss")
+    axes.plot(scale.positions(loss.index), loss, color=QUIET, linewidth=0.8, label="training")
     if len(held_out):
-        axes.plot(scale.places(held_out.index), held_out, color=BLUE, marker="o", markersize=3, label="evaluation")
+        axes.plot(scale.positions(held_out.index), held_out, color=BLUE, marker="o", markersize=3, label="evaluation")
 
 
 def _draw_band(
-    axes: Axes, rows: pd.DataFrame, scale: _Tokens, *, label: str, color: str, marker: str, marks: bool = False
+    axes: Axes, rows: pd.DataFrame, scale: _TokenScale, *, label: str, color: str, marker: str, marks: bool = False
 ) -> None:
     """Draw a mean with its interval; a curve of few points has a mark at each."""
     rows = rows.sort_values("tokens")
-    x, (mean, low, high) = scale.places(rows["tokens"]), rows[["mean", "low", "high"]].to_numpy(float).T
+    x, (mean, low, high) = scale.positions(rows["tokens"]), rows[["mean", "low", "high"]].to_numpy(float).T
     if np.isfinite(low).any():
         axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
     style: dict[str, Any] = {"marker": marker, "markersize": 3.5} if marks or len(x) <= 30 else {}
@@ -271,21 +271,21 @@ def _training_title(run: Run) -> str:
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
     title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
-    return f"{title}: {_last_values(run)}" if _last_values(run) else title
+    return f"{title}: {_last_values_text(run)}" if _last_values_text(run) else title
 
 
 def _watch_title(run: Run) -> str:
     watched = run.config.get("checkpoints")
     name = plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
-    return f"{visible(name)}: {_last_values(run) or 'checkpoints watched'}"
+    return f"{visible(name)}: {_last_values_text(run) or 'checkpoints watched'}"
 
 
-def _last_values(run: Run) -> str:
+def _last_values_text(run: Run) -> str:
     """Text with the last loss, if possible the held-out one, and the last sink rate, as far as the run has them."""
     log, watch = run.optional("log", columns=_LOG), run.optional("watch", columns=_WATCH)
     parts = []
     for column, name in (("eval_loss", "held-out loss"), ("loss", "loss")):
-        if log is not None and not parts and len(values := _finite(log, column)):
+        if log is not None and not parts and len(values := _finite_column(log, column)):
             parts.append(f"{name} {values.iloc[-1]:.3f} nats")
     if watch is not None and (born := _find_birth(watch)) is not None:
         sink = "no sink at position 0" if born.tokens is None else "a sink at position 0"
@@ -300,7 +300,7 @@ def _sentences(run: Run) -> list[str]:
     if log is not None and len(log):
         parts = []
         for column, name in (("loss", "training"), ("eval_loss", "held-out")):
-            if len(values := _finite(log, column)):
+            if len(values := _finite_column(log, column)):
                 parts.append(f"{name} loss {values.iloc[-1]:.4f} nats")
         at = f"{log['step'].max():,.0f} steps, {short_count(log['tokens'].to_numpy(float).max())} tokens"
         sentences.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
@@ -345,19 +345,19 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
         "scale says so. Check whether the sink comes with the norm and the outlier dimension, or before them."
     )
     born = _find_birth(watch)
-    return see, course(watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens)
+    return see, draw_course(watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens)
 
 
 def _loss_figure(run: Run) -> tuple[str, Figure]:
     log = run.need("log", columns=_LOG)
     figure = canvas(width=7.4, height=3.2)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
-    scale = _Tokens(log["tokens"].to_numpy(float))
+    scale = _TokenScale(log["tokens"].to_numpy(float))
     _draw_losses(axes, log, scale)
     legend(axes, columns=3)
-    scale.on(axes)
+    scale.apply_to(axes)
     see = "Loss by tokens (logarithmic): each logged step" + ", and on held-out text." * bool(
-        len(_finite(log, "eval_loss"))
+        len(_finite_column(log, "eval_loss"))
     )
     return see, without_formulas(figure)
 
@@ -444,7 +444,7 @@ def _compare_title(run: Run) -> str:
     return f"{title}: {visible(last['curve'])} loss {change} nats {bounds}{'; ' if told else ''}{told}"
 
 
-def _findings(run: Run) -> list[str]:
+def _read_findings(run: Run) -> list[str]:
     """The comparison's sentences, as written in its run folder."""
     path = run.folder / "findings.txt"
     if not path.is_file():
@@ -473,15 +473,17 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
     )
     variants = _variant_names(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
     by = "/".join(name_in_words(str(name)) for name in run.config.get("by") or [])
-    return see, comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
+    return see, draw_comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("finals", columns=_DRAWN["finals"])
-    return "The final loss of every run. Undefined: it did not reach the baseline's final loss.", final_losses(table)
+    return "The final loss of every run. Undefined: it did not reach the baseline's final loss.", final_loss_table(
+        table
+    )
 
 
-def final_losses(table: pd.DataFrame) -> PageTable:
+def final_loss_table(table: pd.DataFrame) -> PageTable:
     """One row per run and curve: final loss, difference to the baseline, tokens to reach the baseline's final loss."""
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
@@ -497,7 +499,7 @@ _MEASURES = {
 """Measure -> what a table calls it; others have their name in words."""
 
 
-def measures_side_by_side(table: pd.DataFrame) -> PageTable:
+def variant_measure_table(table: pd.DataFrame) -> PageTable:
     """One row per measure, one column per variant: means over seeds with their intervals.
 
     Args:
@@ -518,12 +520,12 @@ def measures_side_by_side(table: pd.DataFrame) -> PageTable:
 def _measure_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
-    return see, measures_side_by_side(table)
+    return see, variant_measure_table(table)
 
 
 COMPARE = Page(
     title=_compare_title,
-    headline=_findings,
+    headline=_read_findings,
     figures=(Drawn(key="comparison", title="The variants", make=_comparison_figure, data=whole_table("bands")),),
     tables=(
         Listed(key="final-table", title="Final losses", make=_final_table),
