@@ -46,13 +46,10 @@ PACKAGE = __name__.split(".")[0]
 
 
 class _RefusesVisibly:
-    """A command, or a group of them, that spells out invisible characters of the words that it refuses.
-
-    Its help keeps the examples as they are written.
-    """
+    """A command or a group of commands whose errors spell out invisible characters, and whose help keeps examples."""
 
     def make_context(self, *given: Any, **named: Any) -> Any:
-        """Parse the words of the command line; name invisible characters in an error."""
+        """Parse the words of the command line; spell out invisible characters in an error about them."""
         try:
             return super().make_context(*given, **named)  # type: ignore[misc]  # click's
         except _UsageError as error:
@@ -62,7 +59,7 @@ class _RefusesVisibly:
             raise
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write examples one per line and not wrapped, so that they can be copied; what each does stands below it."""
+        """Write the examples unwrapped, one per line, so that they can be copied, each with its explanation below."""
         lines: list[str] = []
         for line in filter(None, (line.strip() for line in (getattr(self, "epilog", "") or "").splitlines())):
             if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
@@ -76,10 +73,10 @@ class _RefusesVisibly:
 
 
 class Command(_RefusesVisibly, TyperCommand):
-    """A command whose help names no types."""
+    """A command whose help shows no types of options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """List the arguments and the options, without ``<str>`` and the like."""
+        """Write the arguments and options into the help, without types such as ``<str>``."""
         for heading, kind in (("Arguments", "argument"), ("Options", "option")):
             records = [one.get_help_record(ctx) for one in self.get_params(ctx) if one.param_type_name == kind]
             if shown := [(name.partition(" <")[0], text) for name, text in filter(None, records)]:
@@ -91,7 +88,7 @@ class Commands(_RefusesVisibly, TyperGroup):
     """The group of all commands, listed by what they are for; it turns errors into messages and exit codes."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands under headings, in whole sentences."""
+        """Write the list of commands into the help, under headings."""
         headings = {name: kind.heading for name, kind in kinds().items()} | _OF_TOOLS
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
@@ -104,13 +101,13 @@ class Commands(_RefusesVisibly, TyperGroup):
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that is asked for; one that was removed says what to use instead."""
+        """Find the command that the user named; for a removed command, raise an error that names the new one."""
         if args and args[0] not in self.commands:
             refuse_removed(f"sink-lens {args[0]}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one command."""
+        """Run the command; turn an error into a message and an exit code."""
         debug = bool(ctx.params.get("debug"))
         with _log_to_stderr(debug=debug):
             try:
@@ -129,10 +126,10 @@ class Commands(_RefusesVisibly, TyperGroup):
 
 
 class Typer(typer.Typer):
-    """Makes commands of ours."""
+    """Typer app whose commands are of the class ``Command``."""
 
     def command(self, name: str | None = None, **given: Any) -> Any:
-        """Put a command on the app, as typer does, of the class ``Command``."""
+        """Add a command of the class ``Command`` to the app, as a decorator."""
         named: dict[str, Any] = {"cls": Command} | given
         return super().command(name, **named)
 
@@ -148,7 +145,7 @@ app = Typer(
 
 @contextlib.contextmanager
 def _log_to_stderr(*, debug: bool) -> Iterator[None]:
-    """While a command runs, write our messages and warnings to stderr; those of others only in debugging."""
+    """Within the block, write messages and warnings of sink_lens to stderr, and those of others only with debug."""
 
     def show_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         if Path(filename).is_relative_to(_PACKAGE):
@@ -170,7 +167,7 @@ def _log_to_stderr(*, debug: bool) -> Iterator[None]:
 
 
 def print_message(word: str, text: str) -> None:
-    """Print a coloured word and a text in one line on stderr, which is never wrapped, so that paths can be copied."""
+    """Print a coloured word, such as "error", and a text on stderr, in one line so that paths can be copied."""
     from rich.text import Text
 
     style = "bold yellow" if word == "warning" else "bold red"
@@ -185,7 +182,7 @@ def echo(text: object, *, nl: bool = True) -> None:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A rich console on stdout, or stderr, that prints no markup and spells out invisible characters."""
+    """Return a rich console on stdout or stderr that prints no markup and spells out invisible characters."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
@@ -202,13 +199,13 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def _pause_bars() -> contextlib.AbstractContextManager[Any]:
-    """Within the block, progress bars are cleared; afterwards they are drawn again below the new text."""
+    """Return a context manager that clears progress bars and draws them again, below new text, at its end."""
     bars = sys.modules.get("tqdm")
     return contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes messages on stderr, with invisible characters spelled out."""
+    """Log handler that writes to stderr, with invisible characters spelled out."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with _pause_bars():
@@ -219,7 +216,7 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def render_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
-    """The lines that a console prints of a table or text, without colour."""
+    """Return the lines that a console would print for a table or text, without colour."""
     from rich.console import Console
 
     text = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
@@ -229,9 +226,9 @@ def render_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
 
 
 def render_report(folder: Path, *, quiet: bool = False) -> Path:
-    """Render a run's page, and say where it is.
+    """Draw a run's page, print its path unless ``quiet``, and return it.
 
-    Ctrl-C meanwhile loses nothing but the page, and says how it is drawn.
+    Ctrl-C loses nothing but the page; a message then names the command that draws it.
     """
     from ..report.html import render
 
@@ -246,7 +243,7 @@ def render_report(folder: Path, *, quiet: bool = False) -> Path:
 
 
 def user_message(error: BaseException) -> str | None:
-    """Say what the user can do about an error; None if it is the program's own fault."""
+    """Return what to tell the user about an error; None if the error is a bug of the program."""
     if isinstance(error, SinkLensError):
         return str(error)
     if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY):
@@ -264,14 +261,14 @@ def user_message(error: BaseException) -> str | None:
 def terminal_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", texts: int = 1, wrapped: Sequence[str] = ()
 ) -> "Table":
-    """A table for the terminal, without rules, which leaves 80 columns to its cells.
+    """Return a table for the terminal, without lines between cells.
 
     Args:
-        heads: of its columns.
-        rows: their cells.
-        title: above it.
-        texts: how many of the first columns hold text; numbers, in the others, stand on the right.
-        wrapped: heads of columns that may go on in another line.
+        heads: heads of the columns.
+        rows: cells of each row.
+        title: line above the table.
+        texts: number of columns, from the left, that hold text; the others hold numbers, aligned on the right.
+        wrapped: heads of columns whose cells may be wrapped.
     """
     from rich.table import Table
 
@@ -285,7 +282,7 @@ def terminal_table(
 
 
 def frame_table(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
-    """Table for the terminal of those of the columns that a data frame has, with words and numbers as on pages."""
+    """Return a data frame's ``columns`` as a table for the terminal, with words and numbers as on pages."""
     from ..report.page import page_table
 
     shown = page_table(frame, columns, most=len(frame))
@@ -293,7 +290,7 @@ def frame_table(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
 
 
 def silence_if_quiet(quiet: bool) -> None:
-    """With ``quiet``, show no progress bar, of ours or of other libraries, and no message."""
+    """Switch off all progress bars and messages if ``quiet``."""
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
         logging.getLogger(PACKAGE).setLevel(logging.WARNING)

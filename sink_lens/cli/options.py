@@ -58,15 +58,15 @@ class Answer:
 def add_config_options(
     kind: type[C], *, make: Callable[[Mapping[str, Any], str], C] | None = None, view: type | None = None
 ) -> Callable[[Callable[..., Answer | None]], Callable[..., None]]:
-    """Give a command ``--json`` and the options of a configuration, with which it is called beside its own options.
+    """Return a decorator that adds a configuration's options to a command, and ``--config`` and ``--json``.
 
-    An option that is given wins over ``--config FILE``, and that over the field's default. A command with a parameter
-    ``file`` takes the file as its argument too. What the command returns is what ``--json`` prints.
+    The command is called with the configuration. A given option wins over ``--config FILE``, and the file over the
+    field's default. A command with a parameter ``file`` takes the file as its argument too.
 
     Args:
-        kind: the configuration.
-        make: gives the configuration from settings and the name of what they come from, which is empty without a file.
-        view: a second dataclass with options, which no file has; the command is called with it as ``view``.
+        kind: class of the configuration.
+        make: makes the configuration from settings and the name of their file (empty without a file).
+        view: a second dataclass with options, which are not read from a file; it is passed as ``view``.
     """
 
     def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
@@ -127,10 +127,10 @@ def add_config_options(
 
 
 def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, as_json: bool) -> None:
-    """Run a command; with ``--json`` print one object on stdout, and everything else, an error too, on stderr.
+    """Run a command; with ``as_json`` print one JSON object on stdout and all other output on stderr.
 
     Raises:
-        typer.Exit: the command ends with another exit code than 0.
+        typer.Exit: the command's exit code is not 0.
     """
     name, shown = ctx.command_path.partition(" ")[2], sys.stdout
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -152,7 +152,7 @@ def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, 
 
 
 def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """A mapping of column to value for each row of a table, for ``--json``."""
+    """Return a dict of column -> value for each row of a table, for ``--json``."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
@@ -167,17 +167,17 @@ def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
 def build_config(
     kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
 ) -> C:
-    """Make the configuration that a command is called with; the arguments are those of ``add_config_options``."""
+    """Make a command's configuration from settings, by ``make`` if given; ``where`` names their file in errors."""
     return make_config(kind, None, settings, where=where) if make is None else make(settings, where)
 
 
 def option_name(field: Field[Any]) -> str:
-    """Name of the option of a configuration's field, such as ``--intervention-length``."""
+    """Return the name of the option for a configuration's field, such as ``--intervention-length``."""
     return "--" + str(field.metadata.get("option", field.name)).replace("_", "-")
 
 
 def off_option_name(field: Field[Any]) -> str:
-    """Name of the option that sets a boolean field to false, such as ``--no-interventions``."""
+    """Return the name of the option that sets a boolean field to false, such as ``--no-interventions``."""
     return "--" + field.metadata["off"] if "off" in field.metadata else f"--no-{option_name(field)[2:]}"
 
 
@@ -242,7 +242,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would cos
 
 
 def example_option(text: str) -> Any:
-    """The option ``--example``, which prints this text, a file to begin with, and stops."""
+    """Return the option ``--example``, which prints an example file with this text and stops."""
 
     def print_example(asked: bool) -> None:
         if asked:

@@ -32,10 +32,10 @@ from .options import (
 
 
 def add_command(kind: RunKind) -> None:
-    """Put the command of a kind of run on the app."""
+    """Add the command of a kind of run to the app."""
 
     def command(config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any) -> Answer:
-        """Run it, draw its page, and print what it found."""
+        """Compute the run, draw its page, and print its result."""
         view, file, shard = (asked.get(name) for name in ("view", "file", "shard"))
         silence_if_quiet(quiet)
         if out is None and file is not None:
@@ -88,7 +88,7 @@ _EMPTY = ("file", "out", "shard")
 
 
 def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer:
-    """Draw the page of a run and print what its kind shows; return what ``--json`` prints of it.
+    """Draw the page of a run and print its result; return the answer for ``--json``.
 
     A result without a folder has no page, and is printed even if ``quiet``.
     """
@@ -108,7 +108,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
 
 
 def print_parts(parts: Iterable[Any]) -> Answer:
-    """Print texts, page tables, data frames and costs; return a dry run's answer: costs' lines, tables' rows."""
+    """Print texts, tables and costs; return the lines of the costs and the rows of the tables for ``--json``."""
     from ..estimate import Cost, cost_table
 
     found: list[Any] = []

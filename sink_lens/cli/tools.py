@@ -80,7 +80,7 @@ def status(
 
 
 def _print_status(folder: Path, *, quiet: bool) -> Answer:
-    """Print the state of a run, and of each of its shards; return both as the command's answer."""
+    """Print the state of a run and of each shard, and return both for ``--json``."""
     from ..records import read_run, run_state
     from ..records.shards import shard_progress
 

@@ -10,10 +10,10 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def checkpoint_folders(run: Run) -> dict[int, Path]:
-    """Training step -> folder of the checkpoint that was written there, for all checkpoints of a run, by step.
+    """Return step -> folder of all checkpoints in a training run, in the order of the steps.
 
     Raises:
-        RunError: it is no training run, or has none.
+        RunError: the run is no training, or has no checkpoint.
     """
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need one of sink-lens train. Give its folder.")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def result_html(
     sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = (), folder: Path | None = None
 ) -> str:
-    """HTML by which a notebook shows a result: sentences, then figures and tables, then small print.
+    """Return the HTML that a notebook shows for a result: sentences, then figures and tables, then small print.
 
     Args:
         sentences: sentences at the top.
-        parts: what follows, in order: data frames become tables, mappings become lists of facts, figures pictures.
+        parts: data frames (shown as tables), mappings (as lists of facts) and figures, in order.
         notes: small print.
         folder: the run folder, named at the end.
     """
@@ -28,7 +28,7 @@ def result_html(
 
 
 def figure_bytes(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
-    """The bytes of a figure file; equal figures give equal bytes."""
+    """Return a figure as the bytes of a PNG or SVG file; equal figures give equal bytes."""
     return _import_from_report("style", "figure_bytes")(drawn, form)
 
 

@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 
 class TakenError(RunError):
-    """Another writer of this process goes on with the log."""
+    """Error: a later log of this process goes on with the file."""
 
 
 class RunLog:
@@ -94,7 +94,7 @@ class RunLog:
         """Write the rows that an earlier ``append`` could not write.
 
         Raises:
-            OSError: it still cannot.
+            OSError: they still cannot be written.
         """
         if self._waiting and not self.taken:
             self._write_bytes(b"".join(self._waiting))
@@ -158,10 +158,10 @@ def refuse_used_log(folder: Path) -> None:
 
 
 def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
-    """Name of each table of a log -> its columns -> their dtypes, as the first line of the log has them.
+    """Read the first line of a log: table -> column -> dtype.
 
     Raises:
-        ValueError: it is no such line.
+        ValueError: the first line has another form.
     """
     with path.open("rb") as file:
         first = json_value(file.readline())
@@ -174,7 +174,7 @@ def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
 
 
 def all_log_lines(path: Path) -> Iterator[Line]:
-    """Every whole line after the first, also lines that a later part of the run has replaced.
+    """Yield every whole line after the first, including lines that a later part of the run has replaced.
 
     Raises:
         ValueError: a line is none that ``RunLog`` wrote.
@@ -199,7 +199,7 @@ def all_log_lines(path: Path) -> Iterator[Line]:
 
 
 def log_lines(path: Path) -> Iterator[Line]:
-    """Lines of a log, by step, without those whose step a later part of the run has gone through again.
+    """Yield the lines of a log in order, without lines of steps that a later part of the run repeated.
 
     Raises:
         ValueError: a line is none that ``RunLog`` wrote.
@@ -215,10 +215,10 @@ def log_lines(path: Path) -> Iterator[Line]:
 
 
 def read_log(path: Path) -> dict[str, pd.DataFrame]:
-    """Name -> rows of each table of a log, without steps that a later part of the run has gone through again.
+    """Read the tables of a log, name -> rows, without rows of steps that a later part of the run repeated.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the log is damaged.
     """
     dtypes = columns_of_log(path)
     found: dict[str, dict[str, list[Any]]] = {name: {one: [] for one in of} for name, of in dtypes.items()}
@@ -253,7 +253,7 @@ def _lock_file(path: Path) -> int:
 
 
 def in_use_error(folder: Path) -> RunError:
-    """The error for a folder to which another process is writing."""
+    """Return the error for a folder to which another process is writing."""
     return RunError(
         f"{folder} is in use by another process; need a folder that no other run is writing. Wait for that one, or "
         "choose another folder."

@@ -27,9 +27,9 @@ class Shortened:
 
 
 def shorten_table(frame: pd.DataFrame, *, most: int) -> tuple[pd.DataFrame, Shortened]:
-    """(about ``most`` rows of a table that has more, how many it has).
+    """Shorten a table to about ``most`` rows; return (the rows, how many were kept of how many).
 
-    Whole steps are kept, or else every n-th row and those with the extremes of each column.
+    Whole steps are kept, or else every n-th row and the rows with the extremes of each column.
     """
     total = len(frame)
     if "step" in frame and pd.api.types.is_integer_dtype(frame["step"]) and not frame["step"].hasnans:

@@ -20,7 +20,7 @@ CIRCUMSTANCE = ("versions", "device", "kernel")
 
 
 def versions() -> dict[str, str | None]:
-    """Package, or ``python`` -> version, of what affects the numbers; None for a package that is not installed."""
+    """Return the versions of ``python`` and of the packages that affect numbers; None if one is not installed."""
     found: dict[str, str | None] = {"python": python_version()}
     for package in ("torch", "transformers", "transformer-lens", "sink-lens"):
         try:

@@ -73,17 +73,17 @@ class Tables(Mapping[str, pd.DataFrame]):
             self._paths |= {name: log for name in columns_of_log(log) if grown or name not in self._paths}
 
     def cached_copy(self, *, most: int | None = None) -> "Tables":
-        """The same tables, each read only once, for code that reads them often and never changes them.
+        """Return a copy that reads each table only once, for code that never changes the tables.
 
         Args:
-            most: of a table with more rows, about so many are read, and ``shortened`` says so; None reads all.
+            most: longer tables are shortened to about this number of rows, and listed in ``shortened``; None: no table.
         """
         same = copy.copy(self)
         same._kept, same._most, same.shortened = {}, most, {}
         return same
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """The table, read when it is asked for."""
+        """Read the table with this name."""
         name = self._names.get(name, name)
         kept = {} if self._kept is None else self._kept
         if name not in kept:
@@ -164,14 +164,14 @@ class Run:
         return table
 
     def optional(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame | None:
-        """The table as ``need`` reads it; None if it is absent, damaged or lacks a column."""
+        """Read the table with this name as ``need`` does; return None if it is absent, damaged or lacks a column."""
         try:
             return self.need(name, columns=columns)
         except RunError:
             return None
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Name -> array, of the tensors in the run's file NAME.safetensors."""
+        """Read the tensors in the run's file NAME.safetensors: name in the file -> array."""
         path = self.folder / f"{name}.safetensors"
         try:
             return safetensors.numpy.load_file(path)
@@ -208,7 +208,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def read_table(path: Path, *, kind: str) -> pd.DataFrame:
-    """Read a table of a run of this kind.
+    """Read a table from a Parquet or CSV file of a run, and check its columns against the schema.
 
     Raises:
         ValueError: a column holds something else than the schema says, such as lists, or texts instead of numbers.
@@ -219,10 +219,10 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
 
 
 def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
-    """Return the table as it is, after a check that its columns have the dtypes that the schema declares.
+    """Check that a table's columns have the dtypes in the schema, and return the table unchanged.
 
     Raises:
-        ValueError: a column holds something else.
+        ValueError: a column has another dtype.
     """
     if (described := table_of(kind, name)) is not None:
         for column in described.columns:
@@ -320,5 +320,5 @@ def is_intact(path: Path, entry: Mapping[str, Any]) -> bool:
 
 
 def damaged_file_error(path: Path, error: Exception) -> RunError:
-    """The error for a file of a run that cannot be read."""
+    """Return the error for a file of a run that cannot be read."""
     return RunError(f"{path} cannot be read: it is damaged ({error}). Run again into another folder.")

@@ -33,7 +33,7 @@ class Finding:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The main table."""
+        """The main table of the result."""
         return self.tables[self.main]
 
     @property
@@ -42,7 +42,7 @@ class Finding:
         return tuple(self.headline.splitlines())
 
     def shown(self) -> tuple[object, ...]:
-        """The figures and tables that a notebook shows below the headline."""
+        """Return the figures and tables that a notebook shows below the headline."""
         return (self.frame,)
 
     def _repr_html_(self) -> str:
@@ -60,7 +60,7 @@ class Result(Finding):
 
     @classmethod
     def unfinished(cls, folder: Path, *, shard: str) -> Self:
-        """The result, without tables yet, of one shard of a run while other shards are still to be computed."""
+        """Return the result, without tables, of one shard of a run if other shards are still to be computed."""
         return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_sentence(folder))
 
     @property

@@ -39,10 +39,10 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> "Shard":
-        """Read ``3/8``, or ``slurm``: the task of the array job that this process is.
+        """Read a shard from ``3/8``, or, for ``slurm``, from this process's task in a SLURM array job.
 
         Raises:
-            InputError: it is neither, or this process belongs to no array job.
+            InputError: the text is neither, or this process belongs to no array job.
         """
         if text == "slurm":
             return cls._of_slurm_task(environment)
@@ -53,7 +53,7 @@ class Shard:
 
     @classmethod
     def _of_slurm_task(cls, environment: Mapping[str, str]) -> "Shard":
-        """The shard that belongs to this task of a SLURM array job, by the variables that SLURM sets."""
+        """Return the shard for this task of a SLURM array job, from the variables that SLURM sets."""
         names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
         found = [environment.get(name, "") for name in names]
         if not all(one.isdecimal() for one in found):
@@ -70,11 +70,11 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def folder(self, run: Path) -> Path:
-        """Path of this shard's folder inside the run's folder."""
+        """Return the path of this shard's folder inside the run's folder."""
         return run / f"shard-{self.number}-of-{self.count}"
 
     def done_sentence(self, run: Path) -> str:
-        """Sentence that says that this shard of a run is done and other shards are not."""
+        """Return a sentence that says that this shard is done and other shards are not."""
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
 
@@ -102,11 +102,11 @@ def compute_run(
 
     Args:
         run: the folder of the whole run.
-        shard: as ``Shard.parse`` reads it; the whole run if None, which takes what shards have done.
+        shard: text for ``Shard.parse``; None computes the whole run, and takes the parts of finished shards.
         overwrite: replace the run that the folder holds.
-        opened: opens a folder, given ``overwrite``, or its ``patience`` and, of a shard, ``part``: what its
-            configuration has beside that of the run.
-        begin: of shards: writes what all shards need into the run's folder; all parts by name, with the cells in each.
+        opened: opens a run folder for writing, with ``overwrite`` or ``patience``, and for a shard with ``part``, which
+            is added to its configuration.
+        begin: writes the files that all shards need into the run's folder; returns part -> number of cells.
         compute: computes the parts with these names into a shard's folder.
         finish: computes the parts that the run's folder lacks, and makes the result.
 
@@ -114,8 +114,8 @@ def compute_run(
         The result; None from a shard if others are still to be computed.
 
     Raises:
-        InputError: a shard that is none.
-        RunError: the shard is being computed by another process; another division or another run is in the folder.
+        InputError: ``shard`` names no shard.
+        RunError: another process computes the shard; or the folder holds another run, or another number of shards.
     """
     check_shard(shard, out=run, overwrite=overwrite)
     if shard is None:
@@ -153,7 +153,7 @@ def compute_run(
 
 
 def list_shards(run: Path) -> list[Shard]:
-    """The shards that were begun in a run's folder, ordered by number."""
+    """Return the shards that were begun in a run's folder, ordered by number."""
     found = [_FOLDER.fullmatch(path.name) for path in run.glob("shard-*-of-*") if (path / RUN_FILE).is_file()]
     return sorted((Shard(int(one[1]), int(one[2])) for one in found if one), key=lambda one: (one.count, one.number))
 
@@ -166,12 +166,12 @@ def all_shards_finished(run: Path) -> bool:
 
 
 def process_name() -> str:
-    """Name of this machine and number of this process, by which a shard records who computes it."""
+    """Return the name of this machine and the number of this process, which a shard records as its holder."""
     return f"{gethostname()}, process {os.getpid()}"
 
 
 def copy_shard_parts(writer: RunWriter) -> None:
-    """Copy into a run's folder each finished part of its shards that it does not have yet.
+    """Copy the finished parts of all shards into the run's folder, if they are not there yet.
 
     Raises:
         RunError: a shard is still being computed.
@@ -194,13 +194,13 @@ def copy_shard_parts(writer: RunWriter) -> None:
 
 
 def remove_shards(run: Path) -> None:
-    """Remove the folders of all shards of a run, whose parts lie in the run's own folder by now."""
+    """Remove the folders of all shards of a run, after their parts were copied into the run's folder."""
     for shard in list_shards(run):
         shutil.rmtree(shard.folder(run), ignore_errors=True)
 
 
 def shard_progress(run: Path) -> pd.DataFrame:
-    """One row per shard, begun or not: shard, state, cells done, all cells, cells failed, holder."""
+    """Return one row per shard, begun or not: shard, state, cells done, all cells, cells failed, holder."""
     begun = list_shards(run)
     count = begun[0].count if begun else 0
     found = pd.DataFrame([_progress_row(run, Shard(number, count)) for number in range(1, count + 1)])
@@ -208,7 +208,7 @@ def shard_progress(run: Path) -> pd.DataFrame:
 
 
 def _progress_row(run: Path, shard: Shard) -> dict[str, Any]:
-    """One shard's row in the table of ``shard_progress``."""
+    """Return a shard's row in the table of ``shard_progress``."""
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
         return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}

@@ -32,7 +32,7 @@ _REPLACED = ".replaced"
 
 
 def default_folder(name: str) -> Path:
-    """Folder of a run for which none is given: ``runs/NAME-DATE-TIME``, under the working folder."""
+    """Return the folder of a run if the user names none: ``runs/NAME-DATE-TIME`` in the working folder."""
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
     return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
 
@@ -43,7 +43,7 @@ class RunWriter:
     def __init__(
         self, folder: Path, *, record: dict[str, Any], lock: FileLock, made: list[Path], adding: bool = False
     ) -> None:
-        """Write to a folder that this process has locked."""
+        """Prepare to write to a run folder that this process has locked."""
         self.folder = folder
         self._record = record
         self._lock = lock
@@ -57,7 +57,7 @@ class RunWriter:
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """The table NAME.parquet: read if an earlier start of the run has written it, else made and written."""
+        """Return the table NAME.parquet: read if an earlier start of the run wrote it, else computed by ``make``."""
         if self.has(name):
             return self.read(name)
         frame = make()
@@ -103,7 +103,7 @@ class RunWriter:
         return self.write_bytes(filename, text.encode())
 
     def write_bytes(self, filename: str, payload: bytes) -> Path:
-        """Write bytes to a file unchanged, such as an image, and note its size and hash."""
+        """Write bytes to a file, such as an image, and list its size and hash in run.json."""
         self._wrote = True
         shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
         path = self._write_whole(filename, payload)
@@ -120,11 +120,11 @@ class RunWriter:
         self._write_record()
 
     def leave_unfinished(self) -> None:
-        """Leave run.json as it is when the block ends, so that the run counts as unfinished."""
+        """Let the run count as unfinished when the block ends: run.json stays as it is."""
         self._adding = True
 
     def clear(self, begins: str = "") -> None:
-        """Remove the files that run.json lists whose names begin with ``begins``; all of them by default."""
+        """Remove the files in run.json whose names begin with ``begins``; by default, remove all."""
         files = self._record["files"]
         held = [name for name in files if name.startswith(begins)]
         if not held:
@@ -140,7 +140,7 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Record how the run ended, and unlock the folder."""
+        """Write how the run ended, and unlock the folder."""
         try:
             self._write_final_status(error)
         finally:
@@ -152,7 +152,7 @@ class RunWriter:
                 error.add_note(f"what is finished is in {where}; the same command with --out {where} goes on")
 
     def _begin_record(self, *, overwrite: bool, reopen: bool) -> None:
-        """Begin the record, continue an earlier run's, or (``overwrite``) set the earlier run aside."""
+        """Begin run.json or continue an earlier run's; with ``overwrite``, move the earlier run aside."""
         self._restore_replaced()
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
@@ -218,7 +218,7 @@ class RunWriter:
         self._write_whole(RUN_FILE, f"{text}\n".encode())
 
     def _write_whole(self, filename: str, payload: bytes) -> Path:
-        """Write a file whole or not at all; run.json does not change."""
+        """Write a file whole or not at all, without listing it in run.json."""
         path = self.folder / filename
         try:
             write_whole(path, payload)
@@ -239,7 +239,7 @@ def write_whole(path: Path, payload: bytes) -> None:
     """Write a file under another name and rename it, so that it is there whole or not at all.
 
     Raises:
-        OSError: it cannot be written; what was there is still there.
+        OSError: the file cannot be written; an earlier file is still there.
     """
     part = path.with_name(path.name + _PART)
     try:
@@ -335,11 +335,10 @@ def refuse_unhashed_code(config: Mapping[str, Any]) -> None:
 
 
 def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> None:
-    """Refuse, before anything is computed, a folder that no run can be written to; ``create_run`` refuses the rest.
+    """Refuse a folder that no run can be written to, before anything is computed.
 
     Raises:
-        RunError: it is a file, it holds files that are no run, or its run is finished and has its page (without one,
-            the same command draws it).
+        RunError: it is a file, holds files that are no run, or holds a finished run with its page.
     """
     if folder is None:
         return
@@ -391,7 +390,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
 
 
 def run_state(folder: Path) -> str:
-    """State of the run in a folder: finished, failed, interrupted, running, or stopped if no process writes it."""
+    """Return the state of a run: finished, failed, interrupted, running, or stopped (killed while running)."""
     status = str(read_record(folder)["status"])
     lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
     if status != "running" or not Path(lock.lock_file).exists():
@@ -451,7 +450,7 @@ def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mappi
 
 
 def _unhashed_reasons(value: Any) -> list[str]:
-    """Reasons why code in a configuration has no hash, and so cannot be compared; empty if all has."""
+    """Return the reasons why code in a configuration has no hash, and so cannot be compared; often none."""
     if isinstance(value, str):
         return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -459,5 +458,5 @@ def _unhashed_reasons(value: Any) -> list[str]:
 
 
 def _time_text() -> str:
-    """The time in UTC as ISO text, to the second."""
+    """Return the time in UTC as ISO text, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

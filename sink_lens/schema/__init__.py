@@ -176,7 +176,7 @@ class Table:
 
 
 def table_of(kind: str, name: str) -> Table | None:
-    """The table that a kind of run writes under this name; None if no such table is described."""
+    """Return the description of a kind of run's table with this name; None if it is not described."""
     for table in tables_of(kind):
         start, star, end = table.name.partition("*")
         if name == table.name or (star and name.startswith(start) and name.endswith(end)):
@@ -185,14 +185,14 @@ def table_of(kind: str, name: str) -> Table | None:
 
 
 def column_names(kind: str, name: str) -> list[str]:
-    """Names of the columns that a kind of run writes into a table, in their order."""
+    """Return the names of the columns of a kind of run's table, in their order."""
     table = table_of(kind, name)
     assert table is not None, (kind, name)
     return [column.name for column in table.columns]
 
 
 def column_meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
-    """Column -> its meaning, from that table of a kind of run that has the most of these columns."""
+    """Return column -> meaning, from the table of a kind of run that shares the most of these columns."""
     asked = set(columns)
     known = [{one.name: one.meaning for one in table.columns if one.name in asked} for table in tables_of(kind)]
     return max(known, key=len, default={})
@@ -203,13 +203,13 @@ _NAME = re.compile(r"(\w+)(?:/(\w+))?(\??)")
 
 
 def tables_of(kind: str) -> tuple[Table, ...]:
-    """The tables that a kind of run writes; none if there is no such kind."""
+    """Return the descriptions of all tables of a kind of run; empty if there is no such kind."""
     return _read_tables(kind) if kind in kinds() else ()
 
 
 @functools.cache
 def _read_tables(kind: str) -> tuple[Table, ...]:
-    """Read the tables of a kind of run from its file.
+    """Read the descriptions of a kind of run's tables from its TOML file.
 
     A column is `name = "type, unit. Meaning."`; a name that ends in `?` is an optional column, and `low/high` makes two
     columns, the ends of an interval.
@@ -224,7 +224,7 @@ def _read_tables(kind: str) -> tuple[Table, ...]:
 
 
 def _parse_column(name: str, text: str) -> list[Column]:
-    """Make columns from a name and text such as ``"float, nats. Meaning."``; two for the ends of an interval."""
+    """Parse a column's line, a name and ``"float, nats. Meaning."``; ``low/high`` gives two columns."""
     first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
     dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]
     meanings = {first: meaning}

@@ -41,7 +41,9 @@ class TrainingRows:
 
 
 def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
-    """Rows to train on and rows held out, packed from the text that a configuration names, or read from the cache.
+    """Load the rows to train on and the held-out rows of a configuration.
+
+    They are packed from the text that the configuration names, or read from the cache if it has them.
 
     Raises:
         InputError: no such data or tokenizer, more ids than the model has, or too little text.
@@ -71,7 +73,7 @@ def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
 def check_given_rows(
     config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
 ) -> TrainingRows:
-    """Check rows that the caller gives, as (to train on, held out), and hash them.
+    """Check the rows (to train on, held out) that the caller of ``train`` gave; return them with their hash.
 
     Raises:
         InputError: there are none, a row has not the configuration's length, or an id is too large for the model.
@@ -102,7 +104,7 @@ def check_given_rows(
 
 
 def load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that a training's configuration names; for ``bpe`` one that is trained on its text, once.
+    """Load the tokenizer that a configuration names; for ``bpe``, train one on the text, once, and cache it.
 
     Raises:
         InputError: it cannot be read.
@@ -127,7 +129,7 @@ def load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBa
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
-    """SHA-256 (hex) of a tokenizer's rules and vocabulary; None without a tokenizer."""
+    """Return the SHA-256 (hex) of a tokenizer's rules and vocabulary; None without a tokenizer."""
     if tokenizer is None:
         return None
     whole: Any = getattr(tokenizer, "backend_tokenizer", None)

@@ -55,7 +55,7 @@ def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> Non
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """Folder of each checkpoint, by step, newest first, damaged ones included; a kept one wins over its double."""
+    """Return step -> folder of all checkpoints, newest first; ``checkpoint-N`` wins over ``latest-N``."""
     by_step: dict[int, Path] = {}
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
@@ -66,7 +66,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def newest_checkpoint(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
-    """The newest intact checkpoint to resume from, before a step if given; None if none. Damaged ones are warned of."""
+    """Return the newest intact checkpoint to resume from, before step ``before``, or None; warn of damaged ones."""
     for step, path in list_checkpoints(folder).items():
         if step >= before:
             continue
@@ -106,7 +106,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def remove_checkpoints_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, and those whose writing was broken off."""
+    """Remove the checkpoints of later steps, and checkpoints that were only half written."""
     for leftover in folder.glob(".part-*"):
         shutil.rmtree(leftover)
     for later, path in list_checkpoints(folder).items():
@@ -115,7 +115,10 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 
 
 def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
-    """Remove superseded checkpoints; only the two newest whole ones (finished run: one) keep the optimizer's state."""
+    """Remove old ``latest-N`` checkpoints, and the optimizer's state of old ``checkpoint-N``.
+
+    The two newest whole checkpoints stay as they are; once the run has finished, only the newest one does.
+    """
     whole = [path for path in list_checkpoints(folder).values() if _sizes_fit(path)]
     for path in folder.iterdir():
         name, _, number = path.name.rpartition("-")
@@ -128,7 +131,7 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
 
 
 def _sizes_fit(folder: Path) -> bool:
-    """Check that the files that resuming needs are there and all files have their listed sizes; hashes are not read."""
+    """Check that a checkpoint can be resumed from and its files have the sizes in the manifest, without hashing."""
     try:
         files = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
         return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)
@@ -137,7 +140,7 @@ def _sizes_fit(folder: Path) -> bool:
 
 
 def _drop_optimizer_state(folder: Path) -> None:
-    """Delete the optimizer's state from a checkpoint, after its manifest was rewritten without it."""
+    """Delete the optimizer's state from a checkpoint and from its manifest."""
     state = [path for pattern in _STATE for path in folder.glob(pattern)]
     if not state or not _sizes_fit(folder):
         return

@@ -17,14 +17,14 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
-    """Checkpoints (folders, GGUF files or open models) by step, in ascending order.
+    """Return step -> checkpoint (a folder, a GGUF file or an open model), in ascending order.
 
-    A folder's checkpoints are its subfolders, or those of its ``checkpoints``, that hold weights (safetensors) and a
-    config.json and whose name ends in a number (``checkpoint-500``, ``step_1000``), and GGUF files named like that.
+    In a folder, or in its subfolder ``checkpoints``, a checkpoint is a folder with weights (safetensors) and a
+    config.json, or a GGUF file; its name ends in the step (``checkpoint-500``, ``step_1000``).
 
     Raises:
         RunError: the folder has no checkpoint.
-        InputError: a step that two have.
+        InputError: two checkpoints have the same step.
     """
     if isinstance(source, Mapping):
         if not source:
@@ -49,7 +49,10 @@ def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedMo
 
 
 def count_tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> int | None:
-    """Number of tokens that a checkpoint was trained on: ``step_tokens`` a step, else the Trainer's count, or None."""
+    """Return the number of tokens that a checkpoint was trained on; None if it is not known.
+
+    It is ``step_tokens`` times the step, or the count in the Trainer's ``trainer_state.json``.
+    """
     if step_tokens is not None:
         return step * step_tokens
     try:

@@ -55,7 +55,7 @@ class Comparison(Finding):
         return self.figure(), self.frame.filter(items=("variant", "curve", "mean", "low", "high", "n"))
 
     def figure(self) -> "Figure":
-        """Loss curves, differences and the sink's course, a variant a colour."""
+        """Draw loss curves, differences to the baseline and the course of the sink, with one colour per variant."""
         from .pages.training import draw_comparison
 
         return draw_comparison(self.tables, variants=tuple(self.variants.runs))
@@ -131,7 +131,7 @@ def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFra
 
 
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
-    """First sentence: what the variants differ in, how many seeds each has, and tokens per run."""
+    """Return the first sentence: the fields that differ, the number of seeds, and the tokens per run."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(map(_quote, variants.others))
     differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.by]
@@ -144,12 +144,12 @@ def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
 
 
 def _quote(variant: str) -> str:
-    """A variant's name in a sentence; the name “none” is not the word."""
+    """Put a variant's name in quotation marks, since the variant “none” would read as the word."""
     return f"“{variant}”"
 
 
 def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
-    """Say if a variant is ahead of the baseline at the end, and how sure that is."""
+    """Return sentences that say if a variant's final loss beats the baseline's, with interval and p values."""
     own, base = (float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
     ends = f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for {_quote(baseline)}"
     change = signed_change(one.mean, 4)
@@ -168,7 +168,7 @@ def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: 
 
 
 def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Sentence that says if a variant reaches the baseline's final loss, after how many tokens, and how much faster."""
+    """Return a sentence that says if, when and how much faster a variant reaches the baseline's final loss."""
     rows = _rows_of_curve(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"{_quote(variant)} {{}} the baseline's final {curve} loss"
@@ -191,7 +191,7 @@ def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Sentence for a variant whose final loss is not told from the baseline's: each seed's speed-up, and no mean."""
+    """Return the speed-ups by seed, without a mean: the sentence if the final losses cannot be told apart."""
     ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
@@ -202,7 +202,7 @@ def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
-    """Sentences that say in how many seeds a sink is born, when, and how strong it is at the end."""
+    """Return sentences that say in how many seeds a sink is born, when, and how strong it is at the end."""
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
         f"At the end {rate:.1%} of heads have a sink score above {born[0].threshold:g}; in the layer with the most, "
@@ -217,7 +217,7 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
 
 
 def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
-    """Sentences with the dominance ratio and effective rank of every variant."""
+    """Return sentences with the dominance ratio and effective rank of every variant."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
@@ -268,7 +268,7 @@ KEYS = ["measure", "threshold"]
 
 
 def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
-    """(each run's table ``watch`` with variant and seed, "") or (no table, why sinks cannot be compared).
+    """Return (table ``watch`` of each run with variant and seed, ""), or ([], why sinks cannot be compared).
 
     Checkpoints that could not be measured are left out. The runs must have been watched on the same sequences.
     """
@@ -287,7 +287,7 @@ def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
 
 
 def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
-    """Measures of the whole model at a run's checkpoints, and as ``top_mass`` the largest sink mass of a layer."""
+    """Return the rows of ``watch`` that are compared: the whole model's measures, and the top layer's sink mass."""
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
@@ -296,9 +296,10 @@ def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
-    """The last checkpoint that every run has: variant, measure, threshold, unit, step, mean, low, high, n.
+    """Return the variants' measures at the last checkpoint that every run has, one row per variant and measure.
 
-    Intervals are over seeds; ``difference``, ``difference_low`` and ``difference_high`` are to the baseline, paired.
+    Columns: variant, measure, threshold, unit, step, n, and mean and difference (to the baseline, paired by seed), each
+    with the ends of its interval over seeds.
     """
     shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
     if not shared:
@@ -328,7 +329,7 @@ def measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
-    """Means at checkpoints that all seeds have: variant, measure, threshold, tokens, mean, low, high, n."""
+    """Return means over seeds by tokens: variant, measure, threshold, tokens, mean, low, high, n."""
     frames = []
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)
@@ -344,7 +345,7 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
-    """Carry out the comparison that a configuration asks for and write its run folder."""
+    """Compare the runs that a configuration names, and write the run folder."""
     out = default_folder("compare") if out is None else out
     return compare(config.runs, config=config, out=out, overwrite=overwrite)
 
@@ -369,6 +370,6 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
 
 
 def answer(found: Comparison) -> dict[str, Any]:
-    """The content of ``--json``."""
+    """Return what ``--json`` prints."""
     tables = {name: found.tables[name] for name in ("finals", "measures") if name in found.tables}
     return {"sentences": found.sentences, "notes": found.notes, **tables}

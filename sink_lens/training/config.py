@@ -146,7 +146,7 @@ class TrainConfig:
     """Measure the chain on every kept checkpoint and write watch.parquet."""
 
     def __post_init__(self) -> None:
-        """Fill in what the size says, and refuse what cannot be run."""
+        """Fill in the fields that the size sets, and refuse values that cannot be trained."""
         of_size = SIZES.get(self.size, {}) if isinstance(self.size, str) else {}  # another type is refused below
         for one in fields(self):
             value = getattr(self, one.name)
@@ -162,7 +162,7 @@ class TrainConfig:
 
     @property
     def d_head(self) -> int:
-        """Width of a head."""
+        """Width of an attention head."""
         return self.d_model // self.n_heads
 
     @property
@@ -172,7 +172,7 @@ class TrainConfig:
 
     @property
     def kept_steps(self) -> tuple[int, ...]:
-        """Steps whose checkpoints are kept for good, ascending: 0, powers of two, the last, and those asked for."""
+        """Steps whose checkpoints are kept for good, ascending: 0, powers of two, the last, and ``checkpoints``."""
         powers = {2**power for power in range(self.steps.bit_length())}
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
 
@@ -318,7 +318,7 @@ watch = false             # measure the chain on every checkpoint that is kept
 
 
 def resolve_train_config(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a call of ``train``, from a configuration, a file or None, and fields that win over it."""
+    """Return the configuration of a call of ``train``: the given one, its file or the defaults, with ``fields``."""
     if isinstance(config, TrainConfig):
         if "size" in fields:
             raise InputError("a configuration and a size were given; the configuration has its own: leave one out")
@@ -336,7 +336,7 @@ def read_train(path: str | Path, **changes: Any) -> TrainConfig:
 
 
 def train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
-    """Build a training's configuration from a table, such as `config` in run.json; ``changes`` win over it.
+    """Build a training's configuration from a mapping, such as `config` in run.json; ``changes`` win over it.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.

@@ -51,7 +51,7 @@ _UNWRITTEN = (OSError, RuntimeError, SafetensorError)
 
 
 class Loop(Trainer):
-    """One training."""
+    """One training run by the Hugging Face Trainer, with log, evaluation and checkpoints of ours."""
 
     def __init__(
         self,
@@ -120,19 +120,19 @@ class Loop(Trainer):
                 self._bar.close()
 
     def log_frame(self) -> pd.DataFrame:
-        """The log so far as a table, one row per logged step."""
+        """Return the log so far, one row per logged step."""
         return pd.DataFrame(self.rows, columns=list(COLUMNS)).astype(COLUMNS)
 
     # --- what the Trainer asks
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        """The order in which sequences are drawn, from ``data_seed`` (called by the Trainer)."""
+        """Return the order in which sequences are drawn, from ``data_seed`` (called by the Trainer)."""
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         drawn = self.config.steps * self.config.batch
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Names of all parameters with weight decay: all but those that the model excludes."""
+        """Return the names of all parameters with weight decay: all but those that the model excludes."""
         decayed = []
         for name, _ in model.named_parameters():
             plain = name  # without the prefixes of compilation and parallel training
@@ -156,7 +156,7 @@ class Loop(Trainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule of ``learning_rate``: warm-up, then a cosine."""
+        """Create the schedule of the learning rate: warm-up, then a cosine."""
         if self.lr_scheduler is None:
             own: Any = self.optimizer if optimizer is None else optimizer
             self.lr_scheduler = LambdaLR(own, lambda step: learning_rate(step, config=self.config) / self.config.lr)
@@ -164,13 +164,13 @@ class Loop(Trainer):
         return self.lr_scheduler
 
     def training_step(self, *given: Any, **named: Any) -> Tensor:
-        """Run a forward and a backward and return the loss, which is kept for the check that it is finite."""
+        """Run a forward and a backward pass; return the loss, and keep it for the check that it is finite."""
         self._stepped = True
         self._last_loss = super().training_step(*given, **named)
         return self._last_loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Norm of the gradient; notes the first step at which the norm or the loss is not finite."""
+        """Return the norm of the gradient, and note the first step at which the norm or the loss is not finite."""
         found: Any = super()._get_grad_norm(model, grad_norm=grad_norm)
         norm = found.full_tensor() if hasattr(found, "full_tensor") else torch.as_tensor(found)  # of all processes
         number = norm.detach()
@@ -185,7 +185,7 @@ class Loop(Trainer):
     def _maybe_log_save_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride]  # it is called so
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, *rest: Any, learning_rate: float | None = None
     ) -> None:
-        """After a step, log, evaluate and save what is due."""
+        """Log, evaluate and save after a step, each if it is due."""
         del rest
         step, config = self.state.global_step, self.config
         if step == self._done:
@@ -206,7 +206,7 @@ class Loop(Trainer):
             raise KeyboardInterrupt
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Folder that the Trainer writes a checkpoint to, before the checkpoint moves to its place."""
+        """Return the folder that the Trainer writes a checkpoint to, before the checkpoint moves to its place."""
         return str(self._part)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -221,7 +221,7 @@ class Loop(Trainer):
             self._tokenizer.save_pretrained(str(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load the weights, and refuse a file that lacks a parameter."""
+        """Load the weights of a checkpoint, and refuse a file that lacks a parameter."""
         weights = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
         if self.is_fsdp_enabled or not weights.is_file():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -246,7 +246,7 @@ class Loop(Trainer):
     # --- what is done at a step
 
     def _begin_training(self) -> None:
-        """Start clock and progress bar; a new run also logs and saves step 0."""
+        """Start the clock and the progress bar; in a new run, also log and save step 0."""
         self._begun = time.perf_counter()
         if self._progress:
             how: dict[str, Any] = {"desc": "train", "unit": "step", "leave": False, "mininterval": 0.5}
@@ -284,7 +284,7 @@ class Loop(Trainer):
             self.write_log()
 
     def write_log(self) -> None:
-        """Write the table ``log`` into the run folder; only the first process does."""
+        """Write the table ``log`` into the run folder, in the first process only."""
         if self._writer is not None:
             self._writer.write_table("log", self.log_frame())
         self._written = time.perf_counter()
@@ -293,7 +293,7 @@ class Loop(Trainer):
         return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
 
     def _seconds_so_far(self) -> float:
-        """Seconds of training so far, those before a resume included."""
+        """Return the seconds of training so far, including the time before a resume."""
         return self._seconds + time.perf_counter() - self._begun
 
     def _check_finite(self) -> None:
@@ -310,7 +310,7 @@ class Loop(Trainer):
     # --- checkpoints
 
     def _write_checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
-        """Write a checkpoint and move it to its place when it is whole."""
+        """Write a checkpoint into a temporary folder, and rename the folder when all files are written."""
         self._check_finite()
         since_row = self._mean_over_processes(tr_loss)
         step, first = self.state.global_step, self.args.should_save
@@ -346,7 +346,7 @@ class Loop(Trainer):
         self.accelerator.wait_for_everyone()
 
     def _prepare_folder(self) -> None:
-        """Refuse weights to save that are not finite or do not fit on the disk; empty the folder to write to."""
+        """Empty the temporary folder of a checkpoint; refuse weights that are not finite or do not fit on the disk."""
         parameters = list(cast("nn.Module", self.model).parameters())
         if not self.is_fsdp_enabled and not all(bool(torch.isfinite(one).all()) for one in parameters):
             raise RunError(
@@ -360,7 +360,7 @@ class Loop(Trainer):
             raise self._write_error(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
     def _write_error(self, path: Path, reason: str) -> RunError:
-        """The error for a checkpoint that cannot be written, with the free space and the last good checkpoint."""
+        """Return the error for a checkpoint that cannot be written; it names the free space and the last good one."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
@@ -375,18 +375,18 @@ class Loop(Trainer):
 
 
 class _Beginning(TrainerCallback):
-    """Callback by which the Trainer says that training begins."""
+    """Callback that calls ``begin`` when the Trainer begins to train."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin_training = begin
 
     def on_train_begin(self, *given: Any, **named: Any) -> None:
-        """Call ``begin``."""
+        """Call ``begin``, the function that was given."""
         self._begin_training()
 
 
 def learning_rate(step: int, *, config: TrainConfig) -> float:
-    """Learning rate of the update with this number, counted from 0.
+    """Return the learning rate of an update, counted from 0.
 
     Linear to ``lr`` over the warm-up (never 0: the first update counts), then a cosine that would reach ``min_lr``
     at the update after the last.
@@ -398,7 +398,7 @@ def learning_rate(step: int, *, config: TrainConfig) -> float:
 
 
 class Order(Sampler[int]):
-    """Order of the sequences: passes over all of them, each in an order drawn from the seed, one after the other.
+    """Order in which sequences are trained on: one random permutation of all of them after another, from a seed.
 
     The order does not depend on how a step is cut into forwards and processes.
     """
@@ -410,7 +410,7 @@ class Order(Sampler[int]):
         return self._drawn
 
     def __iter__(self) -> Iterator[int]:
-        """Draw every sequence once before any comes again."""
+        """Yield the indices of the sequences; each comes once before any comes again."""
         generator = torch.Generator().manual_seed(self._seed)
         left = self._drawn
         while left > 0:
@@ -420,5 +420,5 @@ class Order(Sampler[int]):
 
 
 def stack_batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Collate rows of one length into tensors ``input_ids`` and ``labels``, "batch position"."""
+    """Stack rows of one length into the tensors ``input_ids`` and ``labels`` ("batch position")."""
     return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}

@@ -19,9 +19,9 @@ _SMOOTH_FRAC = 0.02
 
 
 def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
-    """Mean of each loss and the ``window - 1`` before it, or of all before it where those are fewer.
+    """Return the running mean of a loss: each value averaged with up to ``window - 1`` values before it.
 
-    It looks backwards only, so that no loss is seen before it was reached.
+    The window looks backwards only, so that no curve shows a loss before the run reached it.
     """
     window = max(1, min(window, len(loss)))
     total = np.concatenate([[0.0], np.cumsum(loss, dtype=np.float64)])
@@ -31,9 +31,9 @@ def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
 
 
 def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> float:
-    """Tokens from which a loss stays at or under a target, on straight lines between the points; nan if never.
+    """Return the number of tokens from which a loss stays at or under a target; nan if it never does.
 
-    That it stays, not that it once touches: a noisy curve touches early, and the baseline is asked the same.
+    The loss is interpolated linearly between its points. A first touch does not count, since noise makes it early.
     """
     over = np.flatnonzero(loss > target)
     if len(over) == 0:
@@ -46,7 +46,7 @@ def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> f
 
 
 def read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, losses, those of training smoothed) of a run's curve; empty if it was not logged.
+    """Read a run's curve as (tokens, losses), training losses smoothed; both are empty if it was not logged.
 
     Raises:
         RunError: the log lacks a column, or its loss is not finite.
@@ -62,9 +62,10 @@ def read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def curve_table(variants: Variants) -> pd.DataFrame:
-    """Every run's losses at the same tokens: variant, seed, curve, tokens, loss, difference to the baseline's seed.
+    """Return the losses of every run at the same numbers of tokens, and their difference to the baseline.
 
-    The tokens are those at which the baseline's first run logged, as far as all runs go.
+    Columns: variant, seed, curve, tokens, loss, difference (to the baseline's run with the same seed). The baseline's
+    first run gives the numbers of tokens, as far as all runs have logged.
     """
     frames = []
     for curve in CURVES:
@@ -92,7 +93,7 @@ def curve_table(variants: Variants) -> pd.DataFrame:
 
 
 def band_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds: variant, curve, quantity (loss, difference), tokens, mean, low, high, n."""
+    """Return means over seeds with 95% intervals: variant, curve, quantity, tokens, mean, low, high, n."""
     frames = []
     by_curve: Any = curves.groupby(["variant", "curve"], sort=False)
     for (variant, curve), rows in by_curve:
@@ -103,7 +104,10 @@ def band_table(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Mean over seeds and 95% t interval at each number of tokens: ``known`` columns, tokens, mean, low, high, n."""
+    """Return the mean and 95% t interval over seeds for each row of a table of tokens by seed.
+
+    Columns: those of ``known``, then tokens, mean, low, high, n.
+    """
     found = t_intervals(table.to_numpy(dtype=float))
     return pd.DataFrame(
         {
@@ -118,7 +122,7 @@ def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def final_table(variants: Variants) -> pd.DataFrame:
-    """Final loss of every run, and when it reached the final loss of the baseline with the same seed.
+    """Return the final loss of every run, and when the run reached the final loss of its seed's baseline.
 
     Columns: variant, seed, curve, tokens, loss, difference, target (the baseline's final loss), reached (tokens from
     which the loss stays at or under it; nan: not reached), baseline_reached (the same of the baseline), acceleration

@@ -12,10 +12,10 @@ from .config import TrainConfig
 
 
 def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None) -> HeadNormForCausalLM:
-    """A new model as the configuration describes it, with weights drawn from its seed, on the CPU in float32.
+    """Build the model that a configuration describes, with weights drawn from its seed, on the CPU in float32.
 
-    Variants of one seed begin alike: what a model has in common with plain softmax attention has the same first
-    weights. The caller's random state is left alone.
+    Variants with the same seed start from the same weights, but for the parameters that plain softmax attention lacks.
+    The caller's random state is left alone.
 
     Raises:
         InputError: the tokenizer has more ids than the model.
@@ -37,7 +37,7 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> None:
-    """Refuse a tokenizer with ids that a model has no embedding for."""
+    """Refuse a tokenizer with more ids than the model has embeddings (``vocab_size``)."""
     highest = max(len(tokenizer), *(number + 1 for number in tokenizer.get_vocab().values()))
     if highest > vocab_size:
         raise InputError(
@@ -49,7 +49,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
 def _draw_weights(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
 ) -> HeadNormForCausalLM:
-    """A model of this configuration, but with this attention and value norm, with weights drawn from its seed."""
+    """Build a configuration's model with another attention and value norm, and weights drawn from its seed."""
     asked: Any = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

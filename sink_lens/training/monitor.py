@@ -94,7 +94,7 @@ class SinkMonitor:
         folder: str | Path | None = None,
         first_step: int = 0,
     ) -> None:
-        """Attach to a model; nothing is put on it before the ``with``.
+        """Prepare to watch a model; no hook is put on it before the ``with`` block.
 
         Args:
             model: a Hugging Face decoder of a known family, as it is: wrapped by DDP or FSDP, compiled, or bare.
@@ -150,7 +150,7 @@ class SinkMonitor:
         self.close(error)
 
     def open(self) -> None:
-        """Open the run folder, where there is to be one; ``with`` does it for a plain loop."""
+        """Open the run folder, if one was given. The ``with`` block calls this method in a plain loop."""
         if self._folder is None or _process_number() > 0:
             return
         parameter = next(self._model.parameters())
@@ -176,11 +176,11 @@ class SinkMonitor:
             self._warn("the readings are kept in memory alone", str(error))
 
     def close(self, error: BaseException | None = None, *, finished: bool = True) -> None:
-        """Take the hooks off, and write the tables; ``with`` does it for a plain loop.
+        """Take the hooks off, and write the tables. The end of the ``with`` block calls this method in a plain loop.
 
         Args:
-            error: what ended the training.
-            finished: the training has ended; else the folder is left as that of a training that goes on.
+            error: the error that ended the training, if any.
+            finished: True if the training has ended; else the folder stays open for a training that goes on.
         """
         self.detach_hooks()
         with self._warn_on_error("the readings are not all written"):
@@ -192,20 +192,20 @@ class SinkMonitor:
         return self._step
 
     def attach_hooks(self) -> None:
-        """Put the hooks on for the next forward, if its step is read; ``step`` does it for a plain loop."""
+        """Put hooks on the model if a reading is due at this step. ``step`` calls this method in a plain loop."""
         self.detach_hooks()
         if self._step % self._every == 0 and not self.stopped:
             with self._stop_on_error():
                 self._set_hooks()
 
     def step(self) -> dict[str, float] | None:
-        """Say that a step of the optimizer has ended; gives the reading of this step, or None where there is none."""
+        """End a step, after the optimizer's; return its reading (``sinks/KEY`` -> number), None if it is not read."""
         reading = self.finish()
         self.attach_hooks()
         return reading
 
     def finish(self) -> dict[str, float] | None:
-        """End the last step: as ``step``, but no hooks are set for a next one."""
+        """End a step as ``step`` does and return its reading, but put no hooks on for the next step."""
         self.detach_hooks()
         reading = None
         if self._step % self._every == 0 and not self._all_stopped:
@@ -220,11 +220,11 @@ class SinkMonitor:
         }
 
     def frame(self) -> pd.DataFrame:
-        """All readings: step, key, layer (missing for the whole model), value, unit."""
+        """Return all readings as a table: step, key, layer (missing for the whole model), value, unit."""
         return self._readings.frame()
 
     def _set_hooks(self) -> None:
-        """Put hooks on for the step that is read, and begin its sums; or run the monitor's own tokens."""
+        """Begin a reading: put hooks on the model, or run the fixed ``tokens`` through the model if they were given."""
         self._sums = KeySums(threshold=self._threshold)
         if self._tokens is not None:
             inner = self._outer  # not DDP, which would synchronise its buffers
@@ -240,7 +240,7 @@ class SinkMonitor:
             self._hook_layers()
 
     def _collect_reading(self) -> Reading | None:
-        """Finish this step's reading, over all processes, and keep it; None if there is none on some process."""
+        """Compute this step's reading over all processes, store it, and return it; None if a process has none."""
         state, sums = _STOPPED, self._sums
         self._sums = None
         if not self.stopped:
@@ -282,7 +282,7 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _stop_on_error(self) -> Iterator[None]:
-        """Turn any error within the block into a warning, and stop the monitor; the training goes on."""
+        """Turn any error within the block into a warning and stop the monitor, so that the training goes on."""
         try:
             yield
         except Exception as error:  # whatever it is
@@ -292,6 +292,7 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _warn_on_error(self, what: str) -> Iterator[None]:
+        """Turn any error within the block into the warning ``what``."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
@@ -308,7 +309,7 @@ class SinkMonitor:
         return run_guarded
 
     def _warn(self, what: str, why: str) -> None:
-        """Log a warning once for each ``what``."""
+        """Log the warning ``what`` with its reason ``why``, once for each ``what``."""
         if what not in self._warned:
             self._warned.add(what)
             _LOGGER.warning("the sink monitor: %s (%s)", what, " ".join(why.split()))
@@ -316,7 +317,7 @@ class SinkMonitor:
     # --- hooks ---
 
     def detach_hooks(self) -> None:
-        """Take the hooks off; ``step`` and the end of a forward do it."""
+        """Take all hooks off the model. ``step`` and the end of a forward pass call this method."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -351,7 +352,7 @@ class SinkMonitor:
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hook before the model's forward: keep its inputs of the sequences that are read, and which are padding."""
+        """Keep the inputs of the sequences that are read, with their padding mask (hook before the model's forward)."""
         named = dict(zip(inspect.signature(self._model.forward).parameters, args, strict=False)) | kwargs
         tokens = named.get("input_ids")
         tokens = named.get("inputs_embeds") if tokens is None else tokens
@@ -365,14 +366,14 @@ class SinkMonitor:
         self._valid = _token_mask(self._inputs, length=tokens.shape[1])
 
     def _find_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
-        """Set the documents that are read of a packed batch; None for a batch that is not packed."""
+        """Find the documents of a packed batch that are read, and set ``_documents``; None if it is not packed."""
         self._documents = find_documents(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None
             self._leave_out_first_tokens("none of them has two tokens")
 
     def _leave_out_first_tokens(self, why: str) -> None:
-        """Leave first tokens, norms and outliers out of this reading, with a warning that says why."""
+        """Leave the numbers of first tokens, norms and outliers out of this reading, with a warning that says why."""
         assert self._sums is not None  # the hooks are on while there is a reading
         self._sums.without_first = True
         self._warn(
@@ -382,7 +383,7 @@ class SinkMonitor:
         )
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Hook after the model's forward: take all hooks off; run it once more if the layers' hooks were not called."""
+        """Take all hooks off (hook after the model's forward); if no layer's hook was called, run the model again."""
         inputs, kept = self._inputs, None
         if output is None and self._end is not None and next(reversed(self._model._forward_hooks)) != self._end.id:
             # After an error torch goes on over these hooks, and one before the last must not be removed.
@@ -395,7 +396,7 @@ class SinkMonitor:
                     self._rerun_forward(inputs, call=self._model.forward)
 
     def _make_attention_hook(self, numbers: Iterator[int]) -> Callable[..., None]:
-        """Make a hook that reads queries and keys of an attention module; ``numbers`` gives the layer of each call."""
+        """Make a hook that reads an attention module's queries and keys; ``numbers`` yields the layer of each call."""
 
         def read_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not torch.compiler.is_compiling() and self._valid is not None:
@@ -414,7 +415,7 @@ class SinkMonitor:
         return read_attention
 
     def _add_stream(self, h: Tensor, *, layer: int) -> None:
-        """Add the stream of the read sequences, "batch position d_model", to the sums."""
+        """Add a layer's residual stream, "batch position d_model", to the sums of the reading."""
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
         with _without_gradients(h.device):
@@ -425,7 +426,7 @@ class SinkMonitor:
             self._sums.add_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
     def _add_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
-        """Add a layer's attention to position 0, and its whole rows for sampled queries, to the sums."""
+        """Add a layer's attention to the sums: to position 0 from all queries, to all keys from sampled queries."""
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid = seen
@@ -457,7 +458,7 @@ class SinkMonitor:
             )
 
     def _rerun_forward(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
-        """Take the reading from one more forward of these inputs, in evaluation mode and without gradients."""
+        """Read one more forward pass of these inputs, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
         self._find_documents(inputs, batch=tokens.shape[0], length=tokens.shape[1])
@@ -483,7 +484,7 @@ def _without_gradients(device: torch.device) -> Iterator[None]:
 
 
 def _token_mask(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
-    """Mask of the tokens that are not padding; a sequence that is padded on the left counts as padding alone."""
+    """Return a mask of the tokens that are not padding; a sequence padded on the left is all padding."""
     first = next(iter(inputs.values()))
     mask = mask_without_window(inputs.get("attention_mask"))
     if not isinstance(mask, Tensor) or mask.dim() != 2:
@@ -508,21 +509,21 @@ def check_options(**options: Any) -> None:
 def _layers_by_module(
     modules: Sequence[nn.Module], *, layers: Sequence[int]
 ) -> Iterator[tuple[nn.Module, Iterator[int]]]:
-    """(module, layers of its successive calls in a forward) for each distinct module; a shared one has several."""
+    """Yield each distinct module with the layers of its calls in one forward pass, repeated endlessly."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
             yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])
 
 
 def _unwrap_module(module: nn.Module) -> nn.Module:
-    """The module inside wrappers such as FSDP or compilation."""
+    """Return the module inside wrappers such as FSDP or compilation."""
     while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
     return module
 
 
 def _unwrap_model(model: nn.Module) -> PreTrainedModel:
-    """The Hugging Face model within the wrappers of parallel training, compiling and adapters."""
+    """Return the Hugging Face model inside the wrappers of parallel training, compilation and adapters."""
     while not isinstance(model, PreTrainedModel):
         inner = _unwrap_module(model)
         if inner is model:
@@ -539,7 +540,7 @@ def _unwrap_model(model: nn.Module) -> PreTrainedModel:
 
 
 def _find_family(model: PreTrainedModel) -> Family:
-    """The family's table row of the model, by its class or a parent class; refuses layers that share keys."""
+    """Return the model's family, by its class or a parent class; refuse layers that share keys."""
     names = [one.__name__ for one in type(model).__mro__]
     known = next((name for name in names if name in FAMILIES), names[0])
     if known.startswith("FSDP"):  # fully_shard makes a class of that name

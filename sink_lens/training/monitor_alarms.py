@@ -38,7 +38,7 @@ class Rule:
     """With ``{step}``, ``{layers}``, ``{value}`` and ``{before}``; ``{threshold}`` is that of the sink score."""
 
     def median(self, earlier: Sequence[float]) -> float:
-        """Median of the earlier readings that the rule takes."""
+        """Return the median of the earlier readings, or of the last ``window`` of them."""
         return median(earlier if self.window is None else earlier[-self.window :])
 
 
@@ -90,7 +90,7 @@ RULES = (
 
 @dataclass(slots=True, kw_only=True)
 class Alarms:
-    """The rules with what they have seen so far."""
+    """All rules of a training, with the readings and sums that each has so far."""
 
     threshold: float
     """Sink score from which a head has a sink."""
@@ -101,7 +101,7 @@ class Alarms:
     _on: set[str] = field(default_factory=set)
 
     def add_reading(self, reading: Reading, *, step: int) -> list[Alarm]:
-        """Take in a reading, and return the alarms that it raises; a rule needs some readings before its first."""
+        """Add a step's reading to the sums of all rules, and return the alarms that it raises."""
         found = []
         for rule in self.rules:
             values = {layer: value for (key, layer), value in reading.items() if key == rule.key and layer != -1}
@@ -124,7 +124,7 @@ class Alarms:
 
 
 def _excess(value: float, before: Sequence[float], *, rule: Rule) -> float | None:
-    """Amount by which a value (or its logarithm) exceeds the earlier median plus the rule's allowance.
+    """Return the amount by which a value (or its logarithm) exceeds the earlier median plus the allowance.
 
     None if too few readings came before, or the logarithm is undefined.
     """

@@ -42,18 +42,19 @@ def read_queries_and_keys(
     config: Any,
     documents: Documents | None = None,
 ) -> Seen:
-    """Queries and keys of the first ``n`` sequences, from a second call of an attention module, stopped at them.
+    """Read the queries and keys of the first ``n`` sequences by calling an attention module a second time.
 
-    Where its class writes its attention out, it has a subclass that calls the interface during this call.
+    The call ends as soon as queries and keys are known. If the module's class computes attention without transformers'
+    attention interface, a subclass that uses the interface takes its place during the call.
 
     Args:
-        module: the attention.
-        args: what it was given.
-        kwargs: the same by name.
+        module: the attention module.
+        args: positional arguments of its first call.
+        kwargs: keyword arguments of its first call.
         n: number of sequences that are read.
-        batch: number of sequences that it was given.
+        batch: number of sequences in the first call.
         config: the model's configuration.
-        documents: what is read of a packed batch, whose documents become rows; None reads the rows as they are.
+        documents: documents that are read of a packed batch, a row each; None reads the rows as they are.
 
     Raises:
         ModelError: the module does not compute its attention through the attention interface.
@@ -88,14 +89,14 @@ def read_queries_and_keys(
 
 @contextlib.contextmanager
 def uncached_autocast(device: torch.device) -> Iterator[None]:
-    """The autocast that is on, without its cache: a weight cast without gradients must not serve the training."""
+    """Keep the current autocast but without its cache, so that no weight cast without gradients is trained with."""
     on = torch.is_autocast_enabled(device.type)
     with torch.autocast(device.type, dtype=torch.get_autocast_dtype(device.type), enabled=on, cache_enabled=False):
         yield
 
 
 def first_sequences(value: Any, n: int, batch: int) -> Any:
-    """The first sequences of a tensor that has the batch in front, or of those in a tuple; anything else as it is."""
+    """Return a value with the first ``n`` sequences of each tensor in it that has a batch axis; the rest unchanged."""
     if isinstance(value, Tensor):
         return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
     if isinstance(value, tuple | list) and not isinstance(value, Cache | BlockMask):
@@ -108,10 +109,10 @@ def first_sequences(value: Any, n: int, batch: int) -> Any:
 def keeps_documents_apart(
     documents: Documents, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, kernel: str, batch: int
 ) -> bool:
-    """Check whether an attention module keeps packed documents apart, from what it is given.
+    """Check from its arguments whether an attention module lets tokens attend within their own document alone.
 
-    A mask shows it. Without one, the flash kernels do so by the lengths that they are given, or in one row by
-    positions that begin again; any other kernel is causal over the whole row.
+    The mask decides. Without a mask, flash kernels keep documents apart if they are given lengths, or one row with
+    positions that begin again; any other kernel attends over the whole row.
     """
     given = [kwargs.get("attention_mask"), *args]
     visible = next((found for one in given if (found := visible_keys(one)) is not None), None)
@@ -128,7 +129,7 @@ def keeps_documents_apart(
 
 
 class _SeenError(Exception):
-    """Ends the second call of an attention module where its query and key are known.
+    """Exception that ends the second call of an attention module once its query and key are known.
 
     Its arguments are query, key, mask, and the attention function's other arguments by name.
     """
@@ -137,14 +138,14 @@ class _SeenError(Exception):
 def _stop_at_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
-    """Attention function that stops the module's call by an exception with its queries and keys."""
+    """Raise an exception with the queries and keys: the attention function of the second call."""
     raise _SeenError(query, key, attention_mask, given)
 
 
 def _build_scores(
     query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, documents: Documents | None
 ) -> Seen:
-    """What scores are made of (queries, keys, mask, sink logits), one row per sequence or per document."""
+    """Return (scores, learned sink logits, whether weights are sigmoids), one row per sequence or document."""
     if isinstance(mask, BlockMask):
         mask = visible_keys(mask)
     if isinstance(mask, Tensor) and mask.dim() == 4:

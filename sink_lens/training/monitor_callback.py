@@ -28,7 +28,7 @@ class SinkMonitorCallback(TrainerCallback):
 
     @check_calls
     def __init__(self, every: int = 50, *, trainer: Trainer | None = None, **options: Any) -> None:
-        """Watch every so many steps.
+        """Prepare to watch the Trainer's model every so many steps.
 
         Args:
             every: steps between readings.
@@ -36,7 +36,7 @@ class SinkMonitorCallback(TrainerCallback):
             **options: those of ``SinkMonitor``.
 
         Raises:
-            InputError: an option that there is not, or out of its range.
+            InputError: an option does not exist or is out of its range.
         """
         check_options(every=every, **options)
         self._every, self._options = every, options
@@ -48,7 +48,7 @@ class SinkMonitorCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Attach to the Trainer's model."""
+        """Begin to watch the Trainer's model."""
         if self.monitor is not None:  # of a training that ended with an error
             self.monitor.close(finished=False)
         self.monitor = None
@@ -69,12 +69,12 @@ class SinkMonitorCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Put the hooks on, if this step is read."""
+        """Put hooks on the model if a reading is due at this step."""
         if self.monitor is not None:
             self.monitor.attach_hooks()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Log the reading of this step."""
+        """Log the reading of this step, if there is one."""
         if self.monitor is None:
             return
         before = len(self.monitor.alarms)
@@ -97,6 +97,6 @@ class SinkMonitorCallback(TrainerCallback):
                 self._refused = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Take the hooks off and write what was asked for."""
+        """Take the hooks off, and write the tables if a folder was given."""
         if self.monitor is not None:
             self.monitor.close()

@@ -32,16 +32,16 @@ class Documents:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of the batch, from the first on, that hold the documents."""
+        """Number of the batch's first rows that hold the documents."""
         return self.segment.shape[0]
 
     def to(self, device: torch.device) -> "Documents":
-        """The same documents with their tensors on a device."""
+        """Return the same documents with their tensors on a device."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
         return Documents(**moved)
 
     def split_states(self, h: Float[Tensor, "batch packed ..."]) -> Float[Tensor, "document position ..."]:
-        """Rearrange a tensor of packed rows so that each document has a row of its own."""
+        """Rearrange the stream of packed rows so that each document has a row of its own."""
         return h[self.row[:, None], self.position]
 
     def split_heads(
@@ -51,7 +51,7 @@ class Documents:
         return self.split_states(by_head.transpose(1, 2)).transpose(1, 2)
 
     def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
-        """An additive mask of packed rows as "document head position position"; padding is seen by itself alone."""
+        """Rearrange an additive mask to "document head position position"; padding is hidden from all but itself."""
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
         found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
@@ -66,10 +66,10 @@ class Documents:
 
 
 def find_documents(named: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
-    """The first ``most`` documents of a packed batch, from the inputs ``named``; None if each row is one sequence.
+    """Find the first ``most`` documents of a packed batch from the model's inputs; None if rows are not packed.
 
-    A document of a single token is left out: no later token attends to it, and some trainers pad with such. Where a
-    model is given several of these, the block mask counts before ``cu_seq_lens_q``, and that before ``position_ids``.
+    Documents of a single token are left out: no later token attends to them, and some trainers pad with them. A block
+    mask counts before ``cu_seq_lens_q``, and ``cu_seq_lens_q`` before ``position_ids``.
     """
     starts, real = _document_starts(named, batch=batch, length=length)
     if starts is None or real is None or not starts.any():
@@ -92,7 +92,7 @@ def find_documents(named: Mapping[str, Any], *, batch: int, length: int, most: i
 
 
 def _document_starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
-    """Masks "batch position" of documents' first tokens and of all that is no padding; (None, None) if not packed."""
+    """Return masks (first tokens of documents, tokens that are not padding); (None, None) if rows are not packed."""
     mask = mask_without_window(named.get("attention_mask"))
     real = None
     if isinstance(mask, Tensor) and mask.dim() == 2:
@@ -124,7 +124,7 @@ def _document_starts(named: Mapping[str, Any], *, batch: int, length: int) -> tu
 
 
 def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
-    """Mask of the keys that each query sees, from a block mask or one with four axes; None for any other mask."""
+    """Return a mask of the keys that each query sees, from a block mask or a mask with four axes; else None."""
     if isinstance(mask, BlockMask):
         rows, heads, queries, keys = mask.shape
         return create_mask(mask.mask_mod, rows, heads, queries, keys, device=str(mask.kv_num_blocks.device))
@@ -134,7 +134,7 @@ def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
 
 
 def mask_without_window(mask: Any) -> Any:
-    """The mask of layers without a sliding window, from a dict of masks by kind of layer; any other mask as it is."""
+    """Return the mask of layers without a sliding window from a dict of masks; any other mask as it is."""
     if isinstance(mask, Mapping):
         return mask.get("full_attention", next(iter(mask.values()), None))
     return mask

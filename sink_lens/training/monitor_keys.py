@@ -83,7 +83,7 @@ _ANYWHERE = ("max_activation", "kurtosis", "entropy", "max_logit")
 
 @dataclass(slots=True, kw_only=True)
 class KeySums:
-    """Running totals of one reading: (name, layer) -> sums, or largest values."""
+    """Running totals of one reading, from which its numbers are computed: (name, layer) -> sums, or largest values."""
 
     threshold: float
     without_first: bool = False
@@ -98,7 +98,7 @@ class KeySums:
     def add_state(
         self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
     ) -> None:
-        """Add the residual stream after a layer (before layer 0: layer -1) of the tokens marked ``valid``."""
+        """Add the residual stream after a layer (-1: before layer 0) to the totals, at the tokens marked ``valid``."""
         h = h.float()
         positions = torch.arange(h.shape[1], device=h.device)
         ordinary = valid & (positions >= OTHERS_FROM)
@@ -130,10 +130,10 @@ class KeySums:
         valid: Bool[Tensor, "batch position"],
         reach: int | None,
     ) -> None:
-        """Add a layer's attention: all queries' weights on position 0, and sampled queries' whole rows.
+        """Add a layer's attention to the totals: all queries' weights on position 0, sampled queries' whole rows.
 
         The sink score, mass and rate of every other key are estimated from the sampled rows.
-        Queries whose sliding window (``reach`` positions) does not include a key do not count for it.
+        A query does not count for keys outside its sliding window of ``reach`` positions.
         """
         score = attention.sink_score(column, valid=valid, key=0, reach=reach)
         if not attention.can_tell_sinks(reach, threshold=self.threshold):
@@ -159,12 +159,12 @@ class KeySums:
         self._add_by_key("mass_by_key", later / seen_later, where=told_later, layer=layer)
 
     def is_complete(self, layers: range, *, attention: Sequence[int]) -> bool:
-        """Check whether every layer was read, and the attention of those that have it."""
+        """Check whether the stream of all ``layers`` and the attention of the layers ``attention`` were added."""
         read = {"kurtosis": layers, "entropy": attention}
         return all((name, one) in self._values for name, some in read.items() for one in some)
 
     def sum_values(self) -> None:
-        """Turn the values collected so far into sums and counts."""
+        """Replace the values collected so far by their sums and counts."""
         for name in sorted({name for name, _ in self._values}):
             layers = [layer for one, layer in self._values if one == name]
             device = self._values[name, layers[0]].device
@@ -175,7 +175,7 @@ class KeySums:
         self._values.clear()
 
     def sum_over_processes(self, *, device: torch.device) -> "KeySums":
-        """Sums over all processes; every process must call this, after ``sum_values``."""
+        """Return the totals over all processes; every process must call this method, after ``sum_values``."""
         distributed = torch.distributed
         length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
         length = length.to(device)
@@ -191,7 +191,7 @@ class KeySums:
         return KeySums(threshold=self.threshold, without_first=without_first, added=added, largest=largest)
 
     def compute_reading(self, *, n_layers: int) -> Reading:
-        """The reading: a number for each key and layer (None: whole model); undefined numbers are left out."""
+        """Compute the reading, (key, layer or None for the whole model) -> number; leave out undefined numbers."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
         attention = [layer for layer in layers if ("score_by_key", layer) in added]
@@ -227,7 +227,7 @@ class KeySums:
         return _finite_reading(by_layer, whole, n_layers=n_layers)
 
     def _add_by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
-        """Add sum and count by key, over the sequences and heads that ``where`` marks."""
+        """Store a layer's sum and count of values by attention key, over the sequences and heads in ``where``."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
         self.added[name, layer] = torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]).float()
@@ -236,10 +236,10 @@ class KeySums:
 def _count_queries(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Count the sampled queries that see each key, for the sink score and the mass, and mark keys with enough of them.
+    """Count the sampled queries that see each attention key, and mark the keys with enough queries.
 
     Returns:
-        Counts for the score, where they are enough to tell, counts for the mass, where they are enough: "batch key".
+        Counts for the sink score, keys with enough, counts for the mass, keys with enough: each "batch key".
     """
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
@@ -251,7 +251,7 @@ def _count_queries(
 
 
 def _count_outliers(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
-    """Number of tokens on which each dimension exceeds ``COVERAGE_FACTOR`` times the token's median magnitude."""
+    """Count for each dimension the tokens on which it exceeds ``COVERAGE_FACTOR`` times their median magnitude."""
     # A dimension can only do so where the largest does: where that is over the factor times half the dimensions.
     # The median itself is dear, and few tokens need it.
     n = magnitude.shape[1]
@@ -263,7 +263,7 @@ def _count_outliers(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
 def _reduce_over_processes(
     tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
 ) -> dict[tuple[str, int], Tensor]:
-    """The tensors reduced over all processes by ``op`` in one exchange; they come back on the CPU."""
+    """Return the tensors reduced over all processes by ``op`` (such as a sum), in one exchange, on the CPU."""
     names = sorted(tensors)
     flat = torch.cat([tensors[name].flatten() for name in names]).to(device)
     torch.distributed.all_reduce(flat, op=op)
@@ -276,7 +276,7 @@ def _ratio(pair: Tensor) -> float:
 
 
 def _argmax(values: Sequence[float]) -> int | None:
-    """The index of the largest value that is not nan; None without one."""
+    """Return the index of the largest value that is not nan; None if all are nan."""
     known = [index for index, value in enumerate(values) if not math.isnan(value)]
     return max(known, key=lambda index: values[index]) if known else None
 
@@ -284,7 +284,7 @@ def _argmax(values: Sequence[float]) -> int | None:
 def _finite_reading(
     by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int
 ) -> dict[tuple[str, int | None], float]:
-    """The finite numbers as a reading: (key, layer) -> number, the layer None for the whole model."""
+    """Return the finite numbers as a reading, (key, layer) -> number; combine layers for the whole model (None)."""
     reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
         if name in whole:

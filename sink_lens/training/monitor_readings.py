@@ -28,19 +28,19 @@ _PATIENCE = 5.0
 
 
 class Readings:
-    """Readings in memory."""
+    """Store of a monitor's readings in memory, for a monitor without a run folder."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[tuple[str, int | None], ...], tuple[tuple[str, int | None], ...]] = {}
         self._held: list[tuple[int, tuple[tuple[str, int | None], ...], array[float]]] = []
 
     def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
-        """Keep a reading; its keys are kept once for all readings."""
+        """Store the reading of a step in memory; alarms are not stored here."""
         names = tuple(reading)
         self._held.append((step, self._names.setdefault(names, names), array("d", reading.values())))
 
     def frame(self) -> pd.DataFrame:
-        """All readings, as ``SinkMonitor.frame`` gives them."""
+        """Return all readings as a table, as ``SinkMonitor.frame`` does."""
         rows = [
             (step, key, layer, value, KEYS[key].unit)
             for step, names, values in self._held
@@ -54,7 +54,7 @@ class Readings:
 
 
 class ReadingLog:
-    """Readings in the log of a run folder, of which nothing is kept in memory."""
+    """Store of a monitor's readings in the log of a run folder; none is kept in memory."""
 
     def __init__(
         self, log: RunLog, making: "functools.partial[RunWriter]", beside: "functools.partial[ReadingLog]"
@@ -65,10 +65,10 @@ class ReadingLog:
     def open(
         cls, folder: Path, *, first_step: int, config: Mapping[str, Any], provenance: Mapping[str, Any]
     ) -> "ReadingLog":
-        """A log in the folder, or in one beside it if it holds something else than this training's beginning.
+        """Open a log in the folder, or in a folder beside it if the folder holds another training or other files.
 
-        A training that goes on takes the folder from a monitor of this process that was not closed, as one whose
-        training ended with an error. A training that begins leaves what a folder holds alone.
+        A training that goes on (``first_step`` above 0) appends to the log in its folder, also if a monitor of this
+        process left it open after an error. A new training never touches an existing log.
         """
         refused: RunError | None = None
         beside = [folder, *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))]
@@ -113,7 +113,7 @@ class ReadingLog:
                 )
 
     def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
-        """Write a reading and its alarms.
+        """Write the reading of a step and its alarms to the log.
 
         Raises:
             OSError: they cannot be written now; the next call tries again.
@@ -138,15 +138,15 @@ class ReadingLog:
             self._log.append(step, tables)
 
     def frame(self) -> pd.DataFrame:
-        """Table of all readings, with those of the training before it was continued."""
+        """Return all readings as a table, including those from before the training was continued."""
         return read_log(self._log.path)["monitor"]
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
-        """Let go of the folder, and where the training has ended, write its tables and how it ended.
+        """Close the log; if the training has finished, also write the tables and how the training ended.
 
         Raises:
-            OSError: readings that had to wait still cannot be written.
-            RunError: nor can the tables.
+            OSError: readings that waited still cannot be written.
+            RunError: the tables cannot be written.
         """
         if not self._open:
             return

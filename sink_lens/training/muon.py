@@ -45,14 +45,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._join_groups()
 
     def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
-        """Update layers' matrices by Muon and further parameters by AdamW; returns the closure's loss, if any."""
+        """Update the layers' matrices by Muon and all other parameters by AdamW; return the closure's loss, if any."""
         loss = None if closure is None else closure()
         for part in self._parts:
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of Muon and AdamW, in this order, under ``parts``."""
+        """Return ``{"parts": [state of Muon, state of AdamW]}``."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

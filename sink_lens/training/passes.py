@@ -21,7 +21,7 @@ def count_passes(config: TrainConfig) -> Passes:
     n_parameters, undecayed = count_parameters(config)
     micro, tokens = config.batch // config.accumulation, config.batch * config.length
     width = config.n_layers * (16 * config.d_model + 4 * config.d_mlp) + 4 * config.vocab_size
-    kept = len(config.kept)
+    kept = len(config.kept_steps)
     return Passes(
         parts=(Pass(forwards=0, backwards=config.steps, tokens=tokens),),
         sequences=config.batch,
@@ -41,7 +41,7 @@ def count_passes(config: TrainConfig) -> Passes:
 
 
 def estimate_cost(config: TrainConfig) -> Cost:
-    """Estimated time, memory and disk of a training: on the CPU by a formula, on a GPU from one timed step.
+    """Estimate the time, memory and disk of a training: on the CPU by a formula, on a GPU from one timed step.
 
     Raises:
         InputError: what ``train`` would refuse, the data apart.
@@ -103,7 +103,7 @@ def time_step(config: TrainConfig) -> tuple[float, int, str]:
 
 
 def count_parameters(config: TrainConfig) -> tuple[int, int]:
-    """(number of parameters of a configuration's model, number of those without weight decay)."""
+    """Return (number of parameters of a configuration's model, number of parameters without weight decay)."""
     heads, kv_heads = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     norm = config.d_model if config.norm == "rms" else 1
     gates = {"gate_elementwise": heads, "gate_headwise": config.n_heads}.get(config.attention, 0)

@@ -88,7 +88,7 @@ def prefix_output(
     *matrices: Float[Tensor, "kv_head row value"],
     phi: Phi = "elu",
 ) -> Float[Tensor, "batch position head value"]:
-    """Compute the part that Prefix-Tuning+ adds to the heads' outputs: ``phi(q) M``.
+    """Compute ``phi(q) M``, which Prefix-Tuning+ adds to the heads' outputs.
 
     Args:
         query: queries as they are projected, before a norm or a rotation, so that the same query adds the same at
@@ -114,9 +114,10 @@ def prefix_output(
 def bridge_hooks(
     layer: int, *matrices: Float[Tensor, "kv_head row value"], phi: Phi = "elu", family: Family | None = None
 ) -> list[tuple[str, Callable[..., Tensor | None]]]:
-    """Hooks that put a module beside the heads of one layer of a TransformerLens bridge, for ``run_with_hooks``.
+    """Return hooks that add ``phi(q) M`` to the heads of one layer of a TransformerLens bridge.
 
-    The family is needed where a bridge's own hook point of the queries has more than them, as in Qwen3.5.
+    They are the ``fwd_hooks`` of ``run_with_hooks``. The family is needed if the bridge's hook point of the queries
+    holds more than queries, as in Qwen3.5.
     """
     held: list[Tensor] = []
 
@@ -166,13 +167,13 @@ class PrefixMemory(nn.Module):
         return [q.register_forward_hook(self._keep_queries), o.register_forward_pre_hook(self._add_output)]
 
     def _keep_queries(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the queries that the query projection gives."""
+        """Keep the output of the query projection for ``_add_output``."""
         address = SITES["q"].address(self._family)
         assert address is not None  # every family has queries
         self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
 
     def _add_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Add the module's output to the input of W_O."""
+        """Add ``phi(q) M`` to the input of W_O."""
         if self._query is None:
             raise ModelError(
                 "W_O ran and the query projection did not, as on a bridge that splits a fused projection; need the "
@@ -235,17 +236,17 @@ class PrefixModel(nn.Module):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call the model; the names are those of the columns that a Trainer keeps."""
+        """Call the model with its prefix; the named arguments are the columns that a Trainer keeps."""
         return self.base_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels, **kwargs
         )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate with the model."""
+        """Generate text with the model and its prefix."""
         return self.base_model.generate(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the model itself."""
+        """Return an attribute of the model itself."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -258,7 +259,7 @@ class PrefixModel(nn.Module):
         return self.base_model
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
-        """(number of trained parameters, number of all parameters)."""
+        """Return (number of trained parameters, number of all parameters)."""
         counted = [(parameter.requires_grad, parameter.numel()) for parameter in self.parameters()]
         return sum(n for trained, n in counted if trained), sum(n for _, n in counted)
 
@@ -276,7 +277,7 @@ class PrefixModel(nn.Module):
         return every
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load what ``state_dict`` returned.
+        """Load the trained matrices that ``state_dict`` returned.
 
         Raises:
             ModelError: other names or shapes.
@@ -391,7 +392,7 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
 
 
 def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
-    """Read the configuration of an adapter for a model of this class."""
+    """Read the configuration of a saved adapter; refuse an adapter of another class of models."""
     try:
         saved = json_value((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

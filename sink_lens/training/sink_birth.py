@@ -39,7 +39,7 @@ class Birth:
 
     @property
     def sentence(self) -> str:
-        """When the sink was born, or that there is none, and the sink rate and largest mass at the last checkpoint."""
+        """A sentence: when the sink was born, if at all, and the sink rate and largest mass at the last checkpoint."""
         if self.tokens is None:
             born = f"no sink at threshold {self.threshold:g}"
         elif self.before is None:
@@ -106,5 +106,5 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
 
 
 def whole_model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Rows of a measure for the whole model, leaving out those of single layers."""
+    """Return the rows of a measure of the whole model, without the rows of single layers."""
     return frame.loc[(frame["measure"] == measure) & frame["layer"].isna() & frame["position"].isna()]

@@ -145,7 +145,7 @@ def train(
 
 
 def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) -> str:
-    """Summarise what was trained, on how much, and how well it predicts."""
+    """Return a sentence with the model, the tokens, the time and the losses of a training."""
     last = log.iloc[-1]
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
@@ -161,9 +161,9 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
 
 
 def leave_process_group() -> None:
-    """At the end of a program under a launcher: leave the group of processes that ``train`` joined, all together.
+    """Leave the group of processes that ``train`` joined, at the end of a program under a launcher.
 
-    A group that is left to the end of the interpreter waits for threads that wait for the interpreter.
+    Without this call, the end of the interpreter can hang.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()  # the wrapped model first: where it is the last to hold the group, that is such a wait
@@ -172,7 +172,7 @@ def leave_process_group() -> None:
 
 
 def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
-    """Arguments of the Hugging Face Trainer; under a launcher, making them joins the process group."""
+    """Build the arguments of the Hugging Face Trainer; under a launcher, this joins the group of processes."""
     sharding: dict[str, Any] = {}
     if config.fsdp:
         wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["HeadNormDecoderLayer"]}
@@ -217,10 +217,10 @@ def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> Trai
 
 
 def choose_device(config: TrainConfig) -> str:
-    """The device that the training runs on: cpu, cuda or mps.
+    """Return the device that the training runs on: cpu, cuda or mps.
 
     Raises:
-        InputError: it is not there, or sharding is asked for where it would be skipped.
+        InputError: the device does not exist, or cannot do sharding or bf16 as the configuration asks.
     """
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     device = config.device or next(name for name in ("cuda", "mps", "cpu") if there[name])
@@ -249,7 +249,7 @@ def check_processes(config: TrainConfig, n_processes: int) -> None:
 
 @contextlib.contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Within it transformers shows neither messages nor bars; what was set before is set again."""
+    """Hide the messages and progress bars of transformers within the block."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -265,7 +265,7 @@ def silence_transformers() -> Iterator[None]:
 def _open_run(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
-    """The run folder, held by the first process, and the checkpoint that all go on from."""
+    """Yield (writer of the run folder, None but in the first process; checkpoint to resume from, or None)."""
     writer: RunWriter | None = None
     outcome: list[Any] = [None, None]
     provenance = {
@@ -326,7 +326,7 @@ def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *
 
 
 def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
-    """The newest checkpoint before one that cannot be used; raises the error if there is none."""
+    """Return the newest checkpoint before one that cannot be used; raise the error if there is none."""
     if checkpoint is None or not alone:
         raise error
     folder = checkpoint.folder.parent
@@ -341,7 +341,7 @@ def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *
 
 @contextlib.contextmanager
 def _handle_interrupt(loop: Loop, args: TrainingArguments) -> Iterator[None]:
-    """Ctrl-C ends the step and saves it; a second one ends at once. What was logged is written, whatever happens."""
+    """Within the block, let Ctrl-C finish and save the step, and a second Ctrl-C end at once; then write the log."""
     own = args.world_size == 1 and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
 

@@ -40,12 +40,12 @@ class Variants:
 
     @property
     def baseline(self) -> str:
-        """The variant that the others are compared with."""
+        """Name of the variant that the other variants are compared with."""
         return next(iter(self.runs))
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The other variants."""
+        """Names of all variants but the baseline."""
         return tuple(self.runs)[1:]
 
     @property
@@ -117,7 +117,7 @@ def _check_finished(run: Run) -> Run:
 def _find_compared_fields(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, by: str | Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Names of the fields by which the variants are told apart; refuses runs that differ in any further field."""
+    """Return the fields that the variants differ in, or ``by``; refuse runs that differ in any further field."""
     fields = sorted({name for config in configs for name in config} - IGNORED)
     differing = [name for name in fields if _field_differs(configs, name) and name not in WARNED]
     if by is not None:
@@ -147,7 +147,7 @@ def _find_compared_fields(
 
 
 def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
-    """Check whether the configurations differ in a field that applies to them."""
+    """Check whether the configurations differ in a field, leaving out those that make no use of the field."""
     if name in ONLY_WITH:
         switch, values = ONLY_WITH[name]
         configs = [config for config in configs if config.get(switch) in values]
@@ -155,7 +155,7 @@ def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
 
 
 def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
-    """Error text that lists the values of each differing field with the runs that have them."""
+    """Return an error text with the values of each field in which the runs differ, and a run for each value."""
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
@@ -185,7 +185,7 @@ def _check_pairs(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> No
 
 
 def _allowed_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Sentences on differences that are allowed, such as device or versions; each is also a warning."""
+    """Return a sentence for each difference that is allowed, such as the device, and warn with it."""
     sentences: dict[str, None] = {}
     for given, names in (([run.provenance for run in runs], (*CIRCUMSTANCE, "processes")), (configs, WARNED)):
         for name in names:

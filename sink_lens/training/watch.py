@@ -59,7 +59,7 @@ def measure_checkpoint(
     threshold: float = SINK_THRESHOLD,
     device: str | None = None,
 ) -> pd.DataFrame:
-    """The rows of one checkpoint in ``watch.parquet``: a model that is being trained, or a saved folder.
+    """Measure the chain on one checkpoint, and return its rows of ``watch.parquet``.
 
     A model that is being trained goes on as if nothing had happened.
 
@@ -94,7 +94,7 @@ def watch(
     progress: bool = True,
     **fields: Any,
 ) -> pd.DataFrame:
-    """The chain's measures on every checkpoint of a training; they are kept in ``watch.parquet``.
+    """Measure the chain on every checkpoint of a training; return the table, which is also ``watch.parquet``.
 
     A run of ``sink-lens train`` keeps the table itself. Other checkpoints (a folder of ``checkpoint-*`` of the Hugging
     Face Trainer, a list of what ``load`` takes) get a run folder of their own.
@@ -147,7 +147,7 @@ def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
 
 
 def watch_folder(config: WatchConfig) -> Path:
-    """Folder that the measurements are written to: the run itself, else ``out`` or ``runs/watch-NAME``."""
+    """Return the folder that the measurements are written to: the run's, else ``out`` or ``runs/watch-NAME``."""
     if config.out is None and _is_run(config.run):
         return Path(config.run)
     return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
@@ -156,9 +156,9 @@ def watch_folder(config: WatchConfig) -> Path:
 def _watch_other_checkpoints(
     source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
-    """Measure checkpoints that are no run of ``sink-lens train``, in a run folder of their own.
+    """Measure checkpoints that ``sink-lens train`` did not write, into a run folder of their own.
 
-    The tokenizer of the first one that can be loaded is used for all.
+    The tokenizer of the first checkpoint that can be loaded is used for all.
     """
     checkpoints = find_checkpoints(source)
     if tokens is None:
@@ -238,15 +238,15 @@ def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, toke
 
 
 def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with its columns' types set; ``tokens`` is missing where no log counted tokens."""
+    """Return the table with the types of ``COLUMNS``; ``tokens`` becomes nullable if some are missing."""
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 
 def _earlier_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
-    """Rows that an earlier run of ``watch`` measured, without failed checkpoints, which are tried again.
+    """Return the rows that an earlier ``watch`` measured, without failed checkpoints, which are tried again.
 
     Raises:
-        RunError: it was measured on other tokens, or not at this threshold.
+        RunError: the rows were measured on other tokens, or not at this threshold.
     """
     whole = frame.loc[frame["error"].isna()]
     what = f"{folder}/watch.parquet was measured"
@@ -260,7 +260,7 @@ def _earlier_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, thres
 
 
 def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that lies in a training run's folder; None where there is none.
+    """Load the tokenizer in a training run's folder; return None if the folder has none.
 
     Raises:
         RunError: its files cannot be read.
@@ -277,11 +277,10 @@ def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
 def evaluation_tokens(
     run: Run, tokenizer: PreTrainedTokenizerBase | None, *, sequences: int, length: int
 ) -> TokenBatch:
-    """The beginnings of a run's evaluation sequences, or pieces of the bundled prose where those cannot be had.
+    """Load the first ``length`` tokens of a run's evaluation sequences, or else pieces of the bundled prose.
 
-    The data is packed again where the cache has lost it. Where it is not what the run was trained on, or was given
-    to ``train`` as rows, a warning says that the bundled prose stands in. Where the text has
-    fewer sequences than asked for, all are used.
+    If the data has changed since, or was given to ``train`` as rows, a warning says that the prose is used. If there
+    are fewer sequences than ``sequences``, all are returned.
 
     Raises:
         RunError: there is neither evaluation data nor a tokenizer.

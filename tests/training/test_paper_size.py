@@ -78,8 +78,8 @@ def test_the_sizes_in_the_table_are_arithmetic():
         a_token = 6 * n_parameters + 6 * config.n_layers * config.d_model * config.length
         assert f"{a_token * tokens:.1e} operations a run".replace("+", "") in section()
     config = TrainConfig(size="paper")
-    assert f"all {len(config.kept)} checkpoints" in section()
-    assert f"{4 * PARAMETERS['paper'] * (len(config.kept) + 2) / 1e9:.0f} GB a run" in section()
+    assert f"all {len(config.kept_steps)} checkpoints" in section()
+    assert f"{4 * PARAMETERS['paper'] * (len(config.kept_steps) + 2) / 1e9:.0f} GB a run" in section()
     batch, accumulation, steps = re.search(r"--batch (\d+) --accumulation (\d+) --steps (\d+)", section()).groups()
     assert int(batch) % (8 * int(accumulation)) == 0
     assert int(batch) * int(steps) == config.batch * config.steps

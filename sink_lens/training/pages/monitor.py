@@ -45,7 +45,7 @@ _MOST_SENTENCES = 6
 
 
 def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3) -> Figure:
-    """The keys of the monitor by step: small multiples, layers by colour, the alarms marked.
+    """Draw the monitor's keys by step: a panel for each key, layers by colour, alarms as lines.
 
     Args:
         readings: step, key, layer (missing for the whole model) and value (see ``SinkMonitor.frame``).
@@ -92,7 +92,7 @@ def _alarm_table(run: Run) -> pd.DataFrame | None:
 
 
 def _title(run: Run) -> str:
-    """Title that says whether and when a sink is born."""
+    """Return a title that says if and when a sink is born."""
     alarms = _alarm_table(run)
     born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
     if born:
@@ -102,7 +102,7 @@ def _title(run: Run) -> str:
 
 
 def _sentences(run: Run) -> list[str]:
-    """Sentences with the alarms, and with rate and mass of the sink at the last reading."""
+    """Return sentences with the alarms, and with rate and mass of the sink at the last reading."""
     alarms = _alarm_table(run)
     told = [] if alarms is None else [visible(one, limit=300) for one in alarms["sentence"].tolist()]
     sentences = [f"{capital(one)}." for one in told[:_MOST_SENTENCES]]
@@ -124,7 +124,7 @@ def _sentences(run: Run) -> list[str]:
 
 
 def _last_reading(run: Run) -> dict[str, float]:
-    """The whole model's values at the last reading, by key; empty if there are no readings."""
+    """Return the whole model's last reading, key -> value; empty if there are no readings."""
     readings = run.optional("monitor", columns=_COLUMNS)
     if readings is None or not len(readings):
         return {}
@@ -133,7 +133,7 @@ def _last_reading(run: Run) -> dict[str, float]:
 
 
 def _sink_threshold(run: Run) -> float:
-    """The run's threshold of the sink score; 0.3 if not recorded."""
+    """Return the run's threshold of the sink score; 0.3 if the run does not record one."""
     found = run.config.get("threshold")
     return float(found) if isinstance(found, int | float) else 0.3
 
@@ -148,7 +148,7 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _reading_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the whole model's readings, the newest first."""
+    """Return (caption, table) of the whole model's readings, the newest first."""
     readings = run.need("monitor", columns=_COLUMNS)
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()

@@ -54,7 +54,7 @@ def draw_course(
     log: pd.DataFrame | None = None,
     born: float | int | None = None,
 ) -> Figure:
-    """The measures of a run's checkpoints against tokens: small multiples, layers by colour, the birth marked.
+    """Draw the measures of a run's checkpoints by tokens: a panel for each, layers by colour, the birth marked.
 
     Args:
         watched: step, tokens, measure, layer, position, threshold, value (see ``training.checkpoints.watch``).
@@ -128,14 +128,14 @@ _COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "supe
 
 
 def _with_steps(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """(table, unit of its column ``tokens``): where tokens are unknown, the column holds steps."""
+    """Return (table, unit of its column ``tokens``); the column holds steps if tokens are unknown."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
 
 
 def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], by: str = "") -> Figure:
-    """Variants side by side: loss curves with intervals over seeds, differences to the baseline, the sink's course.
+    """Draw the variants: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
     Args:
         tables: ``curves``, ``bands``, ``finals``, ``differences`` and, where the runs were watched, ``course`` (see
@@ -197,17 +197,17 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
 
 
 def _finite_column(log: pd.DataFrame, column: str) -> pd.Series:
-    """The finite numbers of a log's column by tokens; empty without the column."""
+    """Return the finite numbers of a log's column, indexed by tokens; empty if the column is missing."""
     values = log[column].to_numpy(float) if column in log.columns else np.full(len(log), np.nan)
     there = np.isfinite(values)
     return pd.Series(values[there], index=log["tokens"].to_numpy(float)[there])
 
 
 class _TokenScale:
-    """Tokens on a logarithmic axis; 0 stands one step before the smallest other, and says so."""
+    """Logarithmic axis of numbers of tokens, which shows 0 left of the smallest positive number."""
 
     def __init__(self, tokens: np.ndarray) -> None:
-        """Set the scale for these numbers of tokens; 0 gets a place of its own on the left."""
+        """Make a scale for these numbers of tokens."""
         known = np.unique(tokens[np.isfinite(tokens)])
         positive = known[known > 0]
         self._least = float(positive[0]) if len(positive) else 1.0
@@ -218,7 +218,7 @@ class _TokenScale:
         self._high = float(positive[-1]) if len(positive) else 2.0
 
     def positions(self, tokens: Any) -> np.ndarray:
-        """Positions on the axis of numbers of tokens."""
+        """Return the positions of numbers of tokens on the axis."""
         tokens = np.asarray(tokens, dtype=float)
         return np.where(tokens > 0, tokens, self._zero)
 
@@ -237,7 +237,7 @@ class _TokenScale:
 
 
 def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _TokenScale, **style: Any) -> None:
-    """Draw a measure by tokens; nothing without rows."""
+    """Draw the rows' values by tokens as a line."""
     if len(rows):
         rows = rows.sort_values("tokens")
         style = {"markersize": 3.5, "linewidth": 1.5} | style
@@ -254,7 +254,7 @@ def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
 def _draw_band(
     axes: Axes, rows: pd.DataFrame, scale: _TokenScale, *, label: str, color: str, marker: str, marks: bool = False
 ) -> None:
-    """Draw a mean with its interval; a curve of few points has a mark at each."""
+    """Draw a mean by tokens with its interval as a band; mark the points if there are at most 30."""
     rows = rows.sort_values("tokens")
     x, (mean, low, high) = scale.positions(rows["tokens"]), rows[["mean", "low", "high"]].to_numpy(float).T
     if np.isfinite(low).any():
@@ -281,7 +281,7 @@ def _watch_title(run: Run) -> str:
 
 
 def _last_values_text(run: Run) -> str:
-    """Text with the last loss, if possible the held-out one, and the last sink rate, as far as the run has them."""
+    """Return a text with the last loss (held out, if logged) and the sink rate; empty if the run has neither."""
     log, watch = run.optional("log", columns=_LOG), run.optional("watch", columns=_WATCH)
     parts = []
     for column, name in (("eval_loss", "held-out loss"), ("loss", "loss")):
@@ -294,7 +294,7 @@ def _last_values_text(run: Run) -> str:
 
 
 def _sentences(run: Run) -> list[str]:
-    """Describe the training: its length, the loss, and whether there is a sink."""
+    """Return sentences on the training: its length, the losses, and the sink if it was watched."""
     sentences = []
     log = run.optional("log", columns=_LOG)
     if log is not None and len(log):
@@ -309,7 +309,7 @@ def _sentences(run: Run) -> list[str]:
 
 
 def _find_birth(watch: pd.DataFrame) -> Birth | None:
-    """The birth of the sink at the usual threshold; None where that was not measured."""
+    """Return the birth of the sink at the usual threshold; None if the table lacks this threshold."""
     try:
         return find_birth(watch)
     except InputError:
@@ -317,7 +317,7 @@ def _find_birth(watch: pd.DataFrame) -> Birth | None:
 
 
 def _sink_sentence(watch: pd.DataFrame) -> str:
-    """Sentence that says since when position 0 is a sink, at the usual threshold."""
+    """Return a sentence that says since when position 0 is a sink, at the usual threshold."""
     born = _find_birth(watch)
     if born is None:
         return f"The share of heads with a sink score above {SINK_THRESHOLD:g} was not measured."
@@ -336,7 +336,7 @@ def _check_watched(run: Run) -> None:
 
 
 def _course_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the measures of the run's checkpoints by tokens."""
+    """Return (caption, figure) of the measures of the run's checkpoints by tokens."""
     _check_watched(run)
     watch = run.need("watch", columns=_WATCH)
     watch = watch.loc[watch["measure"] != "error"]
@@ -363,7 +363,7 @@ def _loss_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
-    """The whole model's rows of a table of ``watch``: step, tokens, measure, threshold, value, unit."""
+    """Return the whole model's rows of a table of ``watch``: step, tokens, measure, threshold, value, unit."""
     watch, _ = _with_steps(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
@@ -376,7 +376,7 @@ BRIEF |= {"effective_rank_without": "w/o 0", "growth_steps": "growth", "super_ne
 
 
 def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[str, str] | None = None) -> PageTable:
-    """One row per checkpoint, one column per measure of the whole model.
+    """Return the table of checkpoints: one row per checkpoint, one column per measure of the whole model.
 
     Args:
         watch: what ``watch`` measured.
@@ -424,7 +424,7 @@ def _variant_names(run: Run) -> list[str]:
 
 
 def _compare_title(run: Run) -> str:
-    """Title of a comparison: the variants, and the difference of their final loss."""
+    """Return the title of a comparison: the variants, and the difference of their final losses."""
     names = [
         "learning rate" if name == "lr" else name_in_words(str(name)) for name in run.config.get("by") or ["variants"]
     ]
@@ -445,7 +445,7 @@ def _compare_title(run: Run) -> str:
 
 
 def _read_findings(run: Run) -> list[str]:
-    """The comparison's sentences, as written in its run folder."""
+    """Read the comparison's sentences from ``findings.txt`` in its run folder."""
     path = run.folder / "findings.txt"
     if not path.is_file():
         return ["findings.txt is not in this folder."]
@@ -484,7 +484,7 @@ def _final_table(run: Run) -> tuple[str, PageTable]:
 
 
 def final_loss_table(table: pd.DataFrame) -> PageTable:
-    """One row per run and curve: final loss, difference to the baseline, tokens to reach the baseline's final loss."""
+    """Return one row per run and curve: final loss, difference to the baseline, tokens to reach its final loss."""
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
     return page_table(table, heads, most=60)
@@ -500,7 +500,7 @@ _MEASURES = {
 
 
 def variant_measure_table(table: pd.DataFrame) -> PageTable:
-    """One row per measure, one column per variant: means over seeds with their intervals.
+    """Return one row per measure and one column per variant: means over seeds with their intervals.
 
     Args:
         table: measure, threshold, variant, mean, low, high.
