@@ -91,7 +91,9 @@ def test_a_killed_training_has_every_reading_and_goes_on_to_those_of_an_unbroken
 def test_alarms_go_on_from_what_was_read_before(tmp_path, monkeypatch):
     def rates(values):
         found = ({("rate_strongest", None): one} for one in values)
-        monkeypatch.setattr("sink_lens.training.monitor_keys.KeySums.compute_reading", lambda self, n_layers: next(found))
+        monkeypatch.setattr(
+            "sink_lens.training.monitor_keys.KeySums.compute_reading", lambda self, n_layers: next(found)
+        )
 
     training = Training()
     monitor = begun(training, tmp_path / "run", threshold=0.25)
