@@ -25,7 +25,7 @@ from sink_lens.edits.normalisation import head_rms_norm, natural_rms
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.identity.config import FEWEST
-from sink_lens.identity.cosine_sums import CosineSums, Ends, jackknife_interval
+from sink_lens.identity.cosine_sums import CosineSums, PredictionCounts, jackknife_interval
 from sink_lens.measures.reductions import widen
 from sink_lens.models.lens import LensModel
 from sink_lens.stats import interval, paired_difference
@@ -75,7 +75,7 @@ class _Variant:
     """Measurements under one calibration."""
 
     sums: CosineSums
-    ends: Ends
+    ends: PredictionCounts
     mass: list[np.ndarray]
     """Mean attention to position 0 by sequence."""
     loss: list[np.ndarray]
@@ -131,7 +131,7 @@ def _run(lens: LensModel, tokens: TokenBatch, edits: list[Edit], *, bar: tqdm) -
     """Run the model under a calibration, and take every measure."""
     variant = _Variant(
         sums=CosineSums(lens.n_layers, sequences=tokens.n_sequences, length=tokens.n_positions),
-        ends=Ends(lens.d_vocab, lens.d_model),
+        ends=PredictionCounts(lens.d_vocab, lens.d_model),
         mass=[],
         loss=[],
     )
@@ -182,7 +182,7 @@ def _at_last(found: np.ndarray) -> np.ndarray:
 
 
 _CONTRACTED: Mapping[str, Callable[[CosineSums], np.ndarray]] = {
-    "inter_excess": lambda sums: _at_last(sums.inter()),
-    "intra_excess": lambda sums: _at_last(sums.intra()),
-    "discrepancy": lambda sums: _at_last(sums.inter()) - _at_last(sums.inter(end=0)),
+    "inter_excess": lambda sums: _at_last(sums.inter_cosines()),
+    "intra_excess": lambda sums: _at_last(sums.intra_cosines()),
+    "discrepancy": lambda sums: _at_last(sums.inter_cosines()) - _at_last(sums.inter_cosines(end=0)),
 }

@@ -23,7 +23,7 @@ import torch
 from measure import peak
 from scipy.stats import kendalltau
 
-from sink_lens.identity.features import Inputs, features
+from sink_lens.identity.features import Inputs, read_features
 from sink_lens.identity.nulls import tau_of_columns as tau
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.measures.kendall import tau_b_matrix
@@ -78,7 +78,7 @@ def memory(n: int) -> float:
 
     def read(sequences: int) -> float:
         inputs = Inputs(kind="tokens", sequences=sequences, length=LENGTH, seed=0, ids=tuple(range(1000)))
-        return peak(lambda: features(lens, inputs))
+        return peak(lambda: read_features(lens, inputs))
 
     read(n)  # what is allocated once
     small, large = (statistics.median(read(sequences) for _ in range(3)) for sequences in (n, 4 * n))

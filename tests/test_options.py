@@ -23,7 +23,7 @@ from sink_lens.patching.run_pair import patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies import card, quantise
 from sink_lens.studies.config import AblateConfig, CardConfig
-from sink_lens.studies.study import config_of_study
+from sink_lens.studies.study import make_study_config
 from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training import compare, watch
@@ -298,7 +298,7 @@ def from_python(command, name, given):
         return _call_config(name, given=None, fields=rest)
     if command == "patch":
         return patch_config(None, lens=types.SimpleNamespace(name=name), fields=rest)
-    return config_of_study(kind, name, config=None, tokens=None, fields=rest)
+    return make_study_config(kind, name, config=None, tokens=None, fields=rest)
 
 
 def click_command(command):
@@ -391,6 +391,6 @@ def test_a_table_of_the_tokens_is_the_same_as_its_fields(read, tmp_path):
 
 def test_two_configurations_are_refused():
     with pytest.raises(InputError, match="two configurations"):
-        config_of_study(AblateConfig, AblateConfig(), config=AblateConfig(), tokens=None, fields={})
+        make_study_config(AblateConfig, AblateConfig(), config=AblateConfig(), tokens=None, fields={})
     with pytest.raises(InputError, match="ablate was given a TraceConfig; need a AblateConfig, or a model before it"):
-        config_of_study(AblateConfig, TraceConfig(), config=None, tokens=None, fields={})
+        make_study_config(AblateConfig, TraceConfig(), config=None, tokens=None, fields={})

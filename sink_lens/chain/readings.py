@@ -116,7 +116,7 @@ def attention_readings(
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
         """A reading of rows, averaged over the sampled queries."""
-        return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_valid_queries(view))
+        return lambda view: attention.mean_over_rows(function(view["rows"]), row_valid=_valid_queries(view))
 
     def to_no_key(rows: Tensor) -> Tensor:
         """The null mass; nan where a row is no softmax."""

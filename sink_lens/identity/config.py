@@ -86,7 +86,7 @@ class ContractionConfig(SurveyConfig):
 
 
 def check_length(length: int) -> None:
-    """Refuse sequences that are too short for contraction."""
+    """Refuse sequences of under 10 tokens, which are too short to measure contraction."""
     if length < 10:
         raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
 
@@ -146,7 +146,7 @@ class FingerprintConfig(ModelsConfig):
                 raise InputError(f"{name} is {n}; need {need} for a p under {self.alpha:g}")
 
     def n_coordinates(self, width: int) -> int:
-        """Number of coordinates that are taken from a model of this width.
+        """Return the number of identity coordinates of a model of this width.
 
         Raises:
             InputError: more than there are, or so few that no answer can come of it.
@@ -167,7 +167,7 @@ MOST = 100_000_000
 
 
 def check_size(*, sequences: int, length: int) -> None:
-    """Refuse too few sequences or far too many, or none of a token."""
+    """Refuse fewer than 50 sequences, far too many, or sequences without a token."""
     if sequences < FEWEST:
         raise InputError(
             f"{sequences} sequences were asked for; need at least {FEWEST} for shares, cosines and tau over them, and "
@@ -180,6 +180,6 @@ def check_size(*, sequences: int, length: int) -> None:
 
 
 def check_models(config: SurveyConfig | FingerprintConfig) -> None:
-    """Refuse a survey or a comparison of no model."""
+    """Refuse a configuration that names no model."""
     if not (config.models or config.untrained):
         raise InputError(NOTHING if isinstance(config, SurveyConfig) else f"no model was given; {TWO}")

@@ -31,7 +31,7 @@ from ..progress import tqdm
 from ..records import Finding
 from ..schema import SINK_THRESHOLD
 from .config import check_length
-from .cosine_sums import CosineSums, Ends, Place, jackknife_interval
+from .cosine_sums import CosineSums, Place, PredictionCounts, jackknife_interval
 from .models_to_measure import RandomSequences
 from .preference import wilson_interval
 
@@ -64,7 +64,7 @@ def contraction(
     sinks: bool = True,
     progress: bool = True,
 ) -> Contraction:
-    """Measure the similarity of random sequences, and of the positions of one, after each sublayer, with the floor.
+    """Measure how alike random sequences' states are, and those of one sequence's positions, after each sublayer.
 
     One pass of the plain model over the sequences, which are drawn as they are needed, and one over 32 of them for the
     sink measures.
@@ -90,21 +90,21 @@ def contraction(
     draws.check(lens)
     check_plain_layers(lens)
     sums = CosineSums(lens.n_layers, sequences=sequences, length=length)
-    ends = Ends(lens.d_vocab, lens.d_model)
+    ends = PredictionCounts(lens.d_vocab, lens.d_model)
     last = Reading(name="ends", sites=("final",), function=lambda view: ends.add(view["final"][:, -1], lens=lens))
     readings = [*sums.readings(), last]
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
         for chunk in draws.chunks(lens):
             stream(lens, chunk, readings)
             bar.update(chunk.n_sequences)
-    return make_result(sums, ends=ends, lens=lens, sinks=_sink_measures(lens, draws) if sinks else {})
+    return make_contraction(sums, ends=ends, lens=lens, sinks=_measure_sinks(lens, draws) if sinks else {})
 
 
-def make_result(
-    sums: CosineSums, *, ends: Ends, lens: LensModel, sinks: Mapping[str, tuple[float, str]]
+def make_contraction(
+    sums: CosineSums, *, ends: PredictionCounts, lens: LensModel, sinks: Mapping[str, tuple[float, str]]
 ) -> Contraction:
-    """The result with its tables, from the finished sums, counts and sink measures."""
-    inter, intra, first = sums.inter(), sums.intra(), sums.inter(end=0)
+    """Make the result with its four tables from the finished sums and counts, and from the sink measures."""
+    inter, intra, first = sums.inter_cosines(), sums.intra_cosines(), sums.inter_cosines(end=0)
     last = sums.places.index((lens.n_layers - 1, "mlp"))
     by_attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]
     rows: list[tuple[object, ...]] = []
@@ -136,11 +136,11 @@ def make_result(
     )
 
 
-def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFrame:
-    """The cosine of the contraction directions of every two models of one width: a, b, stage, cosine, chance.
+def direction_cosines(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFrame:
+    """Return the cosine of the contraction directions of every two models of one width.
 
-    ``stage`` is ``last`` (after the last layer) or ``final`` (after the last norm); ``chance`` is the standard
-    deviation of the cosine of two random directions, ``1 / sqrt(d_model)``.
+    The columns are a, b, stage, cosine and chance. ``stage`` is ``last`` (after the last layer) or ``final`` (after the
+    last norm); ``chance`` is the standard deviation of the cosine of two random directions, ``1 / sqrt(d_model)``.
 
     Args:
         directions: model -> its ``Contraction.directions``.
@@ -155,7 +155,7 @@ def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFram
 
 
 def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
-    """Rows of one measure: its cosine, the excess over the floor and the gain, at each place (layer and stage)."""
+    """Return the rows of ``layers`` for one measure: cosine, excess over the floor, and gain at each place."""
     value, low, high = jackknife_interval(found)
     excess, excess_low, excess_high = jackknife_interval(found - found[:, :1])
     return pd.DataFrame(
@@ -176,7 +176,7 @@ def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.
 
 
 def _position_rows(sums: CosineSums) -> pd.DataFrame:
-    """Rows of the excess between sequences and the norm, by position."""
+    """Return the table ``positions``: at each place and position the excess between sequences, and the mean norm."""
     n, frames = sums.sequences, []
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:
@@ -187,8 +187,8 @@ def _position_rows(sums: CosineSums) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _alignment_rows(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.DataFrame:
-    """The direction beside the preferred tokens' unembedding, and beside the first token's largest dimension."""
+def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel) -> pd.DataFrame:
+    """Return the table ``alignment``: cosines of the direction with preferred tokens and with the largest dimension."""
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
     weight = unpacked_weight(lens.plain.get_output_embeddings(), dtype=lens.dtype).cpu()
@@ -209,8 +209,8 @@ def _alignment_rows(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.Data
     return pd.DataFrame(rows, columns=["what", "which", "cosine", "rank", "of", "event_frac"])
 
 
-def _sink_measures(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
-    """The sink measures of the whole model on the first sequences."""
+def _measure_sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
+    """Measure the model's sink on the first sequences: measure -> (value, unit)."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
     frame = chain_measures(lens, from_tensor(tokens), threshold=SINK_THRESHOLD)

@@ -48,11 +48,11 @@ class CosineSums:
         self._seen: dict[Place, int] = {}
 
     def _block_numbers(self, start: int, n: int) -> Tensor:
-        """Number of the jackknife block that each of ``n`` sequences from ``start`` on belongs to."""
+        """Return the jackknife block of each of ``n`` sequences, the first of which has the number ``start``."""
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:
-        """Readings for ``stream`` that add the states at each place to these sums."""
+        """Return the readings for ``stream`` that add the states at each place to these sums."""
 
         def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
             def add(view: LayerView) -> None:
@@ -71,7 +71,7 @@ class CosineSums:
         """Add the states of the next sequences at a place.
 
         Raises:
-            InputError: they are not finite, as where a half-precision type overflows.
+            InputError: states are not finite, as where a half-precision type overflows.
         """
         wide = widen(states)
         norm = wide.norm(dim=-1)
@@ -99,30 +99,30 @@ class CosineSums:
         self.within[place].index_add_(0, blocks, cosine.cpu().float())
         self._seen[place] = seen + len(wide)
 
-    def inter(self, *, end: int = -1) -> np.ndarray:
-        """Mean cosine of all pairs of sequences, at the last position (or the first: 0): [1 + block, place].
+    def inter_cosines(self, *, end: int = -1) -> np.ndarray:
+        """Return the mean cosine of all pairs of sequences at the last position (``end=0``: the first).
 
-        Row 0 is of all sequences, row 1 + g of all but those of block g.
+        The array is [1 + block, place]: row 0 has all sequences, row 1 + g all but those of block g.
         """
         return np.stack(
             [mean_pair_cosines(self.ends[place][:, end].double(), self.sizes) for place in self.places], axis=1
         )
 
-    def intra(self) -> np.ndarray:
-        """Mean cosine of two positions of a sequence: [1 + block, place], as ``inter``."""
+    def intra_cosines(self) -> np.ndarray:
+        """Return the mean cosine of two positions of a sequence: [1 + block, place], as in ``inter_cosines``."""
         sums = torch.stack([self.within[place] for place in self.places], dim=1).double()
         kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
         sizes = torch.cat([self.sizes.sum()[None], self.sizes.sum() - self.sizes])
         return (kept / sizes[:, None]).numpy()
 
     def direction(self, place: Place) -> np.ndarray:
-        """Unit vector along the mean of the last position's normalised states at a place."""
+        """Return the contraction direction at a place: the unit mean of the last position's unit states."""
         mean = self.units[place][-1].double()
         return (mean / mean.norm()).numpy()
 
 
-class Ends:
-    """Counts of what the last position's state ends in: the most and least probable token, the smallest dimension."""
+class PredictionCounts:
+    """Counts of the most and the least probable token, and of the smallest dimension, at the last position."""
 
     def __init__(self, n_vocab: int, d_model: int) -> None:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
@@ -143,14 +143,14 @@ class Ends:
 
 
 def mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
-    """Mean cosine of all pairs of unit vectors, from their sums by block: of all, then without each block."""
+    """Return the mean cosine of all pairs of unit vectors from their sums by block: of all, then without each block."""
     kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
     n = torch.cat([sizes.sum()[None], sizes.sum() - sizes])
     return ((kept.square().sum(-1) - n) / (n * (n - 1))).numpy()
 
 
 def jackknife_interval(found: np.ndarray) -> tuple[Any, Any, Any]:
-    """(estimate, low, high) with the 95% jackknife interval, from the estimate of all and those without a block."""
+    """Return (estimate, low, high), the 95% jackknife interval; row 0 has all blocks, row 1 + g lacks block g."""
     left = found[1:]
     half = _T * np.sqrt((BLOCKS - 1) / BLOCKS * ((left - left.mean(0)) ** 2).sum(0))
     return found[0], found[0] - half, found[0] + half

@@ -23,7 +23,7 @@ _FLOPS = 2e11
 
 
 def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
-    """Give a table with one row per variant: its models and parameters, and the tokens, seconds and bytes of memory.
+    """Estimate what a survey or a comparison costs: a row per variant with parameters, tokens, time and memory.
 
     One forward pass over a few sequences of each variant's first model is timed. Memory is that of this process after
     it; no number of sequences changes it.

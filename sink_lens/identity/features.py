@@ -33,7 +33,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ModelFacts:
     """Facts about a model (width, vocabulary, ...) that decide which inputs it can share with another."""
 
     weights: str
@@ -51,10 +51,10 @@ class Facts:
     """Mean and standard deviation over all entries of its embedding matrix."""
 
 
-def facts_of(lens: LensModel) -> Facts:
-    """Width, vocabulary, tokenizer, weights hash and what else decides which inputs a model can share with another."""
+def read_facts(lens: LensModel) -> ModelFacts:
+    """Read the width, vocabulary, tokenizer and hashes of a model, which decide what inputs it can share."""
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
-    vocabulary = None if lens.tokenizer is None else _digest(sorted(lens.tokenizer.get_vocab().items()))
+    vocabulary = None if lens.tokenizer is None else _hash_of_json(sorted(lens.tokenizer.get_vocab().items()))
     buffers = hashlib.sha256()  # what is neither a weight nor configured, as rotary frequencies that were switched off
     for name, buffer in lens.plain.named_buffers():
         buffers.update(name.encode())
@@ -65,9 +65,9 @@ def facts_of(lens: LensModel) -> Facts:
         if name not in (NAME_OF_CONFIG, "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
     }
     matrix = unpacked_weight(lens.plain.get_input_embeddings(), dtype=lens.dtype).float()
-    return Facts(
+    return ModelFacts(
         weights=weights_hash(lens),
-        config=_digest([type(lens.plain).__name__, told, buffers.hexdigest()]),
+        config=_hash_of_json([type(lens.plain).__name__, told, buffers.hexdigest()]),
         tokenizer=vocabulary,
         ids=tuple(ordinary_ids(lens.tokenizer, size)),
         width=lens.d_model,
@@ -99,10 +99,10 @@ class Inputs:
         told = asdict(self)
         if self.kind != "released_embeddings":  # the others' are fixed
             del told["embedding"]
-        return _digest(told)
+        return _hash_of_json(told)
 
     def chunks(self) -> Iterator[Tensor]:
-        """The inputs in order: token ids [b, length], or embeddings [b, length, width]."""
+        """Yield the inputs in order: token ids [batch, length], or embeddings [batch, length, width]."""
         ids = torch.tensor(self.ids)
         for index in range(-(-self.sequences // _CHUNK)):
             draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
@@ -117,14 +117,14 @@ class Inputs:
 
 
 def shared_inputs(
-    known: dict[str, Facts],
+    known: dict[str, ModelFacts],
     *,
     kind: InputKind = "tokens",
     sequences: int,
     length: int,
     seed: int,
 ) -> Inputs:
-    """Inputs that all of some models can take.
+    """Return random inputs that all of several models can take.
 
     Args:
         known: name -> facts of each model; released embeddings are drawn by the first one's matrix.
@@ -162,8 +162,8 @@ def shared_inputs(
     return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, ids=tuple(ids))
 
 
-def features(lens: LensModel, inputs: Inputs, *, progress: bool = False) -> np.ndarray:
-    """The last token's last state after the final norm, of each input: [n, d_model], float32.
+def read_features(lens: LensModel, inputs: Inputs, *, progress: bool = False) -> np.ndarray:
+    """Run the model and return the last token's state after the final norm, for each input: [n, d_model].
 
     One forward pass of the body; nothing but the result grows with the number of inputs.
 
@@ -196,30 +196,30 @@ def features(lens: LensModel, inputs: Inputs, *, progress: bool = False) -> np.n
     return found
 
 
-def kept_features(
-    open_lens: Callable[[], LensModel], inputs: Inputs, *, of: Facts, progress: bool = False
+def cached_features(
+    open_lens: Callable[[], LensModel], inputs: Inputs, *, of: ModelFacts, progress: bool = False
 ) -> np.ndarray:
-    """``features`` of a model, from the cache if there, else computed and written to it.
+    """Return ``read_features`` of a model from the cache; if the cache lacks them, read and store them.
 
     Args:
-        open_lens: opens the model, which is called only if its features are not in the cache.
-        inputs: what it reads.
+        open_lens: function that opens the model; called only if the features are not in the cache.
+        inputs: what the model reads.
         of: the model's facts.
         progress: show a bar.
     """
-    folder = cache_folder() / "features" / _digest([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
+    folder = cache_folder() / "features" / _hash_of_json([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
     with lock_folder(folder):
         manifest = read_manifest(folder)
         if manifest is not None and find_fault(folder, manifest) is None:
             return load_file(folder / "features.safetensors")["features"]
         lens = open_lens()
-        found = features(lens, inputs, progress=progress)
+        found = read_features(lens, inputs, progress=progress)
         with write_new_folder(folder) as part:
             save_file({"features": found}, part / "features.safetensors")
             write_manifest(part, {"name": lens.name, "weights_sha256": of.weights, "inputs": inputs.digest})
     return found
 
 
-def _digest(value: object) -> str:
-    """SHA-256 (hex) of a value as JSON."""
+def _hash_of_json(value: object) -> str:
+    """Return the SHA-256 (hex) of a value written as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

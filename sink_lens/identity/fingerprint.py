@@ -18,7 +18,7 @@ from ..progress import tqdm
 from ..records import Finding, check_folder_free, create_run, default_folder, versions
 from ..schema import column_names
 from .config import TWO, FingerprintConfig
-from .features import Facts, Inputs, facts_of, features, kept_features, shared_inputs
+from .features import Inputs, ModelFacts, cached_features, read_facts, read_features, shared_inputs
 from .models_to_measure import ModelToMeasure, models_to_measure
 from .nulls import NULLS
 from .seedprint import compare_states
@@ -27,7 +27,7 @@ from .untrained_models import read_untrained
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint(Finding):
-    """Result of comparing the fingerprints of some models; its tables are models, pairs and nulls.
+    """Result of ``fingerprint``, which compares every two of several models; its tables are models, pairs and nulls.
 
     ``models`` has one row per model (model, seed, step, d_model, ids, dtype, weights_sha256); ``pairs`` one per
     pair (a, b, verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau, scale_log10_p, shares_scale, and
@@ -41,9 +41,9 @@ class Fingerprint(Finding):
 
     def shown(self) -> tuple[object, ...]:
         """Return the figure of the models, which a notebook shows below the headline."""
-        from .pages.fingerprint import draw
+        from .pages.fingerprint import draw_pairs
 
-        return (draw(self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist()),)
+        return (draw_pairs(self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist()),)
 
 
 def fingerprint(
@@ -55,7 +55,7 @@ def fingerprint(
     progress: bool = True,
     **fields: Any,
 ) -> Fingerprint:
-    """Tell which models come from one initialisation, by SeedPrint on every pair.
+    """Test for every pair of models whether both come from one initialisation (SeedPrint).
 
     Each model is opened twice, and let go before the next: to find inputs that all can take, and then, unless its
     states are in the cache, to read them.
@@ -81,15 +81,15 @@ def fingerprint(
     found = models_to_compare(models, config)
     opened = {one.name: partial(one.open, device=config.device, dtype=config.dtype) for one in found}
     bar: dict[str, Any] = {"disable": not progress, "leave": False}
-    known = {name: facts_of(open_it()) for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)}
+    known = {name: read_facts(open_it()) for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)}
     for one in known.values():
         config.n_coordinates(one.width)
     how = {name: getattr(config, name) for name in ("sequences", "length", "seed")}
     inputs = shared_inputs(known, kind=config.inputs, **how)
     states = {
-        name: kept_features(open_it, inputs, of=known[name], progress=progress)
+        name: cached_features(open_it, inputs, of=known[name], progress=progress)
         if config.cache
-        else features(open_it(), inputs, progress=progress)
+        else read_features(open_it(), inputs, progress=progress)
         for name, open_it in opened.items()
     }
     compared = []
@@ -111,23 +111,23 @@ def fingerprint(
             for one in found
         ]
     )
-    pairs = pd.DataFrame([pair.row() for pair in compared])
+    pairs = pd.DataFrame([pair.pair_row() for pair in compared])
     nulls = pd.DataFrame(
         [row for pair in compared for row in pair.null_rows()], columns=column_names("fingerprint", "nulls")
     )
-    from .pages.fingerprint import sentences
+    from .pages.fingerprint import pair_sentences
 
     made = Fingerprint(
         config=config,
         tables={"models": models_table, "pairs": pairs, "nulls": nulls},
-        headline="\n".join(sentences(pairs, inputs=config.inputs, decides=config.decides)),
+        headline="\n".join(pair_sentences(pairs, inputs=config.inputs, decides=config.decides)),
         notes=tuple(_make_notes(pairs, known=known, config=config)),
     )
     return made if out is None else _write_run(made, inputs, out=Path(out), overwrite=overwrite)
 
 
 def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) -> list[ModelToMeasure]:
-    """The models, each once; a training gives its first and its last checkpoint."""
+    """List the models to compare, each once; a training gives its first and its last checkpoint."""
     texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
     named = models_to_measure(texts) if texts else []
     found = []
@@ -148,8 +148,8 @@ def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) ->
     return found
 
 
-def _make_notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintConfig) -> list[str]:
-    """Notes on the pairs that got no answer or a doubtful one."""
+def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: FingerprintConfig) -> list[str]:
+    """Return the notes that say which answers are doubtful, and why."""
     said = []
     if config.inputs != "tokens":
         said.append(
@@ -201,11 +201,11 @@ def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool
 
 
 def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
-    """Run the comparison that a configuration asks for, in a run folder."""
+    """Run ``sink-lens fingerprint``: compare the models of a configuration, and write the run folder."""
     folder = default_folder("fingerprint") if out is None else out
     return fingerprint(config=config, out=folder, overwrite=overwrite, progress=progress)
 
 
 def answer(found: Fingerprint) -> dict[str, Any]:
-    """The content of ``--json``."""
+    """Return the ``--json`` answer: sentences, notes and pairs."""
     return {"sentences": found.sentences, "notes": found.notes, "pairs": found.frame}

@@ -55,7 +55,7 @@ class ModelToMeasure:
 def models_to_measure(
     models: Sequence[str] = (), *, configs: Sequence[UntrainedConfig] = (), seeds: Sequence[int] = (0,)
 ) -> list[ModelToMeasure]:
-    """List the models: names as they are, trainings as checkpoints, each configuration with each seed.
+    """List the models to measure: each name, each checkpoint of a training, each configuration with each seed.
 
     Raises:
         InputError: there is nothing, or something twice.
@@ -102,12 +102,12 @@ class RandomSequences:
     bos: BosCondition = "without"
 
     def check(self, lens: LensModel) -> None:
-        """Refuse a model that cannot take these sequences."""
+        """Refuse a model that cannot take these sequences, and a number of sequences that is too small or too large."""
         check_size(sequences=self.sequences, length=self.length)
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:
-        """The token batch number ``index`` of at most ``CHUNK`` sequences."""
+        """Draw the chunk number ``index``: a token batch of at most ``CHUNK`` sequences."""
         draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
         size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
         return random_tokens(

@@ -49,7 +49,7 @@ _VALUES_AT_ONCE = 2**21
 
 
 def tau_deviation(n: int) -> float:
-    """Standard deviation of Kendall's tau of n independent pairs: sqrt(2 (2n + 5) / (9 n (n - 1))).
+    """Return the standard deviation of Kendall's tau of n independent pairs: sqrt(2 (2n + 5) / (9 n (n - 1))).
 
     Raises:
         InputError: fewer than two.
@@ -60,11 +60,11 @@ def tau_deviation(n: int) -> float:
 
 
 def log10_p(z: float, *, convention: Convention = "paper") -> float:
-    """log10 of p for a z, without underflow: z = 153.76 gives -5136. nan where z is.
+    """Return log10 of the p of a z score, without underflow: z = 153.76 gives -5136.
 
     Args:
-        z: how many standard deviations over the null's mean.
-        convention: ``paper`` or ``code``.
+        z: distance from the null's mean in standard deviations; nan gives nan.
+        convention: ``paper`` or ``code``, see ``Convention``.
     """
     found = float(log_ndtr(-z)) / math.log(10)
     return found if convention == "paper" else min(0.0, found + math.log10(2))
@@ -72,7 +72,7 @@ def log10_p(z: float, *, convention: Convention = "paper") -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Null:
-    """Distribution of tau_bar for unrelated models."""
+    """Null distribution: the values that tau_bar has for unrelated models."""
 
     name: str
     mean: float
@@ -83,53 +83,53 @@ class Null:
     """log10 of the smallest p that there is: of |S|! relabellings, 1 / |S|!."""
 
     def z(self, tau_bar: float) -> float:
-        """How many standard deviations ``tau_bar`` lies above the null's mean."""
+        """Return by how many standard deviations ``tau_bar`` is above the null's mean."""
         return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
 
     @check_calls
     def log10_p(self, tau_bar: float, *, convention: Convention = "paper") -> float:
-        """log10 of p by the normal approximation, not under the smallest p that there is."""
+        """Return log10 of the p of ``tau_bar`` by the normal approximation, at least ``floor``."""
         return max(log10_p(self.z(tau_bar), convention=convention), self.floor)
 
-    def share(self, tau_bar: float) -> float:
-        """(1 + draws at or over tau_bar) / (1 + draws): p without the normal approximation; nan without draws."""
+    def p_by_draws(self, tau_bar: float) -> float:
+        """Return the p of ``tau_bar`` by counting: (1 + draws >= tau_bar) / (1 + draws); nan without draws."""
         if self.draws is None or not len(self.draws):
             return math.nan
         return (1 + int((self.draws >= tau_bar).sum())) / (1 + len(self.draws))
 
 
 def analytical_null(n: int, *, shared: int) -> Null:
-    """The null by the paper's formula."""
+    """Return the null of the paper's formula, for ``n`` inputs and ``shared`` coordinates."""
     return Null(name="analytical", mean=0.0, sd=tau_deviation(n) / math.sqrt(shared))
 
 
 def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
-    """The ``count`` coordinates of [n, d] states whose mean over the inputs is smallest, ascending by index."""
+    """Return the ``count`` coordinates whose mean over the inputs is smallest, of states [n, d]; sorted by index."""
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 
 def soften_states(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
-    """Log softmax of each input's states over some coordinates, at a temperature: [n, |S|], float64.
+    """Return the log softmax of each input's state over the given coordinates, at a temperature: [n, |S|].
 
-    The log changes no order, so no tau, and cannot underflow to ties.
+    The log keeps the order and therefore tau, and it cannot underflow to ties.
     """
     return log_softmax(np.asarray(features[:, coordinates], dtype=np.float64) / temperature, axis=1)
 
 
 def tau_of_columns(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Kendall's tau-b of each column of [n, |S|] states with the same column of another model's."""
+    """Return Kendall's tau-b of each column of one model's states [n, |S|] with the same column of another's."""
     return tau_b(torch.from_numpy(x.T), reference=torch.from_numpy(y.T)).numpy()
 
 
 @functools.lru_cache(maxsize=64)  # it depends on sizes alone: many pairs of models share it
 def simulate_null(name: str, *, n: int, width: int, count: int, temperature: float, draws: int, seed: int) -> Null:
-    """The null of tau_bar from pairs of random normal states [n, width]: ``pipeline``, or ``matrices`` if all are kept.
+    """Simulate the null ``pipeline`` or ``matrices``: tau_bar of pairs of random normal states [n, width].
 
     Args:
         name: of the null.
         n: inputs.
         width: columns of each random matrix.
-        count: how many of them a model has for its own; ``width`` keeps all.
+        count: number of identity coordinates of each; equal to ``width`` for ``matrices``.
         temperature: of the softmax.
         draws: pairs of matrices, two at least.
         seed: of the matrices.
@@ -146,7 +146,7 @@ def simulate_null(name: str, *, n: int, width: int, count: int, temperature: flo
 
 
 def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
-    """The null in which the inputs of one model come in random order: softened states [n, |S|] of two models."""
+    """Return the null in which one model's inputs come in random order, from two models' softened states [n, |S|]."""
     at_once = max(1, min(draws, _VALUES_AT_ONCE // x.size))
     found: list[float] = []
     while len(found) < draws:
@@ -157,9 +157,9 @@ def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.ran
 
 
 def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
-    """The null in which the coordinates of one model are numbered anew, from tau of each with each: [|S|, |S|].
+    """Return the null in which one model's coordinates are renumbered at random.
 
-    Mean and standard deviation are exact, over all permutations.
+    ``matrix`` has tau of each coordinate of one model with each of the other. Mean and deviation are exact.
     """
     size = len(matrix)
     found = np.array([matrix[np.arange(size), generator.permutation(size)].mean() for _ in range(draws)])
@@ -170,7 +170,7 @@ def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Gene
 
 
 def spread_over_permutations(matrix: np.ndarray) -> float:
-    """Standard deviation, over all permutations, of the mean of a square matrix along a permutation.
+    """Return the standard deviation, over all permutations, of the mean of a square matrix along a permutation.
 
     With d the matrix centred by rows and columns, the sum has the variance sum d^2 / (size - 1) (Hoeffding 1951).
     """
@@ -179,7 +179,7 @@ def spread_over_permutations(matrix: np.ndarray) -> float:
 
 
 def _null_of_draws(name: str, draws: np.ndarray) -> Null:
-    """A null with mean and standard deviation of its draws; nan for fewer than two."""
+    """Make a null from its draws; mean and standard deviation are nan for fewer than two."""
     if len(draws) < 2:
         return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
     return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

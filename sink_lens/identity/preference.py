@@ -39,7 +39,7 @@ _NORMAL = 1.959964
 
 
 class Votes:
-    """Predictions of a model, summed over sequences: memory of the vocabulary's size, however many there are."""
+    """Counts and probabilities of a model's predictions, summed over sequences, by token."""
 
     def __init__(self, n_vocab: int, *, generator: torch.Generator) -> None:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
@@ -51,10 +51,10 @@ class Votes:
         self._generator = generator
 
     def add(self, logits: Float[Tensor, "batch vocab"]) -> None:
-        """Count the predictions of some sequences.
+        """Add the predictions of a batch of sequences.
 
         Raises:
-            InputError: they are not finite, as where a half-precision type overflows.
+            InputError: the logits are not finite, as where a half-precision type overflows.
         """
         if not bool(logits.isfinite().all()):
             raise InputError(
@@ -94,7 +94,7 @@ class Preference(Finding):
     """Token -> its mean probability."""
 
     def top(self, most: int = 20) -> pd.DataFrame:
-        """The most frequent tokens: kind, token, count, share, probability_ratio (times the vocabulary)."""
+        """Return the ``most`` most frequent tokens of argmax and argmin, with count, share and probability ratio."""
         frames = []
         for kind, counts in (("argmax", self.argmax), ("argmin", self.argmin)):
             order = np.argsort(-counts, kind="stable")[:most]
@@ -141,27 +141,27 @@ def preference(
             for part in chunk.batches(size):
                 votes.add(last_logits(lens, part))
                 bar.update(part.n_sequences)
-    return vote_shares(votes, length=length, generator=np.random.default_rng(seed))
+    return make_preference(votes, length=length, generator=np.random.default_rng(seed))
 
 
 def size_of_forward(lens: LensModel, *, length: int) -> int:
-    """Sequences of one forward pass: so many tokens, and so many logits at the last position."""
+    """Return how many sequences one forward pass may have, so that its tokens and logits fit in memory."""
     return max(1, min(_TOKENS_A_FORWARD // length, _LOGITS_A_FORWARD // lens.d_vocab))
 
 
 def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab"]:
-    """The logits after the last token of each sequence, on the plain model."""
+    """Run the plain model and return the logits after the last token of each sequence."""
     with prepare_pass(lens), torch.no_grad():
         return lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1).logits[:, -1]
 
 
-def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
-    """The result: how often each token was predicted, as shares, with what chance would give."""
+def make_preference(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
+    """Make the result with its tables from the finished votes, and simulate what chance would give."""
     n, n_vocab = votes.n, len(votes.argmax)
     counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}
     every_event = (generator.integers(n_vocab, size=n) for _ in range(_SIMULATED))
     ranks = min(n, n_vocab)
-    chance = np.stack([_largest_first(np.bincount(one, minlength=n_vocab))[:ranks] for one in every_event])
+    chance = np.stack([_sort_descending(np.bincount(one, minlength=n_vocab))[:ranks] for one in every_event])
     chance_covering = np.array([_count_covering(one, n) for one in chance])
     rows: list[tuple[object, ...]] = []
     share, ratio, covering = map(_mean_and_band, (chance[:, 0] / n, chance[:, 0] / n * n_vocab, chance_covering))
@@ -170,7 +170,7 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
         bounds = np.array(wilson_interval(top, n))
         rows.append((f"{kind}_top_share", top / n, *bounds, *share, "share of sequences"))
         rows.append((f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *ratio, "times chance"))
-        covered = _count_covering(_largest_first(found), n)
+        covered = _count_covering(_sort_descending(found), n)
         rows.append((f"{kind}_covering", covered, np.nan, np.nan, *covering, "tokens"))
     mean = votes.probability.numpy() / n
     most = int(mean.argmax())
@@ -193,35 +193,35 @@ def vote_shares(votes: Votes, *, length: int, generator: np.random.Generator) ->
     )
 
 
-def _largest_first(counts: np.ndarray) -> np.ndarray:
+def _sort_descending(counts: np.ndarray) -> np.ndarray:
     return np.sort(counts)[::-1]
 
 
 def _count_covering(ordered: np.ndarray, n: int) -> int:
-    """How many of the most frequent tokens together cover ``COVERED`` of the ``n`` events."""
+    """Count how many of the most frequent tokens cover ``COVERED`` of ``n`` predictions; ``ordered`` descends."""
     return int(np.searchsorted(ordered.cumsum(), COVERED * n) + 1)
 
 
 def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.DataFrame:
-    """The share of events that the most frequent tokens cover, at numbers of tokens on a logarithmic scale."""
+    """Return rows of ``coverage``: the share of predictions that the most frequent tokens cover, and by chance."""
     ranks = chance.shape[1]
     places = np.unique(np.geomspace(1, ranks, 60).round().astype(int))
     shares = chance.cumsum(1)[:, places - 1] / n
     null, low, high = shares.mean(0), *np.quantile(shares, [0.025, 0.975], axis=0)
-    found = _largest_first(counts)[:ranks].cumsum()[places - 1] / n
+    found = _sort_descending(counts)[:ranks].cumsum()[places - 1] / n
     return pd.DataFrame(
         {"kind": kind, "tokens": places, "share": found, "null": null, "null_low": low, "null_high": high}
     )
 
 
 def _mean_and_band(values: np.ndarray) -> tuple[float, float, float]:
-    """(mean, 2.5% quantile, 97.5% quantile) of values drawn by chance."""
+    """Return the mean, the 2.5% and the 97.5% quantile of simulated values."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 
 
 def wilson_interval(count: int, n: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share (of a token that was chosen for its share: a little too high)."""
+    """Return Wilson's 95% interval of the share ``count / n``; a little too high for a token chosen for its share."""
     z2, share = _NORMAL**2, count / n
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = _NORMAL / (1 + z2 / n) * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n))

@@ -32,7 +32,7 @@ from .nulls import NULLS, Null, identity_coordinates, log10_p, soften_states, ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPair:
-    """Two models, compared."""
+    """Result of comparing two models: verdict, effect size tau_bar, and nulls."""
 
     a: str
     b: str
@@ -58,17 +58,17 @@ class ModelPair:
 
     @property
     def shares_scale(self) -> bool:
-        """Check whether inputs only scale the coordinates of both models, so that no coordinate tells them apart.
+        """True if both models agree only in a factor by which an input scales all coordinates, not in single ones.
 
         The published nulls may then call unrelated models related. One initialisation shows beyond the factor.
         """
         if not self.nulls:
             return False
-        by_chance = not self.nulls["relabelled"].share(self.tau_bar) < 0.01
+        by_chance = not self.nulls["relabelled"].p_by_draws(self.tau_bar) < 0.01
         return by_chance and self.scale_log10_p < -4 and self.too_narrow > 1.5
 
     def null_rows(self) -> list[dict[str, object]]:
-        """One row per null: its mean and standard deviation, and where the pair's ``tau_bar`` lies in it.
+        """Return the pair's rows of the table ``nulls``: each null's mean, deviation, and p of ``tau_bar``.
 
         ``z`` is the distance from the mean in standard deviations. ``log10_p_paper`` and ``log10_p_code`` are log10 of
         p by the convention of the paper (one-sided) and of its code (twice as large). ``p_draws`` is the share of
@@ -84,13 +84,13 @@ class ModelPair:
                 "z": null.z(self.tau_bar),
                 "log10_p_paper": null.log10_p(self.tau_bar, convention="paper"),
                 "log10_p_code": null.log10_p(self.tau_bar, convention="code"),
-                "p_draws": null.share(self.tau_bar),
+                "p_draws": null.p_by_draws(self.tau_bar),
             }
             for name, null in self.nulls.items()
         ]
 
-    def row(self) -> dict[str, object]:
-        """The pair's row of the table ``pairs``: its numbers, and ``z`` and ``log10_p`` (the paper's) of each null."""
+    def pair_row(self) -> dict[str, object]:
+        """Return the pair's row of the table ``pairs``: its fields, and ``z`` and the paper's ``log10_p`` by null."""
         row: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "nulls"}
         row["shares_scale"] = self.shares_scale
         for name in NULLS:
@@ -107,15 +107,15 @@ def compare_states(
     config: FingerprintConfig,
     generator: np.random.Generator,
 ) -> ModelPair:
-    """Compare two models' states on the same inputs, [n, d] each: is coordinate j of one tied to that of the other?
+    """Test whether two models come from one initialisation, by their states on the same inputs, [n, d] each.
 
-    Models of different widths, or with too few coordinates in common, get no answer, and the reason; never a p.
+    Models of different widths, or with too few coordinates in common, get the verdict ``no answer`` with a reason.
 
     Args:
-        a: name and states.
-        b: the other's.
-        config: how.
-        generator: of ``shuffled`` and ``relabelled``.
+        a: name and states of the first model.
+        b: name and states of the second model.
+        config: coordinates, temperature, draws and the null that decides.
+        generator: of the nulls ``shuffled`` and ``relabelled``.
 
     Raises:
         InputError: states on another number of inputs, or that are not finite.
@@ -157,7 +157,7 @@ def compare_states(
     )
     by_name = {one.name: one for one in every}
     null = by_name[config.decides]  # the analytical one is a formula, which has no draws
-    p = 10 ** null.log10_p(tau_bar) if null.draws is None else null.share(tau_bar)
+    p = 10 ** null.log10_p(tau_bar) if null.draws is None else null.p_by_draws(tau_bar)
     verdict, why = SAME if p < config.alpha else NOT_SHOWN, f"p {p:.3g} under the {config.decides} null"
     if math.isnan(p):
         verdict, why = NO_ANSWER, f"the {config.decides} null has no draws"

@@ -14,8 +14,8 @@ from .models_to_measure import ModelToMeasure
 _COLUMNS = ("model", "variant", "seed", "step", "n_layers", "d_model", "d_vocab", "weights_sha256", "seconds", "error")
 
 
-class Grown:
-    """The tables of a survey while they grow, on disk after each model."""
+class SurveyTables:
+    """Tables of a survey in its run folder, written again after each measured model."""
 
     def __init__(self, writer: RunWriter, *, tables: Sequence[str]) -> None:
         self._writer, self._tables = writer, tables
@@ -27,7 +27,7 @@ class Grown:
         self.frames = {name: [frame.loc[frame["model"].isin(sorted(self.names))]] for name, frame in kept.items()}
         self.tensors = read_run(writer.folder).tensors("directions") if writer.has("directions") else {}
 
-    def add(
+    def add_model(
         self,
         one: ModelToMeasure,
         *,
@@ -37,7 +37,7 @@ class Grown:
         seconds: float = float("nan"),
         error: str | None = None,
     ) -> None:
-        """Write the rows and directions that one model gave, or the reason why it gave none."""
+        """Write the rows and directions of one measured model, or the error that kept it from being measured."""
         key: dict[str, Any] = {"model": one.name, "variant": one.variant, "seed": one.seed, "step": one.step}
         row = key | {"error": error}
         if lens is not None and frames is not None:
@@ -55,12 +55,12 @@ class Grown:
             self._write_table("models")
 
     @property
-    def whole(self) -> dict[str, pd.DataFrame]:
-        """Tables of all models measured so far, by name."""
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables of all models measured so far, by name."""
         return {name: self._join_rows(name) for name in self.frames}
 
     def _join_rows(self, name: str) -> pd.DataFrame:
-        """Join a table's rows from all starts of the survey, those that name the model in front."""
+        """Join the rows of a table over all models, with the columns that name the model first."""
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
         front = [column for column in ("model", "variant", "seed", "step") if column in whole.columns]
@@ -70,6 +70,6 @@ class Grown:
         return whole
 
     def _write_table(self, name: str) -> None:
-        """Write a table's new rows into the folder."""
+        """Write a table with the rows of all models so far into the run folder."""
         write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
         write(name, self._join_rows(name))

@@ -22,10 +22,10 @@ from ..models.load import find_device
 from ..progress import tqdm
 from ..records import Result, create_run, default_folder, display, read_run, versions
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
-from .contraction import agreement, contraction
+from .contraction import contraction, direction_cosines
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .preference import preference
-from .survey_folder import Grown
+from .survey_folder import SurveyTables
 from .switches import switched_configs, variant_table
 from .untrained_models import UntrainedConfig, read_untrained
 
@@ -45,7 +45,7 @@ def survey(
     progress: bool = True,
     **fields: Any,
 ) -> Result:
-    """Measure every model and write what it gives; an unfinished run of the same question is continued.
+    """Measure preference or contraction of many models into one run folder; an unfinished run is continued.
 
     Args:
         config: a ``PreferenceConfig`` or ``ContractionConfig``, or ``preference`` or ``contraction``.
@@ -88,7 +88,7 @@ def survey(
     except UndrawnError as error:
         return _read_and_draw(error.folder)
     with writer:
-        grown = Grown(writer, tables=_TABLES[kind])
+        grown = SurveyTables(writer, tables=_TABLES[kind])
         failed: SinkLensError | None = None
         for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
             if one.name in grown.names:
@@ -96,26 +96,26 @@ def survey(
             begun = time.perf_counter()
             try:
                 lens = one.open(device=device, dtype=config.dtype)
-                frames, tensors = _measure(lens, config, progress=progress)
+                frames, tensors = _measure_model(lens, config, progress=progress)
             except SinkLensError as error:
                 if len(found) > 1:
                     warnings.warn(f"{one.name} is left out: {error}", stacklevel=1)
                 failed = failed or error
-                grown.add(one, error=str(error))
+                grown.add_model(one, error=str(error))
                 continue
-            grown.add(one, lens=lens, frames=frames, tensors=tensors, seconds=time.perf_counter() - begun)
+            grown.add_model(one, lens=lens, frames=frames, tensors=tensors, seconds=time.perf_counter() - begun)
         if not grown.names and failed is not None:
             raise failed
-        whole = grown.whole
+        whole = grown.tables
         no_checkpoints = whole["summary"]["step"].isna()  # those of a training are no repetitions
         writer.write_csv("variants", variant_table(whole["summary"].loc[no_checkpoints]))
         if kind == "contraction":
-            writer.write_csv("agreement", _agreement_of_models(whole["models"]["model"].tolist(), grown.tensors))
+            writer.write_csv("agreement", _agreement_rows(whole["models"]["model"].tolist(), grown.tensors))
     return _read_and_draw(writer.folder)
 
 
 def _read_and_draw(folder: Path) -> Result:
-    """The result read from a survey's folder, with its page written."""
+    """Read the result from a survey's folder, and draw its page there."""
     run = read_run(folder)
     display.draw_page(folder)
     errors = run.tables["models"]["error"].tolist()
@@ -129,20 +129,20 @@ def _random_sequences(config: SurveyConfig) -> RandomSequences:
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
-    """The untrained models that a configuration names, each switch included."""
+    """List the untrained models of a configuration, with the variants of its switches."""
     bases = [read_untrained(text) for text in config.untrained]
     return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
 
 
 def models_to_survey(config: SurveyConfig) -> list[ModelToMeasure]:
-    """All models that a configuration asks for."""
+    """List all models that a survey measures, trained and untrained."""
     return models_to_measure(config.models, configs=_untrained_models(config), seeds=config.seeds or (0,))
 
 
-def _measure(
+def _measure_model(
     lens: LensModel, config: SurveyConfig, *, progress: bool
 ) -> tuple[Mapping[str, pd.DataFrame], dict[str, np.ndarray]]:
-    """(tables of one model, directions of its contraction by place)."""
+    """Measure one model; return its tables, and its contraction directions by place (none for preference)."""
     given: dict[str, Any] = asdict(_random_sequences(config)) | {"progress": progress}
     if isinstance(config, ContractionConfig):
         measured = contraction(lens, **given, sinks=config.sinks)
@@ -157,10 +157,10 @@ def _measure(
     return {**found.tables, "tokens": top.assign(text=text)}, {}
 
 
-def _agreement_of_models(models: Sequence[str], directions: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """The table ``agreement``, from the directions of all models by ``MODEL|LAYER.STAGE``."""
+def _agreement_rows(models: Sequence[str], directions: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Return the table ``agreement`` from the directions of all models, whose keys are ``MODEL|LAYER.STAGE``."""
     by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in models}
     for name, tensor in sorted(directions.items(), key=lambda one: int(one[0].rpartition("|")[2].partition(".")[0])):
         model, _, place = name.rpartition("|")
         by_model[model][place] = tensor
-    return agreement({model: places for model, places in by_model.items() if places})
+    return direction_cosines({model: places for model, places in by_model.items() if places})

@@ -30,7 +30,7 @@ SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[UntrainedConfig]:
-    """The base and, for each switch, the base with each other value of its field.
+    """Return the base configuration and, for each switch, the base with every other value of that field.
 
     Raises:
         InputError: an unknown switch, or one that the style cannot have (a gate in GPT-2).
@@ -50,7 +50,7 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
 
 
 def variant_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Each measure of each variant over its seeds, and its difference to the first variant, paired by seed.
+    """Return a row per measure and variant: its mean over seeds, and the paired difference from the first variant.
 
     Columns: measure, variant, n, mean, low, high, difference, difference_low, difference_high, p (the paired t test).
     The intervals are 95% t intervals over seeds; the t interval of one seed is undefined.

@@ -44,7 +44,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntrainedConfig:
-    """A model before training. None is the style's own choice, and is filled in.
+    """Configuration of an untrained model; a field that is None is filled in with the style's own value.
 
     Raises:
         InputError: an unknown value, or parts that the style cannot have.
@@ -91,10 +91,10 @@ class UntrainedConfig:
         if self.d_mlp is None:
             width = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.gated else 4 * self.d_model
             object.__setattr__(self, "d_mlp", width)
-        self._check()
+        self._check_fields()
 
-    def _check(self) -> None:
-        """Refuse values that do not fit together."""
+    def _check_fields(self) -> None:
+        """Refuse values that cannot be built: unknown, out of range, or not possible together."""
         if _activation_name(self.activation) not in ACT2FN:
             raise InputError(
                 f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "
@@ -122,7 +122,7 @@ class UntrainedConfig:
 
     @property
     def label(self) -> str:
-        """The style, its activation and what differs, as ``gpt2,activation=relu``: read by ``read_untrained``."""
+        """The configuration as a text for ``read_untrained``: style and changed fields, ``gpt2,activation=relu``."""
         own = UntrainedConfig(style=self.style)
         follows = asdict(
             UntrainedConfig(style=self.style, gated=self.gated, d_model=self.d_model, n_heads=self.n_heads)
@@ -132,7 +132,7 @@ class UntrainedConfig:
 
 
 def read_untrained(text: str) -> UntrainedConfig:
-    """The configuration that a text describes: a style and fields, as ``gpt2,activation=relu,n_layers=4``.
+    """Read a configuration from a text of a style and fields, such as ``gpt2,activation=relu,n_layers=4``.
 
     Raises:
         InputError: an unknown field, or a value that is not of its kind.
@@ -149,7 +149,7 @@ def read_untrained(text: str) -> UntrainedConfig:
 
 
 def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device = "cpu") -> LensModel:
-    """The model of a configuration with the weights of a seed, float32, in eval mode, without a tokenizer.
+    """Build an untrained model from a configuration and a seed: float32, in eval mode, without a tokenizer.
 
     Equal configuration and seed give equal weights on every device; the caller's random state is left alone.
 
@@ -176,7 +176,7 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
 
 
 class PositionedEmbedding(nn.Embedding):
-    """Tokens and their learned positions, added: for a class that has none of its own."""
+    """Embedding that adds learned positions to those of the tokens, for a class without learned positions."""
 
     def __init__(self, tokens: nn.Embedding, *, positions: Float[Tensor, "position d_model"]) -> None:
         super().__init__(tokens.num_embeddings, tokens.embedding_dim, _weight=tokens.weight)
@@ -184,12 +184,12 @@ class PositionedEmbedding(nn.Embedding):
         self.positions = nn.Parameter(positions)
 
     def forward(self, input: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d_model"]:
-        """Embeddings of tokens plus those of their positions, counted from 0 at the first token."""
+        """Return the embeddings of the tokens plus those of their positions, counted from 0."""
         return super().forward(input) + self.positions[: input.shape[1]]
 
 
 def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
-    """The configuration of the style's class, before anything is switched."""
+    """Return the Hugging Face configuration of the style's class, before any part is switched."""
     special: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     activation = _activation_name(config.activation)
     shared = special | {
@@ -220,7 +220,7 @@ def _activation_name(name: str | None) -> str:
 
 
 def _switch_parts(model: Any, *, family: Family, config: UntrainedConfig) -> None:
-    """Change the parts of a freshly drawn model, in place, that its class cannot be configured for."""
+    """Change in place the parts of a new model that its Hugging Face configuration cannot set."""
     drawn_scaled = config.style == "gpt2"
     shrink = (2 * config.n_layers) ** -0.5
     scale = 1.0 if config.scaled_writers == drawn_scaled else shrink if config.scaled_writers else 1 / shrink

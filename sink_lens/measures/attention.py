@@ -32,7 +32,7 @@ def sink_score(
     min_queries: int = 8,
     reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
-    """Mean attention to `key` over the queries that can see it, the key's own query included: alpha_k.
+    """Mean attention to `key` over the queries that can see it, including its own query: alpha_k.
 
     In [0, 1]. Under uniform attention key k of T scores (1/(T-k)) sum_{i=k}^{T-1} 1/(i+1) (0-based).
 
@@ -75,7 +75,7 @@ def sink_mass(
     key: int,
     reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
-    """Mean attention to `key` over the real queries after it that can see it, its own query left out.
+    """Mean attention to `key` over the real queries after it that can see it, without its own query.
 
     In [0, 1]; nan if no real query follows the key. After an intervention, report it at both the sink position and the
     target position: removing a sink and moving it are different results.
@@ -104,7 +104,9 @@ def uniform_mass(
     reach: int | None = None,
     row_sum: Float[Tensor, "batch query"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """The sink mass of `key` under uniform attention: the mean over later queries that see it of 1 / keys seen.
+    """Sink mass that `key` would have under uniform attention.
+
+    It is the mean of 1 / (number of keys seen) over the later queries that see the key.
 
     In [0, 1]; nan where no real query follows the key.
 
@@ -128,7 +130,7 @@ def uniform_mass(
 
 
 def can_tell_sinks(reach: int | None, *, threshold: float) -> bool:
-    """Check whether a window of ``reach`` positions is long enough for a sink score over the threshold to mean a sink.
+    """Check whether a sliding window of ``reach`` positions is long enough to tell a sink by its sink score.
 
     The first key of a window is seen by queries that see few others: under uniform attention its score is the mean of
     1, 1/2, ..., 1/reach, which passes 0.3 in windows shorter than 10.
@@ -137,7 +139,7 @@ def can_tell_sinks(reach: int | None, *, threshold: float) -> bool:
 
 
 def fewest_queries(*, threshold: float, reach: int | None = None) -> float:
-    """The fewest queries that must see a key for its sink score to be compared with the threshold.
+    """Return how many queries must see a key before its sink score can be compared with the threshold.
 
     A late key has few queries after it, and a head that only looks at its own token and the one before would pass
     there: 8 are needed, and 2 / threshold. A window that is shorter than that must be full.
@@ -151,7 +153,7 @@ def fewest_queries(*, threshold: float, reach: int | None = None) -> float:
 
 
 def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row key"]:
-    """Each weight over the sum of its row, for attention that is no softmax (sigmoid).
+    """Divide each attention weight by the sum of its row, for sigmoid attention.
 
     In [0, 1]. Untrained sigmoid attention gives every key a weight of about 1/2, which as a share is uniform
     attention. A row of zeros stays zeros.
@@ -161,7 +163,7 @@ def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batc
 
 
 def _first_query_beyond_reach(key: int, reach: int | None) -> int | None:
-    """The first query whose window no longer holds the key; None without a window."""
+    """Return the first query whose sliding window no longer holds the key; None without a window."""
     return None if reach is None else key + reach
 
 
@@ -186,11 +188,8 @@ def null_mass(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch
     return missing.clamp(min=0).masked_fill(missing < -0.01, math.nan)
 
 
-def mean_rows(
+def mean_over_rows(
     per_row: Num[Tensor, "batch head row"], *, row_valid: Bool[Tensor, "batch row"]
 ) -> Float[Tensor, "batch head"]:
-    """Mean of a per-row measure over the rows that are no padding (``row_valid``); nan rows are left out.
-
-    nan if no row is left.
-    """
+    """Mean of a per-row measure over the real rows (``row_valid``) where it is not nan; nan if there are none."""
     return mean_where(per_row, where=row_valid[:, None] & ~per_row.isnan(), dim=-1)

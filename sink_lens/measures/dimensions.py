@@ -26,7 +26,7 @@ def dominance_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"
 
 
 def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) -> float:
-    """Mean magnitude of one given dimension over the mean magnitude of the other dimensions: a ratio of sample means.
+    """Mean magnitude of one given dimension over that of all other dimensions, both averaged over samples.
 
     In [0, inf]; nan if everything is 0, or if there is only one dimension. The paper computes it after the
     attention-input norm (Llama-2-7B, dimension 2533: 262.88). A trace's
@@ -49,7 +49,7 @@ def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) 
 
 
 def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float = 0.8) -> Int[Tensor, " dimension"]:
-    """The smallest set of dimensions that together have the share `energy_frac` of a token's energy, largest first.
+    """Return the fewest dimensions that together hold `energy_frac` of a token's energy, the largest first.
 
     The set exists for any token; the dominance ratio decides whether its dimensions are outliers. The set is empty if
     the energy is 0 or not finite.
@@ -75,7 +75,7 @@ def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float 
 def massive_activations(
     h: Float[Tensor, "batch d_model"], *, absolute: float = 100.0, relative: float = 1000.0
 ) -> Bool[Tensor, "batch d_model"]:
-    """Entries above `absolute` in magnitude and at least `relative` times their token's median magnitude.
+    """Mark entries above `absolute` in magnitude and at least `relative` times their token's median magnitude.
 
     The defaults are the paper's. They find nothing in models below about a billion parameters, so also report
     `massive_ratio`.
@@ -83,7 +83,7 @@ def massive_activations(
     Reference: Sun et al., arXiv 2402.17762.
     """
     magnitude = widen(h).abs()
-    return (magnitude > absolute) & (magnitude >= relative * _median(magnitude)[:, None])
+    return (magnitude > absolute) & (magnitude >= relative * _median_magnitude(magnitude)[:, None])
 
 
 def massive_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
@@ -94,7 +94,7 @@ def massive_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
     Reference: Sun et al., arXiv 2402.17762.
     """
     magnitude = widen(h).abs()
-    return magnitude.amax(-1) / _median(magnitude)
+    return magnitude.amax(-1) / _median_magnitude(magnitude)
 
 
 def growth_ratio(
@@ -120,6 +120,6 @@ def growth_ratio(
     return ratio.masked_fill(~valid[:, key], math.nan)
 
 
-def _median(magnitude: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
-    """Median over the dimensions of each token's magnitudes."""
+def _median_magnitude(magnitude: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
+    """Return the median over dimensions of each token's magnitudes."""
     return median_where(magnitude, where=torch.ones_like(magnitude, dtype=torch.bool))

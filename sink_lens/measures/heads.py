@@ -16,9 +16,9 @@ def induction(
     tokens: Int[Tensor, "batch query"],
     valid: Bool[Tensor, "batch query"],
 ) -> Float[Tensor, "batch head"]:
-    """Mean attention to the tokens that followed earlier occurrences of the query's token, over queries that have one.
+    """Induction score of each head: attention to the tokens that followed earlier occurrences of the query's token.
 
-    In [0, 1]; nan where no token occurs twice. On random tokens in two copies it is the score of an induction head.
+    The mean over queries whose token occurred before, in [0, 1]; nan without any. Use random tokens in two copies.
 
     Args:
         pattern: attention weights.

@@ -66,12 +66,12 @@ def tau_b_matrix(
 
 
 def _to_numpy(x: Tensor) -> np.ndarray:
-    """A tensor as a contiguous NumPy array of the same type."""
+    """Return a tensor as a contiguous NumPy array of the same type."""
     return x.detach().cpu().contiguous().numpy()
 
 
 def _run_in_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> None:
-    """Call ``work`` with slices of rows, several side by side: NumPy's sort leaves other threads the interpreter."""
+    """Call ``work`` with slices of the rows in parallel threads, which NumPy's sort does not block."""
     n_rows, n_values = shape
     size = max(1, _VALUES_AT_ONCE // n_values)
     chunks = [slice(start, start + size) for start in range(0, n_rows, size)]
@@ -85,28 +85,28 @@ def _run_in_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> Non
 
 
 def _sorting_orders(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The permutation that sorts each row, and whether all values of the row differ and none is nan."""
+    """Return the permutation that sorts each row, and True for rows whose values all differ and are not nan."""
     order = rows.argsort(-1)
     ascending = np.take_along_axis(rows, order, -1)
     return order, np.asarray((ascending[:, 1:] > ascending[:, :-1]).all(-1))
 
 
 def _ranks(order: np.ndarray) -> np.ndarray:
-    """The rank of each value, from 0, given the permutations that sort the rows."""
+    """Return the rank of each value, from 0, given the permutations that sort the rows."""
     ranks = np.empty(order.shape, np.int32)
     np.put_along_axis(ranks, order, np.arange(order.shape[1], dtype=np.int32)[None], -1)
     return ranks
 
 
 def _tau_without_ties(permutations: np.ndarray) -> np.ndarray:
-    """Kendall's tau of each row, which holds one variable's ranks in the order of the other."""
+    """Return Kendall's tau of each row, given one variable's ranks in the order of the other."""
     n_values = permutations.shape[1]
     pairs = n_values * (n_values - 1) // 2
     return _tau_of_counts(pairs - 2 * _count_inversions(permutations), pairs, pairs)
 
 
 def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Kendall's tau-b of each row of ``x`` with the same row of ``reference``, which may have ties or nan."""
+    """Return Kendall's tau-b of each row of ``x`` with the same row of ``reference``; both may have ties or nan."""
     n_values = x.shape[1]
     pairs = n_values * (n_values - 1) // 2
     # Sort by the reference, and ties in it by x, so that a pair tied in the reference is no inversion.
@@ -125,16 +125,16 @@ def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def _tau_of_counts(difference: np.ndarray, pairs_x: np.ndarray | int, pairs_reference: np.ndarray | int) -> np.ndarray:
-    """Concordant minus discordant pairs, over the root of the pairs that are not tied; nan if there are none.
+    """Return tau-b from pair counts: ``difference`` is concordant minus discordant, the others are untied pairs.
 
-    Divided by one root after the other, as SciPy does: the product of two counts of pairs can overflow an integer.
+    nan if no pair is untied. The roots divide one after the other, since the product of two counts can overflow.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.clip(difference / np.sqrt(pairs_x) / np.sqrt(pairs_reference), -1, 1)
 
 
 def _tied_pairs(changes: np.ndarray) -> np.ndarray:
-    """Number of tied pairs in each sorted row, given where its values differ from the value before."""
+    """Count the tied pairs in each sorted row; ``changes`` is True where a value differs from the one before."""
     place = np.arange(1, changes.shape[1] + 1)
     run_start = np.maximum.accumulate(np.where(changes, place, 0), axis=-1)
     # The k-th element of a run (from 0) is tied with the k elements before it.
@@ -142,7 +142,7 @@ def _tied_pairs(changes: np.ndarray) -> np.ndarray:
 
 
 def _count_inversions(permutations: np.ndarray) -> np.ndarray:
-    """Number of pairs i < j with the larger entry first, in each row of ranks."""
+    """Count in each row of ranks the pairs i < j with the larger rank first."""
     n_rows, n_values = permutations.shape
     size = max(_BLOCK, 1 << (n_values - 1).bit_length())
     entries = np.empty((n_rows, size), np.int32)

@@ -16,9 +16,9 @@ from sink_lens.measures.reductions import check_position, expand_kv, mean_where,
 def qk_alignment(
     w_q: Float[Tensor, "head d_head d_model"], *, w_k_column: Float[Tensor, "kv_head d_head"]
 ) -> Float[Tensor, " head"]:
-    """|<u_1, k / |k|>|: how well the direction that queries share most aligns with the key of the dominant dimension.
+    """|cosine| of the direction that a head's queries share most with the key of the dominant dimension.
 
-    In [0, 1]; a random key gives about 1 / sqrt(d_head). nan for a key or a W_Q of zeros.
+    It is |<u_1, k / |k|>|, in [0, 1]; a random key gives about 1 / sqrt(d_head). nan for a key or a W_Q of zeros.
 
     Args:
         w_q: each head's query weights; u_1 is their first left singular vector, a direction of d_head.
@@ -47,7 +47,7 @@ def positive_share(
     key: int,
     reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
-    """Share of the real queries after `key` that see it whose product with its key vector is positive (strictly).
+    """Share of the later queries that see `key` and have a positive product with its key vector.
 
     In [0, 1]: 1 if every product is positive, 1/2 by chance. nan if no real query follows.
 

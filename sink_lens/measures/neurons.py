@@ -70,7 +70,7 @@ def contribution_share(
 
 
 def super_neurons(shares: Float[Tensor, " neuron"], *, share: float = 0.05) -> Bool[Tensor, " neuron"]:
-    """Mark neurons that contribute at least `share` of the change of the outlier dimension; False for nan."""
+    """Mark the super neurons, which contribute at least `share` of the change of the outlier dimension."""
     return shares >= share
 
 

@@ -17,7 +17,7 @@ from sink_lens.measures.reductions import check_position, heads_per_kv_head, mea
 def value_norms(
     v: Float[Tensor, "batch position kv_head d_head"], *, factor: Float[Tensor, "head sample d_head"]
 ) -> Float[Tensor, "batch head position"]:
-    """Norm of what each head writes of a position's value vector, v W_O, given W_O's ``triangular_factor``.
+    """Norm of the vector v W_O that each head writes for a position's value v; ``factor`` is `triangular_factor`(W_O).
 
     Raises:
         InputError: the heads do not divide.
@@ -68,5 +68,5 @@ def sink_head_label(ratio: float, *, is_sink: bool) -> str:
 
 
 def triangular_factor(w_o: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head sample d_head"]:
-    """The factor R of W_O^T = Q R, so that |x W_O| = |R x|; unlike the Gram matrix, it does not square W_O."""
+    """Return the triangular factor R of W_O^T = Q R, which gives norms cheaply: |x W_O| = |R x|."""
     return torch.linalg.qr(widen(w_o).mT, mode="r").R

@@ -16,7 +16,7 @@ def effective_rank(
     valid: Bool[Tensor, "*batch position"] | None = None,
     without: int | None = None,
 ) -> Float[Tensor, "*batch"]:
-    """exp(-sum p log p) with p the singular values of one sequence's states over their sum.
+    """Number of directions that a sequence's states use: exp(-sum p log p), p the normalised singular values.
 
     From 1 (all states parallel) to min(positions, d_model); nan if all states are 0 or any is not finite. Report it
     with and without the sink: one token with a huge norm gives a low rank whatever the other tokens do.
@@ -43,7 +43,7 @@ def effective_ranks(
     valid: Bool[Tensor, "*batch position"] | None = None,
     without: Sequence[Collection[int]],
 ) -> Float[Tensor, "*batch sample"]:
-    """``effective_rank`` once for each set of positions that is left out, along a new last axis."""
+    """Return ``effective_rank`` for each set of positions to leave out in ``without``, along a new last axis."""
     n_positions, d_model = x.shape[-2:]
     for position in {position for some in without for position in some}:
         check_position(position, n_positions=n_positions)

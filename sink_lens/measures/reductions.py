@@ -14,7 +14,7 @@ from sink_lens.errors import InputError
 
 
 def widen(x: Num[Tensor, "*value"]) -> Float[Tensor, "*value"]:
-    """A tensor of half precision or integers as float32; float32 and float64 stay."""
+    """Convert half precision or integers to float32; float32 and float64 stay as they are."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -34,7 +34,7 @@ def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[
     if x.shape[-1] == 0:
         return x.new_full(x.shape[:-1], math.nan)
     kept = where.broadcast_to(x.shape)
-    ordered = sort_last(torch.where(kept, x, math.inf))
+    ordered = sort_last_axis(torch.where(kept, x, math.inf))
     count = kept.sum(-1, keepdim=True)
     lower = ordered.gather(-1, (count - 1).clamp(min=0) // 2)
     upper = ordered.gather(-1, (count // 2).clamp(max=x.shape[-1] - 1))
@@ -44,8 +44,8 @@ def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[
     return middle.masked_fill(undefined, math.nan)
 
 
-def sort_last(x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch value"]:
-    """The values sorted along the last axis, nan last. On a CPU numpy does it many times faster than torch."""
+def sort_last_axis(x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch value"]:
+    """Sort along the last axis, nan last; on a CPU by numpy, which is many times faster than torch."""
     if x.device.type == "cpu" and not x.requires_grad:
         return torch.from_numpy(np.sort(x.numpy(), axis=-1))
     return x.sort(dim=-1).values
@@ -63,7 +63,7 @@ def check_position(key: int, *, n_positions: int) -> None:
 def queries_from(
     valid: Bool[Tensor, "batch query"], *, start: int, end: int | None = None
 ) -> Bool[Tensor, "batch query"]:
-    """True at the queries that are no padding, from `start` on and before `end` (None is no end)."""
+    """Return the mask of the real queries from `start` on and before `end` (None: to the last)."""
     index = torch.arange(valid.shape[1], device=valid.device)
     kept = valid & (index >= start)
     return kept if end is None else kept & (index < end)

@@ -51,7 +51,7 @@ class ScoreGap(NamedTuple):
 
 
 def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
-    """Query positions from `first` on: all of a short sequence, else evenly spaced ones up to the last."""
+    """Return the query positions to sample from `first` on: all if there are few, else 64 evenly spaced ones."""
     if length - first <= SAMPLED_QUERIES:
         return torch.arange(first, length)
     return torch.linspace(first, length - 1, SAMPLED_QUERIES, dtype=torch.float32).round().long()
@@ -60,7 +60,7 @@ def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
 def earlier_keys(
     row_positions: Int[Tensor, " row"], *, n_keys: int, reach: int | None = None
 ) -> Bool[Tensor, "row key"]:
-    """True where a key is before the row's query, and within its sliding window of `reach` positions if it has one."""
+    """Return the mask of the keys before each row's query, and within its sliding window if `reach` is given."""
     distance = row_positions[:, None] - torch.arange(n_keys, device=row_positions.device)
     earlier = distance > 0
     return earlier if reach is None else earlier & (distance < reach)
@@ -69,7 +69,7 @@ def earlier_keys(
 def fair_shares(
     rows: Float[Tensor, "batch head row key"], *, row_positions: Int[Tensor, " row"], reach: int | None = None
 ) -> Float[Tensor, "batch row key"]:
-    """Mean attention over heads as a multiple of the fair share, which is 1 over the keys that the query sees.
+    """Mean attention over heads in fair shares; the fair share is 1 / (number of keys that the query sees).
 
     0 or more; 1 everywhere under uniform attention. 0 at the query itself and at keys that it does not see.
 
@@ -91,7 +91,7 @@ def share_score(
     row_positions: Int[Tensor, " row"],
     row_valid: Bool[Tensor, "batch row"],
 ) -> Float[Tensor, "batch key"]:
-    """Return the attention that each token receives, in fair shares, from the sampled later queries.
+    """Score of each token: the attention that it receives from the sampled later queries, in fair shares.
 
     A query's attention to a key counts as a multiple of the larger of two numbers: the fair share, and what the
     sequence's keys at a similar distance typically receive (the median over keys 1, 2, 3 to 4, 5 to 8, ... positions
@@ -124,13 +124,13 @@ def share_score(
 def ratios_to_median_norm(
     norms: Float[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"]
 ) -> Float[Tensor, "batch position"]:
-    """Norm of each token over the median norm of its sequence's tokens; nan at padding, which does not count."""
+    """Divide the norm of each token by the median norm of its sequence; padding is nan and does not count."""
     ratio = widen(norms) / median_where(norms, where=valid)[:, None]
     return ratio.masked_fill(~valid, torch.nan)
 
 
 def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -> ScoreGap | None:
-    """The lowest wide gap of the scores, above which their median is at least `least`.
+    """Find the gap between low and high scores: the lowest wide one whose upper scores have a median of `least`.
 
     A gap reaches from a score to `gap` times this score or further. The tokens within it may be a share `STRAY_FRAC` of
     those above it, so none where fewer than 1 / `STRAY_FRAC` are above. Where there are several gaps, the
@@ -177,7 +177,7 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
 
 
 def _find_gap(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> tuple[int, int] | None:
-    """Indices of the score below and above the lowest gap among ascending scores; None if there is none."""
+    """Return the indices of the scores below and above the lowest gap of ascending scores; None without a gap."""
     last = len(ordered) - 1
     after = torch.searchsorted(ordered, ordered, right=True)
     first_above = torch.searchsorted(ordered, ordered * gap)  # the first score that is at least gap times each
@@ -191,7 +191,7 @@ def _find_gap(ordered: Float[Tensor, " sample"], gap: float, *, least: float) ->
 def residual_outliers(
     h: Float[Tensor, "batch position d_model"], *, valid: Bool[Tensor, "batch position"], factor: float = 20.0
 ) -> Bool[Tensor, "batch position d_model"]:
-    """True at entries over `factor` times their token's median magnitude; False at padding.
+    """Mark entries over `factor` times their token's median magnitude; False at padding.
 
     Reference: arXiv 2601.22966 (residual sinks: dimensions that are large on most tokens; their threshold is theirs,
     this one is ours).

@@ -79,7 +79,7 @@ class Moments:
 
     @classmethod
     def empty(cls, *, n_positions: int, n_values: int, device: torch.device | str | None = None) -> "Moments":
-        """Moments of no sequence yet."""
+        """Return empty moments, which have seen no sequence yet."""
         zeros = torch.zeros(n_positions, n_values, dtype=torch.float64, device=device)
         count = torch.zeros(n_positions, dtype=torch.int64, device=device)
         return cls(count=count, mean=zeros, m2=zeros.clone())
@@ -112,7 +112,7 @@ class Moments:
         self.count = total
 
     def std(self) -> Float[Tensor, "position value"]:
-        """Unbiased standard deviation over the sequences seen; nan at positions with fewer than two."""
+        """Return the unbiased standard deviation over the sequences; nan at positions with fewer than two."""
         freedom = (self.count - 1)[:, None]
         return (self.m2 / freedom.clamp(min=1)).sqrt().masked_fill(freedom < 1, math.nan)
 
@@ -134,7 +134,7 @@ def decay_exponent(s: Float[Tensor, " position"]) -> Float[Tensor, ""]:
 
 
 def variance_ratio(s: Float[Tensor, " position"], *, others_from: int = 8) -> Float[Tensor, ""]:
-    """Standard deviation at the first position over the median of that at positions from `others_from` on.
+    """Standard deviation at the first position over the median from position `others_from` on.
 
     In [0, inf); a ratio above 1 is a variance discrepancy. nan if there are no such positions. Undefined (nan)
     positions are left out of the median.
@@ -154,7 +154,7 @@ def output_preservation(
     first_std: Float[Tensor, " value"],
     per_dimension: Int[Tensor, " dimension"] | None = None,
 ) -> Float[Tensor, " dimension"]:
-    """Kendall's tau-b between an output dimension's |weights| and the first token's standard deviation by input.
+    """Kendall's tau-b of each output dimension's |W_O weights| with the inputs' standard deviation at the first token.
 
     In [-1, 1]; high if W_O reads most from the inputs in which the first token varies most. nan if either side is
     constant or has a nan. The paper reports a mean of 0.32 on Llama-2-7B.

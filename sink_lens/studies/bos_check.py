@@ -12,26 +12,27 @@ from ..data.token_ids import bos_id, text_ids
 _CHAT = [{"role": "user", "content": "Hello there"}]
 
 
-def bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
-    """Number of BOS tokens in front of a plain text, of a chat, and of a chat whose text is tokenised again.
+def count_bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    """Count the BOS tokens that a tokenizer puts in front of a text, of a chat, and of a chat tokenised a second time.
 
-    The chat's numbers are None without a chat template, or with one that ends with an error.
+    The keys are ``text``, ``chat`` and ``chat_tokenised_again``. The counts of the chat are None if the tokenizer has
+    no chat template that works.
     """
     token = bos_id(tokenizer)
-    found: dict[str, int | None] = {"text": _n_leading(tokenizer("a", verbose=False)["input_ids"], token)}
+    found: dict[str, int | None] = {"text": _count_leading(tokenizer("a", verbose=False)["input_ids"], token)}
     try:
         chat = str(tokenizer.apply_chat_template(_CHAT, tokenize=False))
     except Exception:  # noqa: BLE001  # there is no template, or it raises what it likes
         return found | {"chat": None, "chat_tokenised_again": None}
     again = tokenizer(chat, verbose=False)["input_ids"]
     return found | {
-        "chat": _n_leading(text_ids(chat, tokenizer), token),
-        "chat_tokenised_again": _n_leading(again, token),
+        "chat": _count_leading(text_ids(chat, tokenizer), token),
+        "chat_tokenised_again": _count_leading(again, token),
     }
 
 
 def bos_clause(found: Mapping[str, int | None]) -> str:
-    """A clause on the counts of BOS tokens that ``bos_in_front`` found."""
+    """Say in words how many BOS tokens ``count_bos_in_front`` found."""
     said = f"the tokenizer puts {found['text'] or 'none'} in front of a text"
     if found["chat"] is not None:
         said += f", a chat begins with {found['chat'] or 'none'}"
@@ -40,8 +41,8 @@ def bos_clause(found: Mapping[str, int | None]) -> str:
     return said
 
 
-def _n_leading(ids: Sequence[int], token: int | None) -> int:
-    """Number of times that a token stands at the beginning of ids."""
+def _count_leading(ids: Sequence[int], token: int | None) -> int:
+    """Count how often a token is repeated at the beginning of a list of token ids."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1

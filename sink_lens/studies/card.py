@@ -32,12 +32,12 @@ from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..stats import Interval, interval, paired_difference
 from ..text import interval_text as bounds
 from ..text import listed, loss_change_text, neuron_name, number, percent, plural, span, visible
-from .bos_check import bos_clause, bos_in_front
-from .card_pair import compare
+from .bos_check import bos_clause, count_bos_in_front
+from .card_pair import compare_models
 from .config import CardConfig
-from .observed import SITES_READ, Observed, round_digits
+from .observed import SITES_READ, ObservedModel
 from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate
-from .study import Measured, Study, inputs, shown_name, write_study
+from .study import Measured, Study, resolve_inputs, short_name, write_study
 
 _SUBLAYERS = (
     ("attention", "attn_out"),
@@ -60,7 +60,7 @@ def card(
     progress: bool = True,
     **fields: Any,
 ) -> Study:
-    """Make a model's card, or say what changed from one model to another.
+    """Make the card of a model; with a second model, say what changed from the first to the second.
 
     A card has sinks, BOS, outlier dimensions, what writes them, largest activations and what they are worth. It costs
     one reading pass, one pass for the loss with or without BOS, and two passes with the outlier dimensions set to zero
@@ -85,44 +85,46 @@ def card(
     if other is not None:
         fields |= {"others": (str(other) if isinstance(other, str | Path) else as_lens(other).name,)}
     check_folder_free(out, overwrite=overwrite)
-    config, lens, batch = inputs(CardConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
+    config, lens, batch = resolve_inputs(
+        CardConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False
+    )
     if len(config.others) > 1:
         count = 1 + len(config.others)
         raise InputError(f"{count} models were given; need one, or two to compare. sink_lens.studies.cards takes more")
-    if config.compares:
-        return compare(lens, batch, config, other=other, out=out, overwrite=overwrite)
-    seen = Observed(
+    if config.is_comparison:
+        return compare_models(lens, batch, config, other=other, out=out, overwrite=overwrite)
+    seen = ObservedModel(
         lens,
         batch,
         thresholds=Thresholds(threshold=config.threshold),
         seed=config.seed,
         batch_size=config.batch_size,
     )
-    made = card_contents(seen, chain=None if config.trace is None else chain_answers(config.trace, lens))
+    made = card_contents(seen, chain=None if config.trace is None else read_chain_answers(config.trace, lens))
     found = Measured(
         frames=_card_tables(seen, made),
-        kernel=seen.core.kernel,
+        kernel=seen.main_pass.kernel,
         decision=made,
         headline=made["sentence"],
-        files={"card.json": made, "card.md": markdown(made)},
+        files={"card.json": made, "card.md": card_markdown(made)},
     )
     return write_study("card", lens, batch, config, found, out=out, overwrite=overwrite)
 
 
-def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
+def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the content of ``card.json``, as ``docs/decisions.md`` describes it; undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate(seen, threshold=threshold), seen)
-    keep, marked = sorted(sink_positions(seen)), seen.marked("attention")
+    keep, marked = sorted(sink_positions(seen)), seen.marked_tokens("attention")
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
-        losses |= {"zeroed": seen.zeroed, "mean_aligned": seen.mean_aligned}
+        losses |= {"zeroed": seen.zeroed_loss, "mean_aligned": seen.mean_aligned_loss}
     found = {
         "schema": CARD_SCHEMA,
         "sink_lens": version("sink-lens"),
         "model": {
-            "name": shown_name(lens.name),
+            "name": short_name(lens.name),
             "family": lens.family.architecture,
             "weights_sha256": weights_hash(lens),
             "dtype": str(lens.dtype).removeprefix("torch."),
@@ -143,7 +145,7 @@ def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> 
             "found": seen.location.sink_found,
             "positions": keep,
             "at_first_position": float(marked.nonzero()[:, 1].eq(0).double().mean()),
-            "tokens": _sink_tokens(seen),
+            "tokens": _sink_token_rows(seen),
             "rate": rate | {"threshold": threshold},
             "attention": _mean_with_interval(first_token_share(seen), seen),
             "to_no_key": _mean_with_interval(null_mass(seen), seen),
@@ -152,8 +154,8 @@ def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> 
         "cache": {"keep": None}
         if math.isnan(rate["value"])
         else {"keep": keep, "sink_tokens": int(marked.sum()), "sink_tokens_kept": int(marked[:, keep].sum())},
-        "bos": _bos_losses(seen),
-        "outlier_dimensions": _outliers(seen),
+        "bos": _compare_bos_losses(seen),
+        "outlier_dimensions": _outlier_rows(seen),
         "residual_sinks": [{"dimension": one} | row for one, row in seen.residual_sinks.items()],
         "growth": [
             {
@@ -165,16 +167,27 @@ def card_contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> 
         ],
         "writers": seen.writers,
         "super_weights": seen.super_weights[:_MOST_LISTED],
-        "largest_activations": _largest_activations(seen),
+        "largest_activations": _largest_activation_rows(seen),
         "loss": {name: _loss_with_change(samples, seen) for name, samples in losses.items()},
         "chain": chain or {"asked": False},
     }
     found = round_digits(found)
-    return {"schema": found.pop("schema"), "sentence": sentence(found)} | found
+    return {"schema": found.pop("schema"), "sentence": card_sentence(found)} | found
 
 
-def _mean_with_interval(samples: Tensor, seen: Observed) -> dict[str, Any]:
-    """``value``, ``low``, ``high``, ``n``: mean over sequences and 95% interval; nan if no sequence has the number."""
+def round_digits(value: Any, n: int = 4) -> Any:
+    """Round all floats in nested mappings and lists to ``n`` significant digits; nan and infinities become None."""
+    if isinstance(value, Mapping):
+        return {str(name): round_digits(one, n) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [round_digits(one, n) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.{n}g}") if math.isfinite(value) else None
+    return value
+
+
+def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
+    """Return the mean over sequences that are not nan with its 95% interval: ``value``, ``low``, ``high``, ``n``."""
     rows = samples.double().numpy()
     rows = rows[~np.isnan(rows)]
     if not len(rows):
@@ -183,13 +196,13 @@ def _mean_with_interval(samples: Tensor, seen: Observed) -> dict[str, Any]:
 
 
 def _interval_fields(found: Interval) -> dict[str, Any]:
-    """An interval as the card has it: ``value``, ``low``, ``high``, ``n``."""
+    """Return the fields of an interval on the card: ``value``, ``low``, ``high``, ``n``."""
     return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
 
 
-def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
-    """One row per token id that is a sink, the most frequent first: id, text, times it is a sink, times it occurs."""
-    marked = seen.marked("attention")
+def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
+    """Return one row per token id that is a sink, the most frequent first: id, text, count as sink and in all."""
+    marked = seen.marked_tokens("attention")
     tokens = seen.tokens.tokens.cpu()
     valid = seen.tokens.valid.cpu()
     valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False  # nothing attends to the last token
@@ -204,22 +217,22 @@ def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
     return rows
 
 
-def _bos_losses(seen: Observed) -> dict[str, Any]:
-    """The loss of the same tokens with BOS in front of them and without it."""
+def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
+    """Compare the loss of the same tokens with and without BOS in front, and say whether BOS is needed."""
     tokenizer = seen.lens.tokenizer
     token = None if tokenizer is None else bos_id(tokenizer)
     if tokenizer is None or token is None:
         return {"needed": None, "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer"}
-    in_front = {"in_front": bos_in_front(tokenizer)}
+    in_front = {"in_front": count_bos_in_front(tokenizer)}
     if seen.tokens.bos:
-        with_bos, without = seen.token_losses[:, 1:], token_losses(seen.lens, seen.tokens.without_bos())
+        with_bos, without = seen.token_losses[:, 1:], measure_token_losses(seen.lens, seen.tokens.without_bos())
     else:
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
             return in_front | {
                 "needed": None,
                 "why": "the sequences fill the model's context; BOS does not fit in front",
             }
-        with_bos, without = token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:], seen.token_losses
+        with_bos, without = measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:], seen.token_losses
     more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
     needed = change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0
@@ -232,13 +245,13 @@ def _bos_losses(seen: Observed) -> dict[str, Any]:
     }
 
 
-def token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
-    """Loss of each token after the first; one pass that reads nothing else."""
+def measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
+    """Return the loss of each token after the first, in nats, from one forward pass."""
     return stream(lens, batch, [r.token_loss_reading(lens)]).stacked("token_loss")[0]
 
 
-def _outliers(seen: Observed) -> list[dict[str, Any]]:
-    """One row per outlier dimension: the layers that have it, and its mean value in the layer where it is largest."""
+def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
+    """Return one row per outlier dimension: its layers, and its mean value in the layer where that is largest."""
     rows = []
     for dimension in seen.outlier_dimensions:
         layers = [layer for layer, dims in seen.location.outliers.items() if dimension in dims]
@@ -257,14 +270,14 @@ def _outliers(seen: Observed) -> list[dict[str, Any]]:
     return rows
 
 
-def _largest_activations(seen: Observed) -> list[dict[str, Any]]:
-    """One row per site: its largest entry, with layer, position, channel and ratio to the token's median magnitude."""
+def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
+    """Return one row per site: its largest entry, where it is, and its ratio to the token's median magnitude."""
     rows = []
     for site in SITES_READ:
         name = f"largest:{site}"
-        if name not in seen.core.values:
+        if name not in seen.main_pass.values:
             continue
-        found = seen.core.stacked(name)
+        found = seen.main_pass.stacked(name)
         layer, sequence = divmod(int(found[..., 0].abs().nan_to_num(-1.0).argmax()), found.shape[1])
         value, position, channel, over = found[layer, sequence].tolist()
         rows.append(
@@ -280,16 +293,16 @@ def _largest_activations(seen: Observed) -> list[dict[str, Any]]:
     return rows
 
 
-def _loss_with_change(losses: Tensor, seen: Observed) -> dict[str, Any]:
-    """Mean loss in nats with its interval, and under ``change`` its difference to the unchanged model's, paired."""
+def _loss_with_change(losses: Tensor, seen: ObservedModel) -> dict[str, Any]:
+    """Return a mean loss in nats with its interval, and under ``change`` its difference from the baseline run."""
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
     return _mean_with_interval(losses, seen) | {"change": _interval_fields(change)}
 
 
-def chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
-    """The answers about the chain and the makers of a trace.
+def read_chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
+    """Read from a trace's folder the verdicts on the links of the chain, and the parts that make the sink.
 
     Raises:
         InputError: the run is no trace, or one of other weights.
@@ -299,7 +312,7 @@ def chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
     if run.kind != "trace":
         raise InputError(f"{folder} holds a run of {run.kind}; need one of trace")
     if run.provenance.get("weights_sha256") != weights_hash(lens):
-        raise InputError(f"the trace in {folder} is of other weights than {shown_name(lens.name)}; need one of these")
+        raise InputError(f"the trace in {folder} is of other weights than {short_name(lens.name)}; need one of these")
     table = read_links(run, columns=["link", "verdict"]).drop_duplicates("link")
     makers = run.optional("makers", columns=["kind", "layer", "unit", "is_maker", "removed_alone"])
     made = [] if makers is None else makers.loc[makers["is_maker"].astype(bool)].to_dict("records")
@@ -312,8 +325,8 @@ def chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
     }
 
 
-def sentence(found: Mapping[str, Any]) -> str:
-    """The card's sentence: what to do about this model's sink, with the number that says so."""
+def card_sentence(found: Mapping[str, Any]) -> str:
+    """Return the card's sentence: what to keep (sink token, outlier dimensions, BOS), with the numbers behind it."""
     sink, outliers = found["sink"], [row["dimension"] for row in found["outlier_dimensions"]]
     rate = sink["rate"]
     rated = ""
@@ -350,8 +363,8 @@ def sentence(found: Mapping[str, Any]) -> str:
     return "; ".join(parts) + "."
 
 
-def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows of a card for the terminal: a name and a text each."""
+def terminal_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows (name, text) of a card, as the terminal and the Markdown table show them."""
     sink, rate = found["sink"], found["sink"]["rate"]
     rated = f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip()
     bos_needed = {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}
@@ -380,7 +393,7 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _writers_text(row: Mapping[str, Any]) -> str:
-    """Text that names the experts, neurons or sublayers that write the outlier dimension in a layer."""
+    """Name the experts, neurons or sublayers that write the outlier dimension in a layer, with their shares."""
     units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
     if not units:
         said = {
@@ -399,7 +412,7 @@ def _writers_text(row: Mapping[str, Any]) -> str:
 
 
 def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
-    """Text that lists the sink tokens with their counts; only their number, if different ones stand at position 0."""
+    """List the sink tokens with their counts, or only their number if all are at position 0."""
     if not sink["tokens"]:
         return "none"
     if sink["at_first_position"] == 1 and len(sink["tokens"]) > 1:
@@ -410,7 +423,7 @@ def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
 
 
 def _cache_text(cache: Mapping[str, Any]) -> str:
-    """Text with the positions that a cache must keep, and how many of all sink tokens stand there."""
+    """List the positions that a KV cache must keep, with the number of sink tokens there and in all."""
     if cache["keep"] is None:
         return "unknown"
     where = listed(f"position {place}" for place in cache["keep"]) or "no token"
@@ -418,10 +431,10 @@ def _cache_text(cache: Mapping[str, Any]) -> str:
     return f"{where} ({there})" if cache["sink_tokens"] else where
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    """The card as a Markdown section to paste into a model card: sentence, table, conditions and notes."""
+def card_markdown(found: Mapping[str, Any]) -> str:
+    """Return the card as a Markdown section for a model card: sentence, table, conditions and notes."""
     on = found["measured_on"]
-    lines = [f"| {name} | {_markdown_cell(value)} |" for name, value in rows_of_card(found)]
+    lines = [f"| {name} | {_markdown_cell(value)} |" for name, value in terminal_rows(found)]
     bos = "with BOS" if on["begins_with_bos"] else "without BOS"
     made = (
         f"Measured with sink_lens {found['sink_lens']} ({found['schema']}) in {found['model']['dtype']} on "
@@ -442,7 +455,7 @@ _LOSSES = {
 
 
 def _loss_cell(row: Mapping[str, Any]) -> str:
-    """A loss with its interval as text, and its change if there is one."""
+    """Write a loss with its interval as text, and its change if there is one."""
     change = row["change"]
     text = f"{number(row['value'])} {bounds(row['low'], row['high'])}".strip()
     changed = f"; change {number(change['value'])} {bounds(change['low'], change['high'])}"
@@ -450,12 +463,12 @@ def _loss_cell(row: Mapping[str, Any]) -> str:
 
 
 def _markdown_cell(text: Any) -> str:
-    """Text that cannot break a Markdown table or bring in HTML."""
+    """Escape a value, so that it cannot break a Markdown table or bring in HTML."""
     return str(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 
-def _card_tables(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """Table name -> table of the card's run folder, with the columns that the schema declares."""
+def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """Return the tables of the card's run folder by name, with the columns that the schema declares."""
     layers = {
         "layer": range(seen.lens.n_layers),
         "sink_attention": seen.sink_mass.nanmean(1).double().numpy(),
@@ -495,7 +508,7 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table ``writers``: sublayers, experts, neurons and super weights with their shares."""
+    """Return the rows of the table ``writers``: sublayers, experts, neurons and super weights with their shares."""
     rows = []
     for row in made["writers"]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}

@@ -25,11 +25,11 @@ from ..models.private_apis import NAME_OF_CONFIG
 from ..stats import paired_difference
 from ..text import interval_text as bounds
 from ..text import listed, named_parts, number, visible
-from .bos_check import bos_in_front
+from .bos_check import count_bos_in_front
 from .config import CardConfig
-from .observed import Observed
+from .observed import ObservedModel
 from .quantities import COMPARED, sink_positions, writing_neurons
-from .study import Measured, Study, shown_name, write_study
+from .study import Measured, Study, short_name, write_study
 
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _UNREAD = (NAME_OF_CONFIG, "architectures", "dtype", "quantization_config", "transformers_version", "use_cache")
@@ -40,7 +40,7 @@ _TENSORS = 20
 _FIRST = 8
 
 
-def compare(
+def compare_models(
     lens: LensModel,
     sequences: TokenBatch,
     config: CardConfig,
@@ -49,22 +49,22 @@ def compare(
     out: str | Path | None,
     overwrite: bool,
 ) -> Study:
-    """Compare two models on the same tokens."""
+    """Compare two models on the same tokens, and write the comparison into a run folder of kind ``diff``."""
     if other is None or isinstance(other, str | Path):
         second = load(config.others[0], device=config.device, dtype=config.dtype)
     else:
         second = as_lens(other)
     _refuse_unlike(lens, second)
     how = {"thresholds": Thresholds(threshold=config.threshold), "seed": config.seed, "batch_size": config.batch_size}
-    a, b = (Observed(one, sequences, **how) for one in (lens, second))
-    changes = [*_number_rows(a, b), *_list_rows(a, b), *_text_rows(lens, second)]
-    names = (shown_name(lens.name), shown_name(second.name))
+    a, b = (ObservedModel(one, sequences, **how) for one in (lens, second))
+    changes = [*_number_rows(a, b), *_list_rows(a, b), *_setting_rows(lens, second)]
+    names = (short_name(lens.name), short_name(second.name))
     names = names if names[0] != names[1] else (names[0], "the second model")
     tensors = _changed_weights(lens, second)
-    decision = _decision(changes, tensors, names=names, config=config, n=len(a.token_losses))
+    decision = _make_decision(changes, tensors, names=names, config=config, n=len(a.token_losses))
     summary = pd.DataFrame([{name: decision[name] for name in _SUMMARY}])
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
-    found = Measured(frames=frames, kernel=a.core.kernel, decision=decision, headline=decision["sentence"])
+    found = Measured(frames=frames, kernel=a.main_pass.kernel, decision=decision, headline=decision["sentence"])
     return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite)
 
 
@@ -77,8 +77,8 @@ def _refuse_unlike(first: LensModel, second: LensModel) -> None:
         mine, its = (getattr(one.config, name, None) for one in (first, second))
         if mine != its and not (name == "vocab_size" and its is not None and mine is not None):
             raise InputError(
-                f"{shown_name(first.name)} has {name} {mine} and {shown_name(second.name)} {its}; need two models of "
-                "one shape. Give the folders of their cards for a table"
+                f"{short_name(first.name)} has {name} {mine} and {short_name(second.name)} {its}; "
+                "need two models of one shape. Give the folders of their cards for a table"
             )
     if first.dtype != second.dtype:
         raise InputError(
@@ -86,8 +86,8 @@ def _refuse_unlike(first: LensModel, second: LensModel) -> None:
         )
 
 
-def _number_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
-    """Rows of ``changes`` for the loss, over all, early and later positions, and for every compared quantity."""
+def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
+    """Return the rows of ``changes`` for numbers: the loss (at all, early and later positions) and ``COMPARED``."""
     first, second = a.token_losses.double(), b.token_losses.double()
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), seed=a.seed)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
@@ -101,7 +101,7 @@ def _number_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
 
 
 def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: int) -> dict[str, Any]:
-    """The row of ``changes`` of a quantity that has a number per sequence: both means, and the paired difference."""
+    """Return the row of ``changes`` of one quantity: both models' means over sequences, and the paired difference."""
     change = paired_difference(second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed))
     mean = (float(first.nanmean()), float(second.nanmean()))
     return {
@@ -118,8 +118,8 @@ def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: in
     }
 
 
-def _list_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
-    """Rows of ``changes`` for quantities that are lists, such as sink positions and outlier dimensions."""
+def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
+    """Return the rows of ``changes`` for lists of indices, such as sink positions and outlier dimensions."""
     quantities = {
         "sink_positions": sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
@@ -133,7 +133,7 @@ def _list_rows(a: Observed, b: Observed) -> list[dict[str, Any]]:
 
 
 def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
-    """The row of ``changes`` of a quantity that is a text; its numbers are nan."""
+    """Return the row of ``changes`` of a quantity that is a text for each model; its numbers are nan."""
     return {
         "quantity": name,
         "unit": unit,
@@ -144,15 +144,15 @@ def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
     }
 
 
-def _text_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
-    """Rows of ``changes`` for configuration fields that differ, BOS tokens in front of texts and chats, and tokens."""
+def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
+    """Return the rows of ``changes`` for settings: configuration fields that differ, BOS counts and tokenization."""
     mine, its = (one.config.to_dict() for one in (first, second))
     fields = {name: (mine.get(name), its.get(name)) for name in sorted({*mine, *its} - set(_UNREAD))}
     rows = [_text_row(name, "text", str(one), str(other)) for name, (one, other) in fields.items() if one != other]
     if first.tokenizer is None or second.tokenizer is None:
         return rows
     tokenizers = (first.tokenizer, second.tokenizer)
-    counts = [bos_in_front(one) for one in tokenizers]
+    counts = [count_bos_in_front(one) for one in tokenizers]
     for name in counts[0]:
         shown = ("" if one[name] is None else str(one[name]) for one in counts)  # a chat needs a template
         rows.append(_text_row(f"bos_in_front_of_{name}", "text", *shown))
@@ -163,7 +163,7 @@ def _text_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
 
 
 def _changed_weights(first: LensModel, second: LensModel) -> pd.DataFrame:
-    """(tensor, change) of the weights that changed most: norm of the difference over the norm of the first model's."""
+    """Return the table (tensor, change) of the most changed weights; a change is relative to the first model's norm."""
     theirs = dict(second.plain.named_parameters())
     rows = []
     with torch.no_grad():
@@ -179,7 +179,7 @@ def _changed_weights(first: LensModel, second: LensModel) -> pd.DataFrame:
     return table.head(_TENSORS).reset_index(drop=True)
 
 
-def _decision(
+def _make_decision(
     changes: Sequence[Mapping[str, Any]],
     tensors: pd.DataFrame,
     *,
@@ -187,7 +187,7 @@ def _decision(
     config: CardConfig,
     n: int,
 ) -> dict[str, Any]:
-    """List the changes, and decide if the loss stays within its bound."""
+    """Return the ``--json`` answer: whether the loss stays within its bound, and which quantities changed."""
     loss = changes[0]
     is_above = loss["change"] > config.most_loss and not loss["change_low"] <= 0
     found = {
@@ -201,11 +201,11 @@ def _decision(
         "n": n,
         "changes": [row["quantity"] for row in changes if row["changed"]],
     }
-    return {"sentence": _sentence(found, changes, tensors)} | found
+    return {"sentence": _decision_sentence(found, changes, tensors)} | found
 
 
-def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
-    """Two sentences: the change of the loss and whether it is within its bound, then the main further changes."""
+def _decision_sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
+    """Say in two sentences how the loss changed (and if within its bound), and what else changed most."""
     others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):
         top = tensors.iloc[0]
@@ -219,7 +219,7 @@ def _sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], te
 
 
 def _change_text(row: Mapping[str, Any]) -> str:
-    """A row of ``changes`` as text: its name, both models' values, and for numbers the change and its interval."""
+    """Write a row of ``changes`` as text: its name, both models' values, and for numbers the change and interval."""
     name = row["quantity"].replace("_", " ").replace("loss positions", "loss at positions")
     name += ":" * name[-1].isdigit()
     if row["unit"] in ("index", "text"):

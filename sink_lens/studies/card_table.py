@@ -15,8 +15,8 @@ from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
 from ..text import interval_text, json_value, number, visible
-from .card import card, rows_of_card
-from .config import CardConfig, is_run
+from .card import card, terminal_rows
+from .config import CardConfig, is_run_folder
 from .study import Study
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def cards(
         RunError: a folder that holds a run of another kind, or what ``card`` refuses.
     """
     asked = make_config(CardConfig, config, fields)
-    rows = rows_of(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
-    return full_table(rows, chosen_columns(rows, columns or asked.columns))
+    rows = make_table_rows(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
+    return full_table(rows, choose_columns(rows, columns or asked.columns))
 
 
-def rows_of(
+def make_table_rows(
     models: Sequence[ModelLike],
     config: CardConfig,
     *,
@@ -78,26 +78,26 @@ def rows_of(
     overwrite: bool = False,
     progress: bool = True,
 ) -> list[Row]:
-    """One row for each model or folder, in their order; the arguments and errors are those of ``cards``."""
+    """Return one row per model (its card is made first) or run folder; arguments and errors are those of ``cards``."""
     if not models:
         raise InputError("no model was given; need models, or folders of cards or traces")
-    if out is not None and all(map(is_run, models)):
+    if out is not None and all(map(is_run_folder, models)):
         raise InputError("out was given and every row is that of a run; need a model, whose card it is the folder for")
     one = replace(config, others=(), columns=())
     rows = []
     for place, model in enumerate(models, start=1):
-        if is_run(model):
-            rows.append(row_of(read_run(str(model))))
+        if is_run_folder(model):
+            rows.append(read_run_row(read_run(str(model))))
             continue
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
         folder = None if out is None else Path(out) / f"{place}-{PurePath(name).name}"
         made = card(model, config=one, tokens=tokens, out=folder, overwrite=overwrite, progress=progress)
-        rows.append(row_of(read_run(made.folder)))
+        rows.append(read_run_row(read_run(made.folder)))
     return rows
 
 
-def row_of(run: Run) -> Row:
-    """Collect the facts that a run has of its model; cards and traces share the names of what both have.
+def read_run_row(run: Run) -> Row:
+    """Return the row (column -> value) of the model of a card or a trace; facts that both have share a column.
 
     Raises:
         RunError: the run is neither a card nor a trace, or lacks its summary.
@@ -107,24 +107,24 @@ def row_of(run: Run) -> Row:
     name = str(run.provenance.get("model") or run.folder.resolve().name)
     row = {"model": visible(PurePath(name).name if PurePath(name).is_absolute() else name), "run": run.kind}
     row |= {name: run.provenance.get(name) for name in _OF_RUN}
-    return row | (_card_row(run) if run.kind == "card" else _trace_row(run))
+    return row | (_read_card_row(run) if run.kind == "card" else _read_trace_row(run))
 
 
-def _with_interval(name: str, found: Mapping[str, Any]) -> Row:
-    """The value of a number, and the ends of its interval if it has one."""
+def _interval_columns(name: str, found: Mapping[str, Any]) -> Row:
+    """Return the column of a number, and the columns ``NAME_low`` and ``NAME_high`` if it has an interval."""
     value, low, high = (found.get(end) for end in ("value", "low", "high"))
     return {name: value} | ({f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {})
 
 
-def _trace_row(run: Run) -> Row:
-    """The row that a trace's run folder gives."""
+def _read_trace_row(run: Run) -> Row:
+    """Read the columns of a trace from its tables ``summary`` and ``links``."""
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
     row: Row = {}
     for one in table.rename(columns={"ci_low": "low", "ci_high": "high"}).to_dict("records"):
         name, value = str(one["quantity"]), _float_if_number(one["value"])
         if name in _LISTS and isinstance(value, float):  # a list of one, which was read as a number
             value = f"{value:.0f}"
-        row |= _with_interval(name, {"value": value, "low": one["low"], "high": one["high"]})
+        row |= _interval_columns(name, {"value": value, "low": one["low"], "high": one["high"]})
     noted = table.loc[table["quantity"] == "sink_position", "note"].fillna("")
     if (noted == "").any():  # without a sink the note says so of the position that was studied
         positions = [number(row["sink_position"]), row.get("other_sink_positions")]
@@ -135,8 +135,8 @@ def _trace_row(run: Run) -> Row:
     return row
 
 
-def _card_row(run: Run) -> Row:
-    """The row that a card's run folder gives, from ``card.json``."""
+def _read_card_row(run: Run) -> Row:
+    """Read the columns of a card from ``card.json`` in its run folder."""
     try:
         card = json_value((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
@@ -160,7 +160,7 @@ def _card_row(run: Run) -> Row:
             ("mean_cost", to_mean.get("change", {})),
             ("bos_cost", bos.get("cost_without_nats", {})),
         ):
-            row |= _with_interval(name, found)
+            row |= _interval_columns(name, found)
         row |= {f"max_{one['site']}": one["value"] for one in card["largest_activations"]}
         return row | card["chain"].get("links", {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -168,7 +168,7 @@ def _card_row(run: Run) -> Row:
 
 
 def _float_if_number(value: Any) -> Any:
-    """The value as a float if it reads as one, else unchanged; None for a nan."""
+    """Return a value as a float if possible, else unchanged; None for a nan."""
     if isinstance(value, Real):
         return None if value != value else value  # nan
     try:
@@ -177,8 +177,8 @@ def _float_if_number(value: Any) -> Any:
         return value
 
 
-def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
-    """The columns of the table: those that are asked for, else the main ones.
+def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
+    """Return the columns of the table: the given ones, or the main ones if none are given.
 
     Raises:
         InputError: a column that no run has.
@@ -191,7 +191,7 @@ def chosen_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
 
 
 def full_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
-    """The table with numbers in full; an interval's ends are in the columns ``NAME_low`` and ``NAME_high``."""
+    """Return the table with unrounded numbers; the ends of intervals are in columns ``NAME_low`` and ``NAME_high``."""
     known = {*columns, *(name for row in rows for name in row)}
     names = [one for name in columns for one in (name, f"{name}_low", f"{name}_high") if one in known]
     return pd.DataFrame([[row.get(name) for name in names] for row in rows], columns=names, dtype=object)
@@ -202,7 +202,7 @@ def full_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTable:
-    """A table of cards and traces; it has no folder of its own."""
+    """Table of cards and traces: what ``run`` returns for many models; it has no run folder."""
 
     folder: ClassVar[None] = None
     finished: ClassVar[bool] = True
@@ -211,54 +211,56 @@ class CardTable:
 
 
 def run(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
-    """A card, a comparison, or a table, as the configuration asks."""
+    """Make the card, the comparison or the table that the configuration of ``sink-lens card`` asks for."""
     if not config.makes_table():
         return card(config, out=out, overwrite=overwrite, progress=progress)
-    rows = rows_of((config.model, *config.others), config, out=out, overwrite=overwrite, progress=progress)
-    return CardTable(rows=rows, columns=chosen_columns(rows, config.columns))
+    rows = make_table_rows((config.model, *config.others), config, out=out, overwrite=overwrite, progress=progress)
+    return CardTable(rows=rows, columns=choose_columns(rows, config.columns))
 
 
 def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
-    """Terminal output of a card, a comparison or a table."""
+    """Yield the terminal output of a card, a comparison or a table."""
     if isinstance(found, CardTable):
         shown = [[_cell_text(row, name) for name in found.columns] for row in found.rows]
         yield pd.DataFrame(shown, columns=found.columns)
         return
     yield found.headline
     if "changes" in found.tables:
-        from .pages.diff import with_names
+        from .pages.diff import name_neurons
 
         changes = found.tables["changes"]
         is_text = changes["unit"].isin(["index", "text"])
         numbers = ("quantity", "first", "second", "change", "change_low", "change_high", "changed")
         yield changes.loc[~is_text].filter(items=numbers)
-        yield with_names(changes.loc[is_text]).filter(items=("quantity", "first_indices", "second_indices", "changed"))
+        yield name_neurons(changes.loc[is_text]).filter(
+            items=("quantity", "first_indices", "second_indices", "changed")
+        )
         return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in rows_of_card(found.decision):
+    for name, text in terminal_rows(found.decision):
         table.add_row(name, text)
     yield table
     yield f"block for a model card: {found.folder / 'card.md'}"
 
 
 def _cell_text(row: Row, name: str) -> str:
-    """A value to three digits, with its interval."""
+    """Write a column of a row as text: the value to three digits, with its interval."""
     if row.get(name) in (None, ""):
         return ""
     return f"{number(row[name])} {interval_text(row.get(f'{name}_low'), row.get(f'{name}_high'))}".strip()
 
 
 def answer(found: Study | CardTable) -> Mapping[str, Any]:
-    """Answer of ``--json``."""
+    """Return the ``--json`` answer of a card, a comparison or a table."""
     if not isinstance(found, CardTable):
         return found.decision
     return {"columns": found.columns, "rows": full_table(found.rows, found.columns)}
 
 
 def failed(found: Study | CardTable) -> bool:
-    """Check whether two models were compared and the loss changed by more than it may."""
+    """Check whether two models were compared and the loss rose above its bound."""
     return not isinstance(found, CardTable) and not found.decision.get("within_bound", True)

@@ -25,12 +25,12 @@ class StudyConfig(Question):
     """Maximum number of positions of each edited sequence, counted from the sink on. Default: the sequence length, at
     least 16."""
 
-    def first_target(self) -> int | None:
-        """The position that is edited first; None for a third of the length."""
+    def first_target_position(self) -> int | None:
+        """Return the first position to edit; None stands for a third of the length."""
         return None
 
-    def question(self) -> TraceConfig:
-        """The configuration of a trace with the same fields, which finds the sink before anything is edited."""
+    def trace_config(self) -> TraceConfig:
+        """Return the configuration of the trace that finds the sink before anything is edited."""
         shared = [one.name for one in fields(Question)] + ["controls"] * hasattr(self, "controls")
         return TraceConfig(
             intervention_sequences=self.sequences
@@ -50,8 +50,8 @@ class IsolateConfig(StudyConfig):
     layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
     """Layers to edit, such as 0-11 or 3,5. Default: all."""
 
-    def first_target(self) -> int | None:
-        """The first position that is isolated; None for a third of the length."""
+    def first_target_position(self) -> int | None:
+        """Return the first position to isolate; None stands for a third of the length."""
         return self.target_positions[0] if self.target_positions else None
 
 
@@ -69,8 +69,8 @@ class AmplifyConfig(StudyConfig):
     """The mean from which the edit moves the aggregated values; none multiplies the values themselves, as a control
     that changes the norm alone. Repeat for several."""
 
-    def first_target(self) -> int | None:
-        """The position that is amplified; None for a third of the length."""
+    def first_target_position(self) -> int | None:
+        """Return the position to amplify; None stands for a third of the length."""
         return self.target_position
 
     def __post_init__(self) -> None:
@@ -87,8 +87,8 @@ class AblateConfig(StudyConfig):
     """Number of random sets of each of the two kinds."""
 
 
-def is_run(model: Any) -> bool:
-    """Check whether a model is given by the folder of a run, and not by that of its weights."""
+def is_run_folder(model: Any) -> bool:
+    """Check whether a model argument is a run folder (has ``run.json``) and not a folder of weights."""
     if not isinstance(model, str | Path):
         return False
     return (Path(model) / "run.json").is_file() and not (Path(model) / "config.json").is_file()
@@ -121,18 +121,18 @@ class CardConfig(ReadConfig):
             raise InputError("--trace goes with the card of one model; need it without other models")
 
     @property
-    def compares(self) -> bool:
-        """Return True if two models are compared."""
+    def is_comparison(self) -> bool:
+        """True if two models are compared, and no table is made."""
         return len(self.others) == 1
 
     def makes_table(self) -> bool:
-        """Check whether a table is asked for: by more than two models, or by a folder of a run.
+        """Check whether a table is made: for more than two models, or if one of them is a run folder.
 
         Raises:
             InputError: an option that would do nothing.
         """
         names = (self.model, *self.others)
-        table = len(names) > 2 or any(map(is_run, names))
+        table = len(names) > 2 or any(map(is_run_folder, names))
         default = CardConfig()
         for name in ("most_loss", "trace") if table else ("columns",):
             if getattr(self, name) != getattr(default, name):

@@ -22,14 +22,14 @@ from ..models.lens import check_attention
 from ..stats import paired_difference
 from ..text import span
 from .config import AblateConfig, AmplifyConfig, IsolateConfig
-from .neuron_sets import Found, find_sets, neuron_names
+from .neuron_sets import NeuronSet, find_smallest_sets, neuron_names
 from .pages.interventions import ablation_sentences, amplification_sentences, isolation_sentences
 from .study import Measured, study
 
 
 @study(IsolateConfig)
 def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measured:
-    """Isolate positions by the attention mask, all at once, and see whether a sink comes there.
+    """Isolate positions by the attention mask, all at once, and measure whether a sink forms there.
 
     Raises:
         InputError: a position or layer that does not exist, or sequences too short.
@@ -46,7 +46,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
         table = layer_table(baseline, edited, target_position=target, sink_position=sink)
         by_layer.append(table.assign(target_position=target))
         row = {"target_position": target, "layers": "all" if layers is None else span(layers)}
-        row |= _row(setting, baseline, edited, target_position=target, reads=setting.late_layers)
+        row |= _edit_row(setting, baseline, edited, target_position=target, reads=setting.late_layers)
         summary.append(row)
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
     headline = "\n".join(isolation_sentences(frames["summary"]))
@@ -58,7 +58,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
 
 @study(AmplifyConfig)
 def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measured:
-    """Amplify the variance of a position's aggregated values, by factor and centre, and see whether a sink comes there.
+    """Amplify the variance of a position's value averages, by factor and centre, and measure if a sink forms there.
 
     Raises:
         InputError: a position, layer, factor or centre that cannot be used, or sequences too short.
@@ -87,7 +87,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
         rng = np.random.default_rng(config.seed)
         change = mass_added(setting, edited, factor=factor, reads=reads, generator=rng)
         del change["mass"]  # the row has it
-        row = _row(setting, setting.baseline, edited, target_position=target, reads=reads)
+        row = _edit_row(setting, setting.baseline, edited, target_position=target, reads=reads)
         summary.append({"centre": centre, "factor": factor, "layers": span(chosen)} | change | row)
     frames = {"summary": pd.DataFrame(summary)}
     where = f"Position {target} amplified in layers {span(chosen)}, at most:"
@@ -97,10 +97,10 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     return Measured(frames=frames, headline=headline, asked=options, means=tensors)
 
 
-def _row(
+def _edit_row(
     setting: Setting, baseline: Outcome, edited: Outcome, *, target_position: int, reads: Sequence[int]
 ) -> dict[str, Any]:
-    """A row of ``summary``: attention to target and sink position and loss, with and without the edits; the outcome."""
+    """Return a row of ``summary``: attention to target and sink position, loss and outcome, edited and baseline."""
     assert baseline.loss is not None  # both were asked for it
     assert edited.loss is not None
     rng = np.random.default_rng(setting.config.seed)
@@ -124,22 +124,23 @@ def _row(
 
 @study(AblateConfig)
 def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measured:
-    """For each growth step, the smallest set of neurons whose joint ablation removes the sink (``sets``).
+    """Find for each growth step the smallest set of neurons whose joint ablation removes the sink.
 
-    The table ``ablations`` has every ablation: the set in every way, its neurons alone, each left out, random sets.
+    The table ``ablations`` has a row per ablation: of the set, of its neurons alone, of the set without each neuron,
+    and of random sets.
 
     Raises:
         InputError: a mixture of experts, a model without a growth step, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
-    found, table = find_sets(setting, progress=progress)
-    summary = pd.DataFrame([_set_row(one, table) for one in found])
+    found, table = find_smallest_sets(setting, progress=progress)
+    summary = pd.DataFrame([_smallest_set_row(one, table) for one in found])
     headline = "\n".join([*ablation_sentences(summary), setting.averaged.words])
     return Measured(frames={"ablations": table, "summary": summary}, headline=headline)
 
 
-def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
-    """Row of ``summary`` of a growth step: its set's share removed, beside single neurons and random sets."""
+def _smallest_set_row(found: NeuronSet, table: pd.DataFrame) -> dict[str, Any]:
+    """Return the row of ``summary`` of a growth step: the share of the sink that its set removes, beside controls."""
     of_step = f"step == {found.segment.number}"
     usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 

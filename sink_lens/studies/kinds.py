@@ -50,7 +50,7 @@ ABLATE = RunKind(
     run="sink_lens.studies.interventions:ablate",
     tables="sink_lens.schema:ablate.toml",
     page="sink_lens.studies.pages.interventions:ABLATE",
-    show="sink_lens.studies.pages.interventions:show_ablate",
+    show="sink_lens.studies.pages.interventions:show_ablation",
     answer="sink_lens.studies.pages.interventions:answer",
     examples="""\
 sink-lens ablate  [dim]a few minutes on two cores[/dim]

@@ -35,8 +35,8 @@ Neuron = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The smallest set of one growth step."""
+class NeuronSet:
+    """The smallest set of neurons that removes the sink of one growth step, or the largest set that was tried."""
 
     segment: Segment
     neurons: tuple[Neuron, ...]
@@ -70,8 +70,8 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
     return [neuron for _, neuron in sorted(shares, key=lambda one: (-one[0], one[1]))]
 
 
-def find_sets(setting: Setting, *, progress: bool = False) -> tuple[list[Found], pd.DataFrame]:
-    """The smallest set of every growth step, and one row for every ablation that was made.
+def find_smallest_sets(setting: Setting, *, progress: bool = False) -> tuple[list[NeuronSet], pd.DataFrame]:
+    """Find the smallest set of every growth step; also return the table ``ablations`` with one row per ablation.
 
     Cost: for a step some 20 to 60 passes of the bridge over the setting's sequences.
 
@@ -88,16 +88,16 @@ def find_sets(setting: Setting, *, progress: bool = False) -> tuple[list[Found],
     found, rows = [], []
     with tqdm(desc="ablating sets", unit="run", disable=not progress, leave=False) as bar:
         for segment in steps:
-            one = _smallest_set(setting, segment, tick=bar.update)
+            one = _find_smallest_set(setting, segment, tick=bar.update)
             found.append(one)
-            for row in _set_rows(setting, one, rng=rng):
+            for row in _ablation_rows(setting, one, rng=rng):
                 rows.append(row)
                 bar.update()
     return found, pd.DataFrame(rows, columns=column_names("ablate", "ablations"))
 
 
-def _smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], object]) -> Found:
-    """The shortest prefix of the ranking, of at most ``MOST_IN_SET`` neurons, that removes a growth step's sink."""
+def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], object]) -> NeuronSet:
+    """Find the set of one growth step by steps 1 to 3 of the module's rule; ``tick`` is called before each run."""
     (step,) = segment.steps
     assert step is not None  # only steps are looked at
     order = rank_neurons(setting, layers=step.layers, step=step)
@@ -106,7 +106,7 @@ def _smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], obje
 
     def removed(neurons: Sequence[Neuron]) -> float:
         tick()
-        edits = setting.keep_units("neurons", _by_layer(neurons), position=setting.sink_position, mean=True)
+        edits = setting.keep_units("neurons", _group_by_layer(neurons), position=setting.sink_position, mean=True)
         run = setting.run(edits, layers=segment.layers, quiet=True)
         after = float(run.mass_at(setting.sink_position, layers=segment.layers).mean())
         return 1 - after / before if before else math.nan
@@ -117,18 +117,18 @@ def _smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], obje
         if removed(chosen) >= LOST_FRAC:
             break
     else:
-        return Found(segment=segment, neurons=tuple(chosen), removes=False, ranks=places)
+        return NeuronSet(segment=segment, neurons=tuple(chosen), removes=False, ranks=places)
     while len(chosen) > 1:
         without = {neuron: removed([one for one in chosen if one != neuron]) for neuron in chosen}
         least = max(without, key=lambda neuron: without[neuron])
         if without[least] < LOST_FRAC:
             break
         chosen.remove(least)
-    return Found(segment=segment, neurons=tuple(chosen), removes=True, ranks=places)
+    return NeuronSet(segment=segment, neurons=tuple(chosen), removes=True, ranks=places)
 
 
-def _set_rows(setting: Setting, found: Found, *, rng: np.random.Generator) -> Iterator[dict[str, object]]:
-    """One row of ``ablations`` per ablation: the set in each way, neurons alone, each left out, random sets."""
+def _ablation_rows(setting: Setting, found: NeuronSet, *, rng: np.random.Generator) -> Iterator[dict[str, object]]:
+    """Ablate a set in every way, its neurons alone, each left out, and random sets; yield the row of each ablation."""
     segment, chosen = found.segment, list(found.neurons)
     (step,) = segment.steps
     assert step is not None
@@ -176,11 +176,11 @@ def _set_rows(setting: Setting, found: Found, *, rng: np.random.Generator) -> It
     for _ in range(setting.config.controls):
         drawn = [
             (layer, unit)
-            for layer, units in _by_layer(chosen).items()
+            for layer, units in _group_by_layer(chosen).items()
             for unit in random_others(units, n=setting.lens.n_neurons(layer), generator=generator)
         ]
         yield row("random, same layers", drawn, loss=False, **usual)
-    for draw in _of_same_ranks(setting, found, generator):
+    for draw in _draw_same_ranks(setting, found, generator):
         yield row("random, same ranks outside", draw, loss=False, **usual)
 
 
@@ -196,12 +196,12 @@ _WAYS = (
 
 
 def neuron_names(neurons: Sequence[Neuron]) -> str:
-    """Neurons as text: ``11.1229, 11.1487``."""
+    """Write neurons as text, ``LAYER.INDEX``: ``11.1229, 11.1487``."""
     return ", ".join(f"{layer}.{index}" for layer, index in neurons)
 
 
-def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
-    """Layer -> indices of its neurons."""
+def _group_by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
+    """Return layer -> indices of its neurons."""
     found: dict[int, list[int]] = {}
     for layer, index in neurons:
         found.setdefault(layer, []).append(index)
@@ -217,8 +217,8 @@ def _ablation_edits(
     positions: list[int] | None,
     step: GrowthStep,
 ) -> Edits:
-    """Edits that ablate neurons: their activation (at 0 or its ordinary mean) or only their entry to the dimension."""
-    chosen = _by_layer(neurons)
+    """Make the edits that ablate neurons: in whole, or only their entry to the step's dimension (``scalar``)."""
+    chosen = _group_by_layer(neurons)
     if what == "scalar":
         return tuple(
             scalar(setting.lens, layer=layer, neurons=units, dimensions=[step.dimension], positions=positions)
@@ -235,8 +235,8 @@ def _ablation_edits(
     )
 
 
-def _of_same_ranks(setting: Setting, found: Found, generator: torch.Generator) -> Iterator[list[Neuron]]:
-    """Sets of the same ranks by contribution, each neuron's in a random layer outside the growth steps."""
+def _draw_same_ranks(setting: Setting, found: NeuronSet, generator: torch.Generator) -> Iterator[list[Neuron]]:
+    """Draw control sets: for each neuron one of the same rank by contribution in a random layer outside the steps."""
     (step,) = found.segment.steps
     assert step is not None
     outside = [layer for layer in range(max(found.segment.layers)) if layer not in setting.location.growth_layers]

@@ -1,12 +1,12 @@
 """A model as the cards and the comparison of two models see it: one pass of the plain model, numbers kept.
 
-``Observed`` reads a model once on one batch, and what needs a second run (an edit, a gradient, another layer) when it
-is asked for. Attention, sinks and outlier dimensions are found exactly as in a trace.
+``ObservedModel`` reads a model once on one batch, and what needs a second run (an edit, a gradient, another layer) when
+it is asked for. Attention, sinks and outlier dimensions are found exactly as in a trace.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -50,8 +50,8 @@ OF_LARGEST = 0.25
 _CORE = ("sink_score", "sink_mass", "null_mass")
 
 
-class Observed:
-    """One model on one batch of tokens."""
+class ObservedModel:
+    """One model on one batch of tokens; its quantities are measured when they are first used, and kept."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Observed:
         self._norms: list[Norms] = []
 
     @cached_property
-    def core(self) -> Streamed:
-        """The readings of the one pass that most quantities share, made once."""
+    def main_pass(self) -> Streamed:
+        """The readings of the forward pass that most quantities are computed from."""
         lens, n = self.lens, self.tokens.n_positions
         positions = r.sampled_positions(n)
         sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
@@ -86,11 +86,11 @@ class Observed:
             *r.state_readings((0,), positions=positions)[:2],
             *r.typical_readings((0,), positions=positions),
             r.token_loss_reading(lens),
-            Reading(name="received", sites=("rows",), function=self._take_rows),
-            Reading(name="kurtosis", sites=("resid_post",), function=self._take_stream),
-            Reading(name="residual", sites=("resid_post",), function=_large_dimensions),
+            Reading(name="received", sites=("rows",), function=self._read_attention),
+            Reading(name="kurtosis", sites=("resid_post",), function=self._read_kurtosis),
+            Reading(name="residual", sites=("resid_post",), function=_read_large_dimensions),
             *(
-                Reading(name=f"largest:{site}", sites=(site,), function=partial(_largest_entry, site=site))
+                Reading(name=f"largest:{site}", sites=(site,), function=partial(_read_largest_entry, site=site))
                 for site in sites
             ),
         ]
@@ -100,8 +100,8 @@ class Observed:
             lens, self.tokens, readings, keys=(0,), rows=sampled_queries(n), batch_size=self.batch_size, label="reading"
         )
 
-    def _take_rows(self, view: LayerView) -> Tensor:
-        """Mean attention that each key receives, read in the pass, which also adds up the scores of sinks."""
+    def _read_attention(self, view: LayerView) -> Tensor:
+        """Return the mean attention that each key receives in a layer, and add the layer to the sink scores."""
         assert view.rows is not None
         if view.layer == self.lens.attention_layers[0]:
             self._received.append(Received(rows=view.rows.cpu(), sigmoid=self.lens.family.sigmoid))
@@ -114,8 +114,8 @@ class Observed:
         seen = later & view.valid[:, view.rows][:, :, None]
         return mean_where(rows.mean(1), where=seen, dim=1)
 
-    def _take_stream(self, view: LayerView) -> Tensor:
-        """Kurtosis of each token, read in the pass, which also keeps the norms."""
+    def _read_kurtosis(self, view: LayerView) -> Tensor:
+        """Return the kurtosis of each token after a layer (nan at padding), and add the layer to the norm scores."""
         if view.layer == 0:
             self._norms.append(Norms())
         self._norms[-1].add(view)
@@ -124,7 +124,7 @@ class Observed:
     @cached_property
     def token_losses(self) -> Float[Tensor, "batch target"]:
         """Loss of each token after the first, in nats; nan at padding."""
-        return self.core.stacked("token_loss")[0]
+        return self.main_pass.stacked("token_loss")[0]
 
     @cached_property
     def losses(self) -> Float[Tensor, " batch"]:
@@ -133,8 +133,8 @@ class Observed:
 
     @cached_property
     def scores(self) -> dict[str, Float[Tensor, "batch position"]]:
-        """Scores of each token: ``attention`` (fair shares) and ``norm`` (over the sequence's median norm)."""
-        _ = self.core  # the pass that fills what is read below
+        """Scores of each token by name: ``attention`` in fair shares, ``norm`` over the sequence's median norm."""
+        _ = self.main_pass  # the pass that fills what is read below
         valid = self.tokens.valid.cpu().split([len(one.shares) for one in self._received if one.shares is not None])
         pairs = list(zip(valid, self._received, self._norms, strict=True))
         return {
@@ -142,7 +142,7 @@ class Observed:
             "norm": torch.cat([taken.scores(part) for part, _, taken in pairs]),
         }
 
-    def marked(self, by: Rule) -> Bool[Tensor, "batch position"]:
+    def marked_tokens(self, by: Rule) -> Bool[Tensor, "batch position"]:
         """Mask of the tokens above the gap in a score: sinks for ``attention``, massive ones for ``norm``.
 
         All False if the scores have no gap.
@@ -153,9 +153,9 @@ class Observed:
 
     @cached_property
     def location(self) -> Location:
-        """Sink positions, growth steps and outlier dimensions of the strongest position, else of position 0."""
+        """Sink positions, and growth steps and outlier dimensions at the strongest one (position 0 if none)."""
         shortest = int(self.tokens.lengths.min())
-        rates = self.core.stacked("rate_by_key")
+        rates = self.main_pass.stacked("rate_by_key")
         found = sink_positions(rates, shortest=shortest, min_rate=self.thresholds.min_sink_rate)
         positions = found or (0,)
         is_sampled = bool((r.sampled_positions(self.tokens.n_positions) == positions[0]).any())
@@ -164,59 +164,59 @@ class Observed:
             sink_found=bool(found),
             ratio=self._norm_ratio_at(positions[0] if is_sampled else 0).nanmean(1),
             states=self.states_at(positions[0]),
-            typical=torch.cat([self.core.stacked("typical_pre"), self.core.stacked("typical")]).nanmean(1),
+            typical=torch.cat([self.main_pass.stacked("typical_pre"), self.main_pass.stacked("typical")]).nanmean(1),
             thresholds=self.thresholds,
         )
 
     def states_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
-        """The stream at a position: first before layer 0, then after each layer."""
+        """Return the residual stream at a position: before layer 0, then after each layer."""
         if position == 0:
-            return torch.cat([self.core.stacked("state_pre"), self.core.stacked("state")])[:, :, 0]
+            return torch.cat([self.main_pass.stacked("state_pre"), self.main_pass.stacked("state")])[:, :, 0]
         kept = capture(self.lens, self.tokens, sites=["resid_pre", "resid_post"], positions=[position])
         layers = [kept["resid_pre", 0], *(kept["resid_post", layer] for layer in range(self.lens.n_layers))]
         return torch.stack(layers)[:, :, 0].float()
 
     @cached_property
     def states(self) -> Float[Tensor, "layer batch d_model"]:
-        """The stream at the studied position before layer 0 and after each layer."""
+        """The residual stream at the sink position (0 without a sink): before layer 0, then after each layer."""
         return self.states_at(self.location.sink_position)
 
     @cached_property
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
-        """Norm of the first token over the median norm of those from position 8 on, before layer 0 and after each."""
+        """Norm of the first token over the median norm from position 8 on: before layer 0, then after each layer."""
         return self._norm_ratio_at(0)
 
     def _norm_ratio_at(self, position: int) -> Float[Tensor, "layer batch"]:
-        norms = torch.cat([self.core.stacked("norm:resid_pre"), self.core.stacked("norm:resid_post")])
+        norms = torch.cat([self.main_pass.stacked("norm:resid_pre"), self.main_pass.stacked("norm:resid_post")])
         return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=position)
 
     @property
     def outlier_dimensions(self) -> list[int]:
-        """The outlier dimensions of all layers, the one that is largest in most layers first; the embedding is none."""
+        """The outlier dimensions of all layers, the most often largest first; those of the embedding do not count."""
         counts: Counter[int] = Counter()
         for layer, dimensions in self.location.outliers.items():
             for place, dimension in enumerate(dimensions if layer >= 0 else ()):
                 counts[dimension] += len(dimensions) - place
         return sorted(counts, key=lambda one: (-counts[one], one))
 
-    def run(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
-        """Mean loss of each sequence in a run under edits, in nats."""
+    def loss_with_edits(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
+        """Return the mean loss of each sequence, in nats, in a run with edits."""
         run = run_with(self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, loss=True)
         assert run.loss is not None  # it was asked for
         return run.loss
 
     @cached_property
-    def zeroed(self) -> Float[Tensor, " batch"]:
-        """Loss with the outlier dimensions of the studied position set to 0 after every layer that has them."""
-        return self._outliers_set(to_mean=False)
+    def zeroed_loss(self) -> Float[Tensor, " batch"]:
+        """Loss of each sequence, in nats, with the outlier dimensions of the sink position set to 0."""
+        return self._loss_with_outliers_ablated(to_mean=False)
 
     @cached_property
-    def mean_aligned(self) -> Float[Tensor, " batch"]:
-        """Loss with the same dimensions set to their mean over the sequences at that position."""
-        return self._outliers_set(to_mean=True)
+    def mean_aligned_loss(self) -> Float[Tensor, " batch"]:
+        """Loss of each sequence, in nats, with these dimensions set to their mean over the sequences."""
+        return self._loss_with_outliers_ablated(to_mean=True)
 
-    def _outliers_set(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
-        """Loss with the outlier dimensions at zero, or at their mean over sequences."""
+    def _loss_with_outliers_ablated(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
+        """Return the loss with the outlier dimensions set to 0, or to their mean, after every layer that has them."""
         edits = []
         position = self.location.sink_position
         over = Averaged(mean="mean_aligned", mask=self.tokens.valid[:, [position]].cpu(), n_sinks=0)
@@ -225,11 +225,11 @@ class Observed:
                 at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
                 value = over.mean_of(self.states[layer + 1][:, None, list(dims)])
                 edits.append(freeze("resid_post", {layer: value}, **at) if to_mean else zero("resid_post", **at))
-        return self.run(edits)
+        return self.loss_with_edits(edits)
 
     @cached_property
     def writers(self) -> list[dict[str, Any]]:
-        """Find the writers of the outlier dimension by growth step: attention, mixer, MLP and the strongest neurons.
+        """The parts that write the outlier dimension in each layer of a growth step, with their shares.
 
         One row per layer of a step: layer, dimension, change, each sublayer's share of it, and ``neurons``: [neuron,
         share] of those that make at least ``SUPER_SHARE``. Where a layer multiplies the stream (Gemma 4), the change is
@@ -272,19 +272,19 @@ class Observed:
 
     @cached_property
     def super_weights(self) -> list[dict[str, Any]]:
-        """Entries of the down-projections that write most of their layer's largest value, the largest first.
+        """One row per super weight, a single weight that writes most of its layer's largest MLP output; largest first.
 
         In a mixture of experts a column is counted over all experts.
 
         Reference: arXiv 2411.07191 (the largest input and output of the down-projection give column and row); which
         layers count is ours (``WRITES_MOST``, ``SPIKE``, ``OF_LARGEST``).
         """
-        output = "down_out" if "largest:down_out" in self.core.values else "mlp_out"
-        if "largest:neurons" not in self.core.values:
+        output = "down_out" if "largest:down_out" in self.main_pass.values else "mlp_out"
+        if "largest:neurons" not in self.main_pass.values:
             return []
         rows = []
         for layer in range(self.lens.n_layers):
-            inputs, written = self.core["largest:neurons", layer], self.core[f"largest:{output}", layer]
+            inputs, written = self.main_pass["largest:neurons", layer], self.main_pass[f"largest:{output}", layer]
             top = int(written[:, 0].abs().argmax())
             value, _, dimension, over = written[top].tolist()
             activation, _, neuron, _ = inputs[int(inputs[:, 0].abs().argmax())].tolist()
@@ -315,11 +315,11 @@ class Observed:
 
     @cached_property
     def residual_sinks(self) -> dict[int, dict[str, Any]]:
-        """Dimension -> coverage, layers and value: those that are large on most tokens after the first, in some layer.
+        """Residual sink (dimension) -> ``coverage`` (share of tokens on which it is large), ``layers`` and ``value``.
 
         Reference: arXiv 2601.22966; the factor and the coverage are ours.
         """
-        flags = self.core.stacked("residual")
+        flags = self.main_pass.stacked("residual")
         coverage = flags[..., 0].nanmean(1)
         sizes = flags[..., 1].nanmean(1)
         found = {}
@@ -334,19 +334,19 @@ class Observed:
 
     @property
     def sink_mass(self) -> Float[Tensor, "layer head"]:
-        """Attention to the first token from the later queries that see it, mean over sequences."""
-        return self.core.stacked("sink_mass")[..., 0].nanmean(1)
+        """Mean attention to the first token from the later queries that see it, averaged over sequences."""
+        return self.main_pass.stacked("sink_mass")[..., 0].nanmean(1)
 
 
 def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
-    """At most eight pairs [unit, share] with a share of ``SUPER_SHARE`` or more, the largest first."""
+    """Return at most eight pairs [unit, share] with a share of ``SUPER_SHARE`` or more, the largest first."""
     top = shares.sort(descending=True, stable=True)
     pairs = zip(top.indices[:8].tolist(), top.values[:8].tolist(), strict=True)
     return [[unit, share] for unit, share in pairs if share >= SUPER_SHARE]
 
 
-def _large_dimensions(view: LayerView) -> Tensor:
-    """By dimension, over the tokens after the first: share on which it is large, mean magnitude; "batch d_model 2"."""
+def _read_large_dimensions(view: LayerView) -> Tensor:
+    """Return each dimension's share of later tokens on which it is large, and mean magnitude: "batch d_model 2"."""
     others = view.valid.clone()
     others[:, 0] = False
     h = view["resid_post"].float()
@@ -356,8 +356,8 @@ def _large_dimensions(view: LayerView) -> Tensor:
     return torch.stack([share, size], dim=-1)
 
 
-def _largest_entry(view: LayerView, *, site: str) -> Tensor:
-    """A site's largest entry in each sequence, "batch 4".
+def _read_largest_entry(view: LayerView, *, site: str) -> Tensor:
+    """Return the entry of largest magnitude at a site in each sequence: "batch 4".
 
     The four numbers are value, position, channel, and magnitude over the token's median magnitude.
     """
@@ -369,14 +369,3 @@ def _largest_entry(view: LayerView, *, site: str) -> Tensor:
     token = flat.take_along_dim(position[:, None, None], dim=1)[:, 0].abs()
     over = value.abs() / token.median(-1).values
     return torch.stack([value, position.float(), channel.float(), over], dim=1)
-
-
-def round_digits(value: Any, n: int = 4) -> Any:
-    """Round all floats in nested mappings and lists to ``n`` significant digits; nan and infinities become None."""
-    if isinstance(value, Mapping):
-        return {str(name): round_digits(one, n) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [round_digits(one, n) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.{n}g}") if math.isfinite(value) else None
-    return value

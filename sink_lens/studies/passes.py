@@ -7,7 +7,7 @@ from ..chain.config import ReadConfig
 from ..errors import InputError
 from ..estimate import Cost, Pass, Passes, Sizes, bytes_of_forward, estimate
 from ..models.header import check_fits
-from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run
+from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run_folder
 
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
@@ -20,20 +20,20 @@ StudyConfig = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | Quanti
 
 
 def passes(config: StudyConfig, sizes: Sizes) -> Passes:
-    """Count the most passes over all its sequences that a study makes; studies that decide judge on half of them.
+    """Count the most passes over its sequences that a study makes.
 
     Raises:
         InputError: sequences that the model cannot take.
     """
-    counted = study_passes(config, sizes, forwards=_forwards(config))
+    counted = study_passes(config, sizes, forwards=_count_forwards(config))
     if isinstance(config, CardConfig):
-        facts = {} if config.compares else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
+        facts = {} if config.is_comparison else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
         return replace(counted, bound="about", facts=facts, others=config.others)
     return replace(counted, bound="about") if isinstance(config, AblateConfig) else counted
 
 
 def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
-    """The cost of a card, of a comparison, or of each card that a table needs.
+    """Yield the cost of a card, of a comparison, or of each card that a table needs.
 
     Raises:
         InputError: every row of the table is that of a run.
@@ -41,7 +41,7 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
     if not config.makes_table():
         yield estimate(config, passes)
         return
-    models = [name for name in (config.model, *config.others) if not is_run(name)]
+    models = [name for name in (config.model, *config.others) if not is_run_folder(name)]
     if not models:
         raise InputError("--dry-run was given and every row is that of a run; need a model to measure")
     for name in models:
@@ -49,7 +49,7 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
 
 
 def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes:
-    """The passes of a run that makes all of them over the same sequences.
+    """Return the passes of a run from its number of forward passes, which are all over the same sequences.
 
     Args:
         config: its sequences.
@@ -71,13 +71,13 @@ def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes
     )
 
 
-def _forwards(config: StudyConfig) -> float:
+def _count_forwards(config: StudyConfig) -> float:
     """Count the forward passes of a study over all its sequences."""
     match config:
         case QuantiseConfig():  # sinks, clean, weights, all rounded; the channels, on half
             return 4 + 1 + 2 * len(config.channels) + 0.5 + config.controls / 2
         case CardConfig():  # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
-            return 2 * (1 + _LAYERS_OF_STEPS) if config.compares else 4 + _LAYERS_OF_STEPS
+            return 2 * (1 + _LAYERS_OF_STEPS) if config.is_comparison else 4 + _LAYERS_OF_STEPS
         case AblateConfig():  # the set in every way, alone and left out, random sets
             return 3 + _CLEAN + MOST_IN_SET + 6 + 2 * MOST_IN_SET + 2 * config.controls
         case AmplifyConfig():

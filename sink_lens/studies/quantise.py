@@ -51,7 +51,7 @@ Sizes = Mapping[tuple[str, int], Float[Tensor, " value"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class FullPrecision:
     """The tokens and channels that stay at full precision."""
 
     tokens: Bool[Tensor, "batch position"] | None = None
@@ -59,7 +59,7 @@ class Kept:
 
 
 def largest_channels(sizes: Sizes, n: int) -> dict[str, dict[int, list[int]]]:
-    """Site -> layer -> the ``n`` channels with the largest magnitudes; empty for none."""
+    """Return site -> layer -> the ``n`` channels with the largest magnitudes; empty if ``n`` is 0."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items() if n else ():
         found.setdefault(site, {})[layer] = values.sort(descending=True, stable=True).indices[:n].tolist()
@@ -68,7 +68,7 @@ def largest_channels(sizes: Sizes, n: int) -> dict[str, dict[int, list[int]]]:
 
 @study(QuantiseConfig, every_layer=True)
 def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, progress: bool) -> Measured:
-    """Find the tokens and channels that a low-precision format must not touch, and what keeping them is worth.
+    """Find the tokens and channels that must stay in 16 bit, and measure the loss that keeping them saves.
 
     Raises:
         InputError: a format or site that cannot be used, weights that are quantised already, or too few sequences.
@@ -89,18 +89,20 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
     with tqdm(desc="quantised runs", unit="run", disable=not progress, leave=False) as bar:
         for name, part in halves.items():
 
-            def run(kept: Kept | None, *, weights: bool = True, part: TokenBatch = part) -> Float[Tensor, " batch"]:
+            def run(
+                kept: FullPrecision | None, *, weights: bool = True, part: TokenBatch = part
+            ) -> Float[Tensor, " batch"]:
                 """The loss of each sequence with everything rounded except what is kept."""
                 bar.update()
-                return _losses(lens, part, kept, targets=targets, weights=weights, config=config)
+                return _losses_when_rounded(lens, part, kept, targets=targets, weights=weights, config=config)
 
             clean = run(None, weights=False)
             base = run(None) if config.weights else clean
-            half = _Half(part=name, clean=clean, worst=run(Kept()), best=base, seed=config.seed)
-            rows.append(half.row("clean", clean))
+            half = _TextHalf(part=name, clean=clean, worst=run(FullPrecision()), best=base, seed=config.seed)
+            rows.append(half.condition_row("clean", clean))
             if config.weights:
-                rows.append(half.row("weights", base))
-            rows.append(half.row("all", half.worst))
+                rows.append(half.condition_row("weights", base))
+            rows.append(half.condition_row("all", half.worst))
             costly = costly and half.is_costly
             if not costly:
                 continue
@@ -108,9 +110,11 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
             for size, tokens in product(sizes, (False, True)):  # the smallest set first
                 if not (tokens or size) or (tokens and not has_sinks):
                     continue
-                kept = Kept(tokens=sinks[name] if tokens else None, channels=largest_channels(largest[tokens], size))
+                kept = FullPrecision(
+                    tokens=sinks[name] if tokens else None, channels=largest_channels(largest[tokens], size)
+                )
                 what = "channels" if not tokens else "both" if size else "tokens"
-                rows.append(half.row(what, run(kept), sink_tokens=tokens, channels=size))
+                rows.append(half.condition_row(what, run(kept), sink_tokens=tokens, channels=size))
             if name == "choose":
                 chosen = _smallest_good_set(rows, goal=config.goal)
             elif chosen is not None:
@@ -127,10 +131,10 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
                         tokens = random_tokens(sinks[name], valid=part.valid.cpu(), generator=generator)
                     if given["channels"]:
                         channels = random_channels(largest[False], **at, generator=generator)
-                    kept = Kept(tokens=tokens, channels=channels or {})
-                    rows.append(half.row("random", run(kept), **given, draw=draw))
+                    kept = FullPrecision(tokens=tokens, channels=channels or {})
+                    rows.append(half.condition_row("random", run(kept), **given, draw=draw))
     marked = torch.cat([sinks["choose"], sinks["judge"]])
-    decision = _decision(lens, config, rows, chosen if costly else None, largest=largest, sinks=marked)
+    decision = _make_decision(lens, config, rows, chosen if costly else None, largest=largest, sinks=marked)
     sequence, position = np.nonzero(marked.numpy())
     ids = batch.tokens.cpu().numpy()[sequence, position]
     frames = {
@@ -142,7 +146,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
 
 
 def check_weights(lens: LensModel, config: QuantiseConfig) -> None:
-    """Refuse to round weights that were read from a quantised file."""
+    """Refuse to round the weights of a model that was loaded from a quantised file."""
     quantised = getattr(lens.config, "quantization_config", None) is not None
     if config.weights and (quantised or any(".gguf" in note for note in lens.notes)):
         raise InputError(
@@ -152,7 +156,7 @@ def check_weights(lens: LensModel, config: QuantiseConfig) -> None:
 
 
 def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
-    """Site -> format; sites that the family lacks are left out where they were not asked for."""
+    """Return site -> format to round it to; refuse a named site that the model does not have."""
     there = sites_of(lens.family)
     if lens.family.experts is not None:  # there the site has the router's weights in it, which no format rounds
         there = tuple(site for site in there if site != "neurons")
@@ -168,16 +172,16 @@ def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, Quant
     return targets
 
 
-def _losses(
+def _losses_when_rounded(
     lens: LensModel,
     part: TokenBatch,
-    kept: Kept | None,
+    kept: FullPrecision | None,
     *,
     targets: Mapping[str, QuantisedFormat],
     weights: bool,
     config: QuantiseConfig,
 ) -> Float[Tensor, " batch"]:
-    """Mean loss of each sequence with all targets rounded except the kept tokens and channels.
+    """Return the mean loss of each sequence with all target sites rounded except the kept tokens and channels.
 
     ``kept=None`` rounds no activation; ``weights`` also rounds the weights.
     """
@@ -195,7 +199,7 @@ def _losses(
 def _largest_magnitudes(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], sites: Sequence[str]
 ) -> dict[bool, Sizes]:
-    """The largest magnitude of each channel by (site, layer), over all tokens (False), and without the sinks (True)."""
+    """Return the largest magnitude of each channel by (site, layer): over all tokens (False), over non-sinks (True)."""
     size = max(1, _PART_TOKENS // part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
@@ -211,7 +215,7 @@ def _largest_magnitudes(
 
 
 def _channel_magnitudes(view: LayerView, *, site: str, sinks: Bool[Tensor, "batch position"]) -> Tensor:
-    """A site's largest magnitude by channel: "batch 2 channel", over all tokens and over non-sinks."""
+    """Return the largest magnitude of each channel at a site, over all tokens and over non-sinks: "batch 2 channel"."""
     x = view[site].flatten(2)
     sizes = x.masked_fill(~view.valid[..., None], 0.0).abs().float()
     ordinary = sizes.masked_fill(sinks.to(x.device)[..., None], 0.0)
@@ -219,34 +223,34 @@ def _channel_magnitudes(view: LayerView, *, site: str, sinks: Bool[Tensor, "batc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Half:
-    """One half of the sequences: the losses between which its conditions lie."""
+class _TextHalf:
+    """One half of the sequences with its reference losses: clean, everything rounded, and the end of the gap."""
 
     part: str
     clean: Tensor
     """Loss of each sequence without rounding."""
     worst: Tensor
-    """Losses at the start of the gap, where nothing is kept."""
+    """Loss of each sequence with everything rounded: the start of the gap."""
     best: Tensor
-    """Losses at its end."""
+    """Loss of each sequence with at most the weights rounded: the end of the gap."""
     seed: int
 
     @property
     def is_costly(self) -> bool:
-        """Check whether ``worst`` is clearly above ``best``; otherwise no gap is there to be closed."""
-        found = self._change(self.worst, self.best)
+        """True if rounding clearly costs loss (``worst`` above ``best``), so that there is a gap to close."""
+        found = self._paired_change(self.worst, self.best)
         return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
 
-    def _change(self, more: Tensor, less: Tensor) -> Interval:
-        """The paired difference of two losses."""
+    def _paired_change(self, more: Tensor, less: Tensor) -> Interval:
+        """Return the mean paired difference of two losses with its interval."""
         rng = np.random.default_rng(self.seed)
         return paired_difference(more.double().numpy(), less.double().numpy(), generator=rng)
 
-    def row(
+    def condition_row(
         self, kept: str, losses: Tensor, *, sink_tokens: bool = False, channels: int = 0, draw: int | None = None
     ) -> dict[str, Any]:
-        """A row of ``conditions``: mean loss, its difference to the clean loss, and the share of the gap closed."""
-        change, closed = self._change(losses, self.clean), _UNDEFINED
+        """Return a row of ``conditions``: mean loss, difference from the clean loss, and share of the gap closed."""
+        change, closed = self._paired_change(losses, self.clean), _UNDEFINED
         if self.is_costly:
             here, full, low = (one.double().numpy() for one in (losses, self.worst, self.best))
             ends = {"statistic": ratio_of_means, "n_resamples": 1000}
@@ -275,7 +279,7 @@ _UNDEFINED = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
 
 
 def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
-    """The smallest set that reaches the goal on the first half, or the best if none does; None if none was tried."""
+    """Return the row of the smallest set that reaches the goal on the first half, else of the best set tried."""
     sets = [row for row in rows if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")]
     enough = (row for row in sets if row["closed_share"] >= goal)
     return next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
@@ -284,7 +288,7 @@ def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[s
 def random_tokens(
     sinks: Bool[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"], generator: torch.Generator
 ) -> Bool[Tensor, "batch position"]:
-    """Mask of as many random non-sink tokens in each sequence as it has sinks; all of them if there are fewer."""
+    """Draw in each sequence as many random non-sink tokens as it has sinks; return their mask."""
     order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(sinks | ~valid, 2.0)
     rank = order.argsort(1).argsort(1)
     return (rank < sinks.sum(1, keepdim=True)) & ~sinks & valid
@@ -293,7 +297,7 @@ def random_tokens(
 def random_channels(
     sizes: Sizes, *, taken: Channels, n: int, generator: torch.Generator
 ) -> dict[str, dict[int, list[int]]]:
-    """Site -> layer -> ``n`` random channels that are not in ``taken``, fewer if fewer are left."""
+    """Draw ``n`` random channels that are not in ``taken``: site -> layer -> channels."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items():
         gone = set(taken[site][layer])
@@ -306,7 +310,7 @@ _NOT_IN_TABLE = ("model", "goal", "cache", "weights", "kept_channels", "notes")
 """Fields of the decision that the table ``summary`` lacks."""
 
 
-def _decision(
+def _make_decision(
     lens: LensModel,
     config: QuantiseConfig,
     rows: Sequence[Mapping[str, Any]],
@@ -315,7 +319,7 @@ def _decision(
     largest: Mapping[bool, Sizes],
     sinks: Bool[Tensor, "batch position"],
 ) -> dict[str, Any]:
-    """Choose the tokens and channels to keep, and state the cost that is then left on the sequences that judge."""
+    """Return the ``--json`` answer: verdict, tokens and channels to keep, and the cost left on the second half."""
     judged = [row for row in rows if row["part"] == "judge"]
     by_set = {(row["kept"], row["channels"]): row for row in judged if row["kept"] != "random"}
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]
@@ -349,11 +353,11 @@ def _decision(
         found["sink_tokens"] = float(sinks.sum(1).double().mean()) if kept["sink_tokens"] else 0.0
         found["channels"] = kept["channels"]
         found["kept_channels"] = largest_channels(largest[kept["sink_tokens"]], kept["channels"])
-    return found | {"sentence": _sentence(found)}
+    return found | {"sentence": _decision_sentence(found)}
 
 
-def _sentence(found: Mapping[str, Any]) -> str:
-    """The sentence of the decision: its verdict, what the format costs, and what keeping closes of the gap."""
+def _decision_sentence(found: Mapping[str, Any]) -> str:
+    """Say the decision in words: what to keep, what the format costs, and how much of the cost keeping saves."""
     cost = (
         f"{found['format']} {loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} "
         "on held-out text "

@@ -6,48 +6,48 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..chain.locate import onset_layer
-from .observed import Observed
+from .observed import ObservedModel
 
 
-def sink_rate(seen: Observed, *, threshold: float | None = None) -> Float[Tensor, " batch"]:
-    """Share of (layer, head) whose sink score at the first token is above the threshold, by default that of ``seen``.
+def sink_rate(seen: ObservedModel, *, threshold: float | None = None) -> Float[Tensor, " batch"]:
+    """Share of (layer, head) whose sink score at the first token is above the threshold, by sequence.
 
-    The score is the mean attention to it, its own query included.
+    The default threshold is that of ``seen``.
 
     Reference: arXiv 2410.10781, Sink_1.
     """
-    score = seen.core.stacked("sink_score")[..., 0]
+    score = seen.main_pass.stacked("sink_score")[..., 0]
     over = score > (seen.thresholds.threshold if threshold is None else threshold)
     return over.float().masked_fill(score.isnan(), math.nan).nanmean(dim=(0, 2))
 
 
-def first_token_share(seen: Observed) -> Float[Tensor, " batch"]:
-    """Attention to the first token from the later queries that can see it, mean over layers and heads."""
-    return seen.core.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
+def first_token_share(seen: ObservedModel) -> Float[Tensor, " batch"]:
+    """Mean attention to the first token from the later queries that can see it, by sequence."""
+    return seen.main_pass.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
 
 
-def null_mass(seen: Observed) -> Float[Tensor, " batch"]:
-    """Attention that goes to no key (a learned sink logit takes it), mean over rows, heads and layers."""
-    return seen.core.stacked("null_mass").nanmean(dim=(0, 2))
+def null_mass(seen: ObservedModel) -> Float[Tensor, " batch"]:
+    """Mean attention that goes to no key because a learned sink logit takes it, by sequence."""
+    return seen.main_pass.stacked("null_mass").nanmean(dim=(0, 2))
 
 
-def norm_ratio(seen: Observed) -> Float[Tensor, " batch"]:
-    """Norm ratio of the first token by sequence, after the layer where it is largest.
+def norm_ratio(seen: ObservedModel) -> Float[Tensor, " batch"]:
+    """Norm of the first token over the median norm from position 8 on, by sequence.
 
-    It is that token's norm over the median norm of those from position 8 on.
+    It is taken after the layer where its mean over sequences is largest.
     """
     ratio = seen.norm_ratio[1:]
     return ratio[int(ratio.nanmean(1).argmax())]
 
 
-def max_activation(seen: Observed) -> Float[Tensor, " batch"]:
-    """Largest magnitude in the residual stream over layers, tokens and dimensions."""
-    return seen.core.stacked("largest:resid_post")[..., 0].abs().amax(0)
+def max_activation(seen: ObservedModel) -> Float[Tensor, " batch"]:
+    """Largest magnitude in the residual stream over layers, tokens and dimensions, by sequence."""
+    return seen.main_pass.stacked("largest:resid_post")[..., 0].abs().amax(0)
 
 
-def kurtosis(seen: Observed) -> Float[Tensor, " batch"]:
-    """Excess kurtosis of a token's dimensions in the residual stream by sequence, mean over tokens and layers."""
-    return seen.core.stacked("kurtosis").nanmean(dim=(0, 2))
+def kurtosis(seen: ObservedModel) -> Float[Tensor, " batch"]:
+    """Mean excess kurtosis of a token's residual dimensions over tokens and layers, by sequence."""
+    return seen.main_pass.stacked("kurtosis").nanmean(dim=(0, 2))
 
 
 COMPARED = {
@@ -61,17 +61,17 @@ COMPARED = {
 """Quantity of two models -> (its unit, its definition)."""
 
 
-def sink_onset_layer(seen: Observed, *, threshold: float) -> int | None:
+def sink_onset_layer(seen: ObservedModel, *, threshold: float) -> int | None:
     """First layer whose mean attention to the first token is above the threshold; None if none is."""
     return onset_layer(seen.sink_mass.nanmean(1), threshold=threshold)
 
 
-def sink_positions(seen: Observed) -> list[int]:
-    """At most four positions where at least 5% of (layer, head, sequence) have their sink, the strongest first."""
+def sink_positions(seen: ObservedModel) -> list[int]:
+    """At most four positions that are the sink of at least 5% of (layer, head, sequence), the strongest first."""
     return list(seen.location.sink_positions) if seen.location.sink_found else []
 
 
-def writing_neurons(seen: Observed) -> list[tuple[int, int]]:
+def writing_neurons(seen: ObservedModel) -> list[tuple[int, int]]:
     """Neurons (layer, neuron) that make at least 5% of a growth layer's change of the outlier dimension.
 
     Empty if the model's neurons cannot be told apart (a mixture of experts, or a norm after the MLP).

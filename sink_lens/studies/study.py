@@ -37,12 +37,12 @@ C = TypeVar("C", bound=ReadConfig)
 C_contra = TypeVar("C_contra", bound=ReadConfig, contravariant=True)
 
 
-def shown_name(name: str) -> str:
-    """The last part of the name if it is a path, else the name itself."""
+def short_name(name: str) -> str:
+    """Return the last part of a model's name if the name is a path, else the whole name."""
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def inputs(
+def resolve_inputs(
     kind: type[C],
     model: ModelLike | ReadConfig,
     *,
@@ -51,14 +51,14 @@ def inputs(
     fields: Mapping[str, Any],
     every_layer: bool = True,
 ) -> tuple[C, LensModel, TokenBatch]:
-    """Resolve the arguments of a study into its configuration, its model and its sequences.
+    """Return the configuration, the model and the sequences of a study from the arguments that its user gave.
 
     Raises:
-        InputError: what ``config_of_study`` refuses, or tokens that the model does not have.
+        InputError: what ``make_study_config`` refuses, or tokens that the model does not have.
         ModelError: the study needs attention in every layer, and the model is a hybrid.
     """
     tokens = tokens if tokens is None or isinstance(tokens, str) else as_batch(tokens)
-    config = config_of_study(kind, model, config=config, tokens=tokens, fields=fields)
+    config = make_study_config(kind, model, config=config, tokens=tokens, fields=fields)
     is_named = isinstance(model, str | Path | ReadConfig)
     if is_named and not isinstance(tokens, TokenBatch):
         _refuse_before_loading(config)
@@ -71,7 +71,7 @@ def inputs(
 
 
 def _refuse_before_loading(config: ReadConfig) -> None:
-    """Refuse sequences, positions and layers that the model cannot have, before its weights are read."""
+    """Refuse sequences, positions and layers that the model cannot have, before its weights are loaded."""
     header = check_sequences(config)
     places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
     for place in places if not config.prompts else ():
@@ -82,7 +82,7 @@ def _refuse_before_loading(config: ReadConfig) -> None:
             check_index("layer", layer, header.n_layers)
 
 
-def config_of_study(
+def make_study_config(
     kind: type[C],
     model: ModelLike | ReadConfig,
     *,
@@ -90,7 +90,7 @@ def config_of_study(
     tokens: TokenBatch | str | None,
     fields: Mapping[str, Any],
 ) -> C:
-    """The configuration of a study, from a model or a configuration, and from fields, which win.
+    """Return the configuration of a study, made from a model or a configuration; ``fields`` override its fields.
 
     Raises:
         InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
@@ -128,7 +128,7 @@ class Measured:
 
 
 class StudyFunction(Protocol[C_contra]):
-    """The function of a study, as users call it."""
+    """Signature of a study's function, as users call it."""
 
     def __call__(
         self,
@@ -161,15 +161,15 @@ Raises:"""
 def study(
     asked: type[C], *, kind: str = "", result: type[Study] = Study, every_layer: bool = False
 ) -> Callable[[Callable[..., Measured]], StudyFunction[C]]:
-    """Make the function of a study from one that measures.
+    """Decorate a measuring function, so that it becomes the study that users call and writes a run folder.
 
-    That function takes ``lens, batch, *, config, progress``; that of an intervention, whose configuration is a
-    ``StudyConfig``, ``setting, *, config, progress``. Its name and docstring are those of the study.
+    The decorated function takes ``lens, batch, *, config, progress`` and returns ``Measured``. If its configuration is
+    a ``StudyConfig``, it takes ``setting, *, config, progress``. The study keeps its name and docstring.
 
     Args:
         asked: the study's configuration.
-        kind: of run, where it is not the function's name.
-        result: the class of its result.
+        kind: the kind of run; the function's name if empty.
+        result: the class of the study's result.
         every_layer: refuse models that have layers without attention.
     """
 
@@ -186,7 +186,7 @@ def study(
         ) -> Study:
             check_folder_free(out, overwrite=overwrite)
             given = {"config": config, "tokens": tokens, "fields": fields, "every_layer": every_layer}
-            settled, lens, batch = inputs(asked, model, **given)
+            settled, lens, batch = resolve_inputs(asked, model, **given)
             how = {"config": settled, "progress": progress}
             to = {"out": out, "overwrite": overwrite, "result": result}
             name = kind or measure.__name__
@@ -195,8 +195,11 @@ def study(
             why_not = why_no_interventions(lens, batch)
             if why_not is not None:
                 raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
-            question = settled.question()  # that of a trace, which finds the sink
-            where = {"location": scout(lens, batch, config=question), "target_position": settled.first_target()}
+            question = settled.trace_config()  # that of a trace, which finds the sink
+            where = {
+                "location": scout(lens, batch, config=question),
+                "target_position": settled.first_target_position(),
+            }
             setting = setting_of(lens, batch, config=question, **where)
             return write_study(name, lens, setting.tokens, question, measure(setting, **how), **to)
 
@@ -221,7 +224,7 @@ def write_study(
     overwrite: bool,
     result: type[Study] = Study,
 ) -> Study:
-    """Write the run folder and return the study."""
+    """Write what a study measured into its run folder, and return the finished study."""
     frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
     folder = Path(out) if out is not None else default_folder(lens.name)
     if isinstance(config, TraceConfig):

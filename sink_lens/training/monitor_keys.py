@@ -143,7 +143,7 @@ class KeySums:
         real = valid[:, row_positions]
         rows = logs.exp()
         entropy = -logs.clamp(min=_LEAST_LOG).mul_(rows).sum(-1)  # 0 log 0 is 0
-        self._values["entropy", layer] = attention.mean_rows(entropy, row_valid=real).float()
+        self._values["entropy", layer] = attention.mean_over_rows(entropy, row_valid=real).float()
         self.largest["max_logit", layer] = highest.masked_fill(~real[:, None], -math.inf).amax().float()
         if reach not in self._seen or self._seen[reach][0].device != rows.device:
             self._seen[reach] = _count_queries(

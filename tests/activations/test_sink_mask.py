@@ -18,7 +18,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.measures.sink_tokens import earlier_keys, fair_shares, share_score
 from sink_lens.models.tiny import planted
-from sink_lens.studies.observed import Observed
+from sink_lens.studies.observed import ObservedModel
 
 WITH_SINK = [
     (name, family)
@@ -191,7 +191,7 @@ def test_a_trace_a_card_and_the_finder_see_one_sink():
     rates = sink_rates(lens, tokens)
     marked = sink_mask(lens, tokens, by="rate")
     assert sink_positions(rates) == scout(lens, tokens, config=TraceConfig()).sink_positions == (5,)
-    assert Observed(lens, tokens).location.sink_positions == (5,)
+    assert ObservedModel(lens, tokens).location.sink_positions == (5,)
     assert marked.nonzero()[:, 1].unique().tolist() == [5]
     assert torch.equal(marked, sink_mask(lens, tokens))
     torch.testing.assert_close(sink_scores(lens, tokens, by="rate"), rates.nanmean(0), equal_nan=True)

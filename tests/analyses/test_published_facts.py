@@ -16,7 +16,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.studies.observed import Observed
+from sink_lens.studies.observed import ObservedModel
 
 ZOO = ("bos_neuron", "two_dimensions", "untrained")
 NUMBERS = ("sink_rate", "first_token_share", "max_activation", "norm_ratio", "kurtosis", "dominance_ratio")
@@ -84,7 +84,7 @@ def test_the_facts_are_sound_and_many():
 def test_every_corrupted_fact_is_found_and_no_text_raises_a_false_alarm(name, tmp_path):
     zoo = build(name)
     lens = wrap(zoo.model, name=name)
-    rows = facts_about(name, Observed(lens, drawn(zoo, 0)))
+    rows = facts_about(name, ObservedModel(lens, drawn(zoo, 0)))
     assert len(rows) >= 8
     facts = written(tmp_path / "facts.json", rows)
     wrong = written(tmp_path / "wrong.json", [corrupted(row) for row in rows])

@@ -18,7 +18,7 @@ from sink_lens.chain.locate import (
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.studies.observed import Observed
+from sink_lens.studies.observed import ObservedModel
 
 
 def step(first, last, dimension=0):
@@ -98,7 +98,7 @@ def test_outlier_dimensions_of_the_zoo_are_the_sinks_own(name, family):
     zoo = build(name, seed=1, family=family)
     tokens = from_tensor(zoo.draw(4, length=28, generator=torch.Generator().manual_seed(1)))
     lens, config = wrap(zoo.model), TraceConfig(model=name, random_init=False)
-    for location in (scout_and_measure(lens, tokens, config=config).location, Observed(lens, tokens).location):
+    for location in (scout_and_measure(lens, tokens, config=config).location, ObservedModel(lens, tokens).location):
         assert location.outliers == zoo.truth.outliers
         assert location.growth_layers == zoo.truth.grows
 

@@ -9,7 +9,7 @@ import torch
 
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError
-from sink_lens.identity.contraction import agreement, contraction
+from sink_lens.identity.contraction import contraction, direction_cosines
 from sink_lens.identity.cosine_sums import BLOCKS, CosineSums, jackknife_interval
 from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
@@ -55,11 +55,11 @@ def test_leaving_out_a_block_is_leaving_out_its_sequences():
     sums.places = [(-1, "embedding")]
     sums.add((-1, "embedding"), x[:5])
     sums.add((-1, "embedding"), x[5:])
-    whole = sums.inter()[:, 0]
+    whole = sums.inter_cosines()[:, 0]
     rest = x[2:, -1]  # without the first block of two
     pairs = [cosine(a, b) for a, b in itertools.combinations(rest, 2)]
     assert whole[1] == pytest.approx(np.mean(pairs), abs=1e-5)
-    assert sums.inter(end=0)[0, 0] == pytest.approx(
+    assert sums.inter_cosines(end=0)[0, 0] == pytest.approx(
         np.mean([cosine(a, b) for a, b in itertools.combinations(x[:, 0], 2)]), abs=1e-5
     )
 
@@ -122,7 +122,7 @@ def test_directions_and_alignment():
     one, same, other = (contraction(small(seed=seed, activation="relu"), sequences=64, length=16) for seed in (0, 0, 1))
     assert next(iter(one.directions)) == "-1.embedding"
     assert np.linalg.norm(one.directions["2.final"]) == pytest.approx(1)
-    pairs = agreement({"a": one.directions, "b": same.directions, "c": other.directions})
+    pairs = direction_cosines({"a": one.directions, "b": same.directions, "c": other.directions})
     cosines = pairs[pairs["stage"] == "final"].set_index(["a", "b"])["cosine"]
     assert cosines["a", "b"] == pytest.approx(1)
     assert abs(cosines["a", "c"]) < 0.7
@@ -135,7 +135,7 @@ def test_directions_and_alignment():
 
 def test_a_model_of_another_width_is_not_compared():
     one, wide = contraction(small(), sequences=64, length=16), contraction(small(d_model=40), sequences=64, length=16)
-    assert agreement({"a": one.directions, "b": wide.directions}).empty
+    assert direction_cosines({"a": one.directions, "b": wide.directions}).empty
 
 
 def test_bad_input_is_refused():

@@ -9,7 +9,7 @@ from sink_lens import load
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError, ModelError
 from sink_lens.identity import features as reading
-from sink_lens.identity.features import Inputs, facts_of, features, kept_features, shared_inputs
+from sink_lens.identity.features import Inputs, cached_features, read_facts, read_features, shared_inputs
 from sink_lens.models.tiny import tiny_tokenizer
 
 INPUTS = Inputs(kind="tokens", sequences=60, length=6, seed=0, ids=tuple(range(3, 300)))
@@ -27,7 +27,7 @@ def lens(family="llama", *, seed=0, tokenizer=None, **fields):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "headnorm"])
 def test_it_is_the_last_state_after_the_final_norm(family):
     model = lens(family)
-    found = torch.from_numpy(features(model, INPUTS))
+    found = torch.from_numpy(read_features(model, INPUTS))
     tokens = torch.cat(list(INPUTS.chunks()))
     expected = capture(model, tokens, sites=("final",))["final"][:, -1]
     assert torch.allclose(found, expected, atol=1e-5 * expected.norm(dim=-1).max().item())
@@ -46,18 +46,18 @@ def test_inputs_depend_on_the_seed_and_not_on_how_many_there_are():
 
 def test_the_size_of_a_forward_does_not_matter(monkeypatch):
     model = lens()
-    whole = features(model, INPUTS)
+    whole = read_features(model, INPUTS)
     monkeypatch.setattr(reading, "_TOKENS_A_FORWARD", 7 * INPUTS.length)
-    assert features(model, INPUTS) == pytest.approx(whole, abs=1e-5)
+    assert read_features(model, INPUTS) == pytest.approx(whole, abs=1e-5)
 
 
 def test_embeddings_are_shared_where_the_width_is():
-    known = {"a": facts_of(lens()), "b": facts_of(lens(seed=1))}
+    known = {"a": read_facts(lens()), "b": read_facts(lens(seed=1))}
     inputs = shared_inputs(known, kind="embeddings", sequences=50, length=4, seed=0)
     assert inputs.width == 48
-    assert features(lens(), inputs).shape == (50, 48)
+    assert read_features(lens(), inputs).shape == (50, 48)
     with pytest.raises(InputError, match=r"widths 32, 48; need one width. Use random tokens"):
-        wide = {"a": facts_of(lens()), "b": facts_of(lens(hidden_size=32))}
+        wide = {"a": read_facts(lens()), "b": read_facts(lens(hidden_size=32))}
         shared_inputs(wide, kind="embeddings", sequences=50, length=4, seed=0)
 
 
@@ -65,7 +65,7 @@ def test_released_embeddings_have_the_mean_and_deviation_of_the_first_models_mat
     first, other = lens(), lens(seed=1)
     with torch.no_grad():
         first.plain.get_input_embeddings().weight.mul_(3).add_(0.5)
-    known = {"a": facts_of(first), "b": facts_of(other)}
+    known = {"a": read_facts(first), "b": read_facts(other)}
     ours = shared_inputs(known, kind="embeddings", sequences=200, length=8, seed=0)
     theirs = shared_inputs(known, kind="released_embeddings", sequences=200, length=8, seed=0)
     drawn, plain = (torch.cat(list(one.chunks())) for one in (theirs, ours))
@@ -75,12 +75,12 @@ def test_released_embeddings_have_the_mean_and_deviation_of_the_first_models_mat
     assert plain.std().item() == pytest.approx(0.02, rel=0.02)
     turned = shared_inputs(dict(reversed(known.items())), kind="released_embeddings", sequences=200, length=8, seed=0)
     assert len({ours.digest, theirs.digest, turned.digest}) == 3
-    assert features(other, theirs).shape == (200, 48)
+    assert read_features(other, theirs).shape == (200, 48)
 
 
 def test_tokens_are_those_that_every_model_has():
     small = lens(vocab_size=40)
-    known = {"small": facts_of(small), "large": facts_of(lens(tokenizer=tiny_tokenizer()))}
+    known = {"small": read_facts(small), "large": read_facts(lens(tokenizer=tiny_tokenizer()))}
     inputs = shared_inputs(known, sequences=50, length=4, seed=0)
     assert inputs.ids == tuple(range(3, 40))  # 0 to 2 are the special tokens of the one that has a tokenizer
 
@@ -88,7 +88,10 @@ def test_tokens_are_those_that_every_model_has():
 def test_different_tokenizers_are_refused():
     other = tiny_tokenizer()
     other.add_tokens(["zzz"])
-    known = {"a": facts_of(lens(tokenizer=tiny_tokenizer())), "b": facts_of(lens(tokenizer=other, vocab_size=310))}
+    known = {
+        "a": read_facts(lens(tokenizer=tiny_tokenizer())),
+        "b": read_facts(lens(tokenizer=other, vocab_size=310)),
+    }
     with pytest.raises(InputError, match=r"a, b have 2 different tokenizers.*Compare models of one tokenizer"):
         shared_inputs(known, sequences=50, length=4, seed=0)
 
@@ -102,7 +105,7 @@ def test_different_tokenizers_are_refused():
     ],
 )
 def test_what_cannot_be_read_is_refused(change, says):
-    known = {"a": facts_of(lens())}
+    known = {"a": read_facts(lens())}
     with pytest.raises(InputError, match=says):
         shared_inputs(known, **{"sequences": 50, "length": 4, "seed": 0} | change)
 
@@ -114,7 +117,7 @@ def test_half_precision_that_overflows_is_refused():
     lens = load(tiny("llama"))
     object.__setattr__(lens, "plain", model)
     with pytest.raises(ModelError, match=r"in float16 are not finite.*float32 or bfloat16"):
-        features(lens, INPUTS)
+        read_features(lens, INPUTS)
 
 
 def read_again():
@@ -123,13 +126,13 @@ def read_again():
 
 def test_states_are_read_once_and_a_damaged_file_is_read_again(tmp_path):
     model = lens()
-    of = facts_of(model)
-    first = kept_features(lambda: model, INPUTS, of=of)
-    assert (kept_features(read_again, INPUTS, of=of) == first).all()
+    of = read_facts(model)
+    first = cached_features(lambda: model, INPUTS, of=of)
+    assert (cached_features(read_again, INPUTS, of=of) == first).all()
     (file,) = (tmp_path / "cache").rglob("*.safetensors")
     assert load_file(file)["features"].shape == (60, 48)
     file.write_bytes(b"damaged")
-    assert (kept_features(lambda: model, INPUTS, of=of) == first).all()
+    assert (cached_features(lambda: model, INPUTS, of=of) == first).all()
 
 
 def test_other_weights_configurations_or_inputs_have_states_of_their_own(tmp_path):
@@ -140,6 +143,6 @@ def test_other_weights_configurations_or_inputs_have_states_of_their_own(tmp_pat
         (lens(hidden_act="relu"), INPUTS),  # the same weights as the first
         (lens(), longer),
     ):
-        kept_features(lambda one=model: one, inputs, of=facts_of(model))
+        cached_features(lambda one=model: one, inputs, of=read_facts(model))
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 4
-    kept_features(read_again, INPUTS, of=facts_of(lens()))
+    cached_features(read_again, INPUTS, of=read_facts(lens()))

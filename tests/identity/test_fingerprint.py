@@ -62,7 +62,7 @@ def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", seed=1)
     first = fingerprint([str(a), str(b)], config=FEW, progress=False)
     monkeypatch.setattr(
-        import_module("sink_lens.identity.features"), "features", lambda *_, **__: pytest.fail("read again")
+        import_module("sink_lens.identity.features"), "read_features", lambda *_, **__: pytest.fail("read again")
     )
     second = fingerprint([str(a), str(b)], config=FEW, progress=False)
     np.testing.assert_array_equal(first.frame["tau_bar"], second.frame["tau_bar"])

@@ -89,9 +89,9 @@ def test_p_has_its_least_value():
     assert 10 ** null.log10_p(1.0) == pytest.approx(1 / 362_880)  # 9!
     assert nulls.analytical_null(2000, shared=81).log10_p(1.0) < -10_000
     null = nulls.Null(name="any", mean=0.0, sd=1.0, draws=np.array([0.1, 0.2, 0.3]))
-    assert null.share(0.25) == 0.5
-    assert null.share(9.0) == 0.25
-    assert np.isnan(nulls.analytical_null(50, shared=8).share(1.0))
+    assert null.p_by_draws(0.25) == 0.5
+    assert null.p_by_draws(9.0) == 0.25
+    assert np.isnan(nulls.analytical_null(50, shared=8).p_by_draws(1.0))
 
 
 def test_the_diagonal_of_unrelated_models_is_one_relabelling_of_many():

@@ -8,7 +8,7 @@ import torch
 
 from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
-from sink_lens.identity.preference import Votes, preference, vote_shares
+from sink_lens.identity.preference import Votes, make_preference, preference
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
 
@@ -28,7 +28,7 @@ def values(found, column="value"):
 def test_a_model_that_always_says_the_same_by_hand():
     logits = torch.zeros(100, 50)
     logits[:, 7], logits[:, 9] = 2.0, -3.0
-    found = vote_shares(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    found = make_preference(votes_of(logits), length=8, generator=np.random.default_rng(0))
     got = values(found)
     assert got["argmax_top_share"] == 1
     assert got["argmax_top_ratio"] == 50
@@ -41,7 +41,7 @@ def test_a_model_that_always_says_the_same_by_hand():
 
 def test_a_model_without_preference_lies_within_chance():
     logits = torch.randn(400, 60, generator=torch.Generator().manual_seed(1))
-    found = vote_shares(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    found = make_preference(votes_of(logits), length=8, generator=np.random.default_rng(0))
     for measure in ("argmax_top_share", "argmin_top_share", "argmax_covering", "argmin_covering"):
         row = found.frame.set_index("measure").loc[measure]
         assert row["null_low"] <= row["value"] <= row["null_high"], measure
@@ -53,7 +53,7 @@ def test_a_model_without_preference_lies_within_chance():
 def test_the_null_is_the_multinomial():
     # 3 events on 2 tokens: the top count is 3 with probability 2 (1/2)^3 = 1/4, else 2: mean 2.25
     logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
-    found = vote_shares(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    found = make_preference(votes_of(logits), length=8, generator=np.random.default_rng(0))
     assert values(found, "null")["argmax_top_share"] == pytest.approx(2.25 / 3, abs=0.02)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sink_lens.errors import InputError
-from sink_lens.identity.features import Inputs, features
+from sink_lens.identity.features import Inputs, read_features
 from sink_lens.identity.nulls import NULLS
 from sink_lens.identity.seedprint import NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig, compare_states
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
@@ -28,7 +28,7 @@ def states(seed, *, noise=0.0, sequences=N):
         for parameter in lens.plain.parameters():
             if parameter.ndim > 1:
                 parameter.add_(noise * parameter.std() * torch.randn(parameter.shape, generator=generator))
-    return features(lens, Inputs(kind="tokens", sequences=sequences, length=8, seed=0, ids=tuple(range(2000))))
+    return read_features(lens, Inputs(kind="tokens", sequences=sequences, length=8, seed=0, ids=tuple(range(2000))))
 
 
 def test_half_a_sigma_of_noise_leaves_the_print_and_another_seed_has_another():
@@ -80,7 +80,7 @@ def test_relabelling_is_right_where_inputs_are_shared():
         known = generator.standard_normal((N, 3))
         x, y = (known @ generator.standard_normal((3, 64)) + generator.standard_normal((N, 64)) for _ in range(2))
         found = compared(x, y, seed=seed)
-        shares.append(found.nulls["relabelled"].share(found.tau_bar))
+        shares.append(found.nulls["relabelled"].p_by_draws(found.tau_bar))
     assert sum(share < 0.01 for share in shares) <= 3
     assert sum(share < 0.5 for share in shares) == pytest.approx(20, abs=10)
 

@@ -9,7 +9,7 @@ from sink_lens.errors import InputError
 from sink_lens.measures.attention import (
     can_tell_sinks,
     entropy,
-    mean_rows,
+    mean_over_rows,
     null_mass,
     row_shares,
     sink_mass,
@@ -117,11 +117,11 @@ def test_null_mass_is_what_a_row_lacks():
 def test_the_mean_leaves_out_padded_and_undefined_rows():
     per_row = torch.tensor([[[1.0, math.nan, 3.0, 100.0]], [[math.nan, 2.0, 4.0, 6.0]]])
     row_valid = torch.tensor([[True, True, True, False], [True, False, False, False]])
-    found = mean_rows(per_row, row_valid=row_valid)
+    found = mean_over_rows(per_row, row_valid=row_valid)
     assert found[0].item() == 2.0  # (1 + 3) / 2
     assert found[1].isnan()  # only an undefined row is left
     ranks = torch.tensor([[[0, 1, 5, 9]]])
-    assert mean_rows(ranks, row_valid=row_valid[:1]).item() == 2.0  # (0 + 1 + 5) / 3
+    assert mean_over_rows(ranks, row_valid=row_valid[:1]).item() == 2.0  # (0 + 1 + 5) / 3
 
 
 @settings(deadline=None, max_examples=25)

@@ -13,7 +13,7 @@ from sink_lens.measures.reductions import (
     mean_where,
     median_where,
     queries_from,
-    sort_last,
+    sort_last_axis,
     widen,
 )
 
@@ -78,4 +78,4 @@ def test_query_heads_read_the_key_value_head_of_their_group():
 @pytest.mark.parametrize("gradient", [False, True])
 def test_values_are_sorted_as_torch_sorts_them_nan_last(gradient):
     x = torch.tensor([[2.0, math.nan, -math.inf, 1.0], [math.inf, 0.0, -3.0, 0.0]], requires_grad=gradient)
-    torch.testing.assert_close(sort_last(x.T), x.T.sort(dim=-1).values, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(sort_last_axis(x.T), x.T.sort(dim=-1).values, rtol=0, atol=0, equal_nan=True)

@@ -28,7 +28,7 @@ from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import attention_weights, norm_weights
 from sink_lens.studies.card import card
-from sink_lens.studies.observed import Observed
+from sink_lens.studies.observed import ObservedModel
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.monitor import SinkMonitor
@@ -182,7 +182,7 @@ def test_parts_times_the_later_layers_numbers_sum_to_the_stream():
 
 def test_the_writers_of_a_card_share_what_a_layer_adds():
     lens = speaking("gemma4")
-    seen = Observed(lens, from_tensor(tokens()))
+    seen = ObservedModel(lens, from_tensor(tokens()))
     step = GrowthStep(first_layer=0, last_layer=3, ratio_before=1.0, ratio_after=2.0, dimension=5)
     seen.__dict__["location"] = replace(seen.location, steps=(step,), outliers={3: (5,)})
     assert [row["layer"] for row in seen.writers] == [0, 1, 2, 3]

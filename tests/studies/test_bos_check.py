@@ -4,7 +4,7 @@ import pytest
 from tokenizers import processors
 
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
-from sink_lens.studies.bos_check import bos_clause, bos_in_front
+from sink_lens.studies.bos_check import bos_clause, count_bos_in_front
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
@@ -34,6 +34,6 @@ def doubled():
     ],
 )
 def test_bos_is_counted_in_front_of_a_text_and_of_a_chat(make, counts, said):
-    found = bos_in_front(make())
+    found = count_bos_in_front(make())
     assert tuple(found.values()) == counts
     assert said in bos_clause(found)

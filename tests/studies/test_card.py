@@ -16,8 +16,8 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import CARD_SCHEMA
 from sink_lens.studies import card
-from sink_lens.studies.card_table import row_of
-from sink_lens.studies.observed import Observed
+from sink_lens.studies.card_table import read_run_row
+from sink_lens.studies.observed import ObservedModel
 
 model_card = import_module("sink_lens.studies.card")
 
@@ -43,7 +43,7 @@ def test_a_card_has_what_was_planted(study):
     assert found["sink"]["positions"] == [0]
     assert [row["id"] for row in found["sink"]["tokens"]] == [truth.bos_id]
     assert found["cache"] == {"keep": [0], "sink_tokens": 4, "sink_tokens_kept": 4}
-    assert ("A KV cache must keep", "position 0 (4 of 4 sink tokens)") in model_card.rows_of_card(found)
+    assert ("A KV cache must keep", "position 0 (4 of 4 sink tokens)") in model_card.terminal_rows(found)
     assert found["sink"]["rate"]["value"] == pytest.approx(0.4)
     assert [(row["dimension"], row["layers"]) for row in found["outlier_dimensions"]] == [
         (truth.outlier_dimension, f"{truth.layer}-4")
@@ -104,7 +104,7 @@ def test_a_dimension_that_only_the_embedding_has_is_no_outlier(tmp_path):
         model.model.layers[0].mlp.down_proj.weight *= 1000
     lens = wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
     tokens = from_text(bundled_text(), lens.tokenizer, sequences=4, length=24)
-    assert Observed(lens, tokens).location.outliers == {-1: (9,)}
+    assert ObservedModel(lens, tokens).location.outliers == {-1: (9,)}
     found = card(lens, out=tmp_path / "run", **SIZE).decision
     assert (found["outlier_dimensions"], list(found["loss"])) == ([], ["clean"])
 
@@ -128,7 +128,7 @@ def test_every_family_has_a_card(family, tmp_path):
     made = card(lens, out=tmp_path / "card", **SIZE)
     assert list(made.decision) == FIELDS
     assert len(made.tables["layers"]) == lens.n_layers
-    assert row_of(read_run(tmp_path / "card"))["loss"] == made.decision["loss"]["clean"]["value"]
+    assert read_run_row(read_run(tmp_path / "card"))["loss"] == made.decision["loss"]["clean"]["value"]
 
 
 def test_the_expert_that_writes_an_outlier_is_found():
@@ -149,7 +149,7 @@ def test_the_expert_that_writes_an_outlier_is_found():
         mlp.experts.down_proj[..., 7] = 0
         mlp.experts.down_proj[0, :, 7] = 30.0
     lens = wrap(model, tokenizer=tokenizer)
-    (row,) = Observed(lens, tokens).writers
+    (row,) = ObservedModel(lens, tokens).writers
     assert (row["layer"], row["dimension"]) == (1, 7)
     assert [expert for expert, _ in row["experts"]] == [0]
     assert sum(share for _, share in row["experts"]) == pytest.approx(row["mlp_out"], abs=0.01)
@@ -169,7 +169,7 @@ def test_what_granite_multiplies_by_is_in_the_shares_of_neurons():
             mlp.gate_proj.weight[neuron], mlp.up_proj.weight[neuron], mlp.down_proj.weight[:, neuron] = 0, 0, 0
             mlp.gate_proj.weight[neuron, read] = mlp.up_proj.weight[neuron, read] = 5
             mlp.down_proj.weight[written, neuron] = 20
-    rows = Observed(
+    rows = ObservedModel(
         wrap(model, tokenizer=tokenizer), from_text(bundled_text(), tokenizer, sequences=4, length=16)
     ).writers
     (row,) = [one for one in rows if one["layer"] == 1]

@@ -12,8 +12,8 @@ from sink_lens import cli
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import create_run, read_run
-from sink_lens.studies.card_table import cards, chosen_columns, row_of
-from sink_lens.studies.card_table import rows_of as rows_of_models
+from sink_lens.studies.card_table import cards, choose_columns, read_run_row
+from sink_lens.studies.card_table import make_table_rows as rows_of_models
 from sink_lens.studies.config import CardConfig
 
 TRACE = Path(__file__).parents[1] / "browser" / "default_model"
@@ -83,12 +83,12 @@ def test_the_position_that_a_trace_studied_without_a_sink_is_no_sink(tmp_path):
 
 def test_columns_are_the_main_ones_or_those_asked_for(tmp_path):
     rows = rows_of([str(a_card(tmp_path / "a"))])
-    assert chosen_columns(rows, ()) == [
+    assert choose_columns(rows, ()) == [
         *("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
     ]
-    assert chosen_columns(rows, ("loss", "model")) == ["loss", "model"]
+    assert choose_columns(rows, ("loss", "model")) == ["loss", "model"]
     with pytest.raises(InputError, match="did you mean sink_rate"):
-        chosen_columns(rows, ("sink_rates",))
+        choose_columns(rows, ("sink_rates",))
 
 
 def test_the_table_has_numbers_in_full_and_intervals_in_columns_of_their_own(tmp_path):
@@ -107,11 +107,11 @@ def test_other_runs_damaged_cards_and_no_run_are_refused(tmp_path):
     with create_run(tmp_path / "p", kind="patch", config={}, provenance={}):
         pass
     with pytest.raises(RunError, match="holds a run of patch; need one of card or trace"):
-        row_of(read_run(tmp_path / "p"))
+        read_run_row(read_run(tmp_path / "p"))
     shutil.copytree(a_card(tmp_path / "a"), tmp_path / "b")
     (tmp_path / "b" / "card.json").write_text('{"sink": 3}')
     with pytest.raises(RunError, match=r"card\.json cannot be read"):
-        row_of(read_run(tmp_path / "b"))
+        read_run_row(read_run(tmp_path / "b"))
     with pytest.raises(InputError, match="no model was given"):
         rows_of([])
 

@@ -13,13 +13,13 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.schema import column_names
 from sink_lens.studies import neuron_sets
-from sink_lens.studies.neuron_sets import find_sets, neuron_names, rank_neurons
+from sink_lens.studies.neuron_sets import find_smallest_sets, neuron_names, rank_neurons
 
 
 @pytest.fixture(scope="module")
 def sets_of(planted_at):
     """The builder of a planted model's sets: ``sets_of(seed)``."""
-    return functools.cache(lambda seed=0: find_sets(planted_at(seed=seed).setting))
+    return functools.cache(lambda seed=0: find_smallest_sets(planted_at(seed=seed).setting))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -111,7 +111,7 @@ def test_neurons_that_are_not_needed_are_dropped(planted_at, monkeypatch):
     others = [(truth.layer, neuron) for neuron in range(3) if neuron != truth.neuron]
     planted_last = [*others, (truth.layer, truth.neuron)]
     monkeypatch.setattr(neuron_sets, "rank_neurons", lambda setting, *, layers, step: planted_last)
-    (found,), _ = find_sets(place.setting)
+    (found,), _ = find_smallest_sets(place.setting)
     assert found.neurons == ((truth.layer, truth.neuron),)
     assert found.ranks[truth.layer, truth.neuron] == len(others)
 
@@ -121,7 +121,7 @@ def test_a_sink_that_no_set_removes_is_said_so(planted_at, monkeypatch):
     others = [(place.truth.layer, neuron) for neuron in range(5) if neuron != place.truth.neuron]
     monkeypatch.setattr(neuron_sets, "rank_neurons", lambda setting, *, layers, step: others)
     monkeypatch.setattr(neuron_sets, "MOST_IN_SET", 3)
-    (found,), table = find_sets(place.setting)
+    (found,), table = find_smallest_sets(place.setting)
     assert not found.removes
     assert len(found.neurons) == 3
     assert table["kind"].value_counts()[["single", "leave one out"]].tolist() == [3, 3]
@@ -134,7 +134,7 @@ def test_a_sink_that_no_set_removes_is_said_so(planted_at, monkeypatch):
 
 def test_a_model_without_a_growth_step_is_refused(planted_at):
     with pytest.raises(InputError, match=r"has no growth step on these tokens.*lower growth_factor"):
-        find_sets(planted_at(sink=False).setting)
+        find_smallest_sets(planted_at(sink=False).setting)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "opt"])
@@ -146,7 +146,7 @@ def test_families_without_a_gate_or_with_a_norm_behind_are_ranked_and_ablated(ti
         place.setting, location=location, segments=segments(location, n_layers=2, attention=range(2))
     )
     monkeypatch.setattr(neuron_sets, "MOST_IN_SET", 2)
-    (found,), table = find_sets(setting)
+    (found,), table = find_smallest_sets(setting)
     assert 1 <= len(found.neurons) <= 2
     assert table[["mass", "removed_share"]].notna().all(axis=None)
     assert torch.tensor(table["mass"].to_numpy()).isfinite().all()

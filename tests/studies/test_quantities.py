@@ -19,7 +19,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import card as make_card
 from sink_lens.studies.card import card_contents
-from sink_lens.studies.observed import Observed
+from sink_lens.studies.observed import ObservedModel
 
 N, T = 4, 24
 TRUTH = planted()
@@ -34,7 +34,7 @@ def seen(kind="planted"):
     else:
         lens = speaking("llama" if kind == "random" else kind)
     bos = "without" if kind == "random" else "with"
-    return Observed(lens, from_text(bundled_text(), lens.tokenizer, sequences=N, length=T, bos=bos))
+    return ObservedModel(lens, from_text(bundled_text(), lens.tokenizer, sequences=N, length=T, bos=bos))
 
 
 @functools.cache
@@ -253,7 +253,7 @@ def test_no_query_bias_is_a_query_without_its_bias():
     with torch.no_grad():
         for bias in biases:
             bias.zero_()
-        changed = Observed(wrap(model, tokenizer=one.lens.tokenizer), one.tokens)
+        changed = ObservedModel(wrap(model, tokenizer=one.lens.tokenizer), one.tokens)
         after = attention_under(changed, [], layers=[0, 1, 2])
         for bias, own in zip(biases, kept, strict=True):
             bias.copy_(own)
@@ -277,7 +277,7 @@ def test_tau_of_w_o_is_defined_without_bos_only():
 def test_repeated_and_random_tokens_are_measured_like_text():
     lens = seen().lens
     tokens = random_tokens(lens.tokenizer, sequences=N, length=T, generator=torch.Generator().manual_seed(0))
-    assert measure("sink_rate", Observed(lens, tokens)).number == pytest.approx(0.4)
+    assert measure("sink_rate", ObservedModel(lens, tokens)).number == pytest.approx(0.4)
 
 
 def test_what_a_model_lacks_is_said():

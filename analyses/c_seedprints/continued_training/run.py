@@ -13,7 +13,7 @@ from analyses.texts import documents
 from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.identity import FingerprintConfig
-from sink_lens.identity.features import facts_of, features, shared_inputs
+from sink_lens.identity.features import read_facts, read_features, shared_inputs
 from sink_lens.identity.seedprint import compare_states
 from sink_lens.report.style import (
     BLUE,
@@ -77,12 +77,12 @@ def compared(work: Work) -> pd.DataFrame:
     rows = []
     for kind in KINDS:
         size = work.size({"sequences": 2000, "length": 16}, {"sequences": 60, "length": 4})
-        known = {str(of): facts_of(lens) for of, lens in models.items()}
+        known = {str(of): read_facts(lens) for of, lens in models.items()}
         inputs = shared_inputs(known, kind=kind, seed=work.seed, **size)
         draws = work.size({}, {"draws": 100, "relabellings": 100})
         width = next(iter(models.values())).d_model
         config = FingerprintConfig(inputs=kind, coordinates=width, **size, **draws)
-        states = {of: features(lens, inputs) for of, lens in models.items()}
+        states = {of: read_features(lens, inputs) for of, lens in models.items()}
         for a, b in wanted(list(models)):
             rng = np.random.default_rng([work.seed, len(rows)])
             pair = compare_states((str(a), states[a]), (str(b), states[b]), config=config, generator=rng)

@@ -11,7 +11,7 @@ from analyses.fingerprint_baselines import cka
 from analyses.lineages import auc, p_of
 from sink_lens import load, train, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.identity.features import facts_of, features, shared_inputs
+from sink_lens.identity.features import read_facts, read_features, shared_inputs
 from sink_lens.identity.nulls import tau_deviation
 from sink_lens.identity.seedprint import compare_states
 from sink_lens.report.style import (
@@ -124,9 +124,9 @@ def trained(work: Work) -> pd.DataFrame:
             train(asked, out=folder, progress=work.progress)
             for step in STEPS[arm]:
                 lens = load(folder / "checkpoints" / f"checkpoint-{step}")
-                inputs = shared_inputs({lens.name: facts_of(lens)}, seed=work.seed, **INPUTS)
+                inputs = shared_inputs({lens.name: read_facts(lens)}, seed=work.seed, **INPUTS)
                 weights = torch.cat([one.flatten() for name, one in lens.plain.named_parameters() if one.ndim > 1])
-                kept[arm, seed, step] = (features(lens, inputs, progress=work.progress), weights.detach())
+                kept[arm, seed, step] = (read_features(lens, inputs, progress=work.progress), weights.detach())
     config = FingerprintConfig(**INPUTS, coordinates=lens.d_model)
     rows = []
     for a, b in ((a, b) for a in kept for b in kept if a[2] in (0, END) and wanted(a, b)):

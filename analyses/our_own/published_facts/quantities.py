@@ -29,7 +29,7 @@ from sink_lens.models.weights import attention_weights
 from sink_lens.schema import SINK_THRESHOLD
 from sink_lens.stats import Interval, interval
 from sink_lens.studies import quantities as of_cards
-from sink_lens.studies.observed import Observed
+from sink_lens.studies.observed import ObservedModel
 
 Terms = Mapping[str, Any]
 """Arguments of a quantity beside the model and the tokens."""
@@ -65,7 +65,7 @@ class Quantity:
     kind: Kind
     unit: str
     meaning: str
-    measure: Callable[[Observed, Terms], Any]
+    measure: Callable[[ObservedModel, Terms], Any]
     join: str = "mean"
     """Rule that combines values by sequence: mean, exp (of the mean) or max; ``value`` if there is only one."""
     depends: tuple[str, ...] = ("bos",)
@@ -90,10 +90,10 @@ def _is(
     join: str = "mean",
     depends: Sequence[str] = ("bos",),
     terms: Sequence[str] = (),
-) -> Callable[[Callable[[Observed, Terms], Any]], Callable[[Observed, Terms], Any]]:
+) -> Callable[[Callable[[ObservedModel, Terms], Any]], Callable[[ObservedModel, Terms], Any]]:
     """Register a function as a quantity under its own name; its docstring up to the reference is the meaning."""
 
-    def listed(function: Callable[[Observed, Terms], Any]) -> Callable[[Observed, Terms], Any]:
+    def listed(function: Callable[[ObservedModel, Terms], Any]) -> Callable[[ObservedModel, Terms], Any]:
         """List the function as a quantity."""
         meaning = " ".join((function.__doc__ or "").partition("Reference:")[0].split())
         QUANTITIES[function.__name__] = Quantity(
@@ -111,7 +111,7 @@ def _is(
     return listed
 
 
-def measure_quantity(name: str, seen: Observed, terms: Terms | None = None) -> Value:
+def measure_quantity(name: str, seen: ObservedModel, terms: Terms | None = None) -> Value:
     """Measure a quantity.
 
     Raises:
@@ -144,7 +144,7 @@ def with_interval(rows: np.ndarray, quantity: Quantity, *, seed: int) -> Interva
     return interval(rows, generator=np.random.default_rng(seed), statistic=_JOINS[quantity.join], n_resamples=1000)
 
 
-def _check_terms(seen: Observed, terms: Terms) -> None:
+def _check_terms(seen: ObservedModel, terms: Terms) -> None:
     """Refuse a layer or dimension that the model does not have."""
     for name, size in (("layer", seen.lens.n_layers), ("dimension", seen.lens.d_model)):
         value = terms.get(name)
@@ -152,7 +152,7 @@ def _check_terms(seen: Observed, terms: Terms) -> None:
             raise AbsentError(f"the model has no {name} {value}; it has 0 to {size - 1}")
 
 
-def _middle(seen: Observed, terms: Terms) -> list[int]:
+def _middle(seen: ObservedModel, terms: Terms) -> list[int]:
     """The layers of the terms, first to last, else from a quarter to five sixths of the depth."""
     n = seen.lens.n_layers
     first, last = terms.get("layers") or (n // 4, max(n // 4, 5 * n // 6))
@@ -165,7 +165,7 @@ def _middle(seen: Observed, terms: Terms) -> list[int]:
 
 
 @_is("number", "share", depends=("bos", "length", "tokens"))
-def sink_rate(seen: Observed, terms: Terms) -> Tensor:
+def sink_rate(seen: ObservedModel, terms: Terms) -> Tensor:
     """Share of (layer, head, sequence) whose sink score at the first token is above the threshold.
 
     The score is the mean attention to it, its own query included; the threshold is 0.3 if none is named.
@@ -176,7 +176,7 @@ def sink_rate(seen: Observed, terms: Terms) -> Tensor:
 
 
 @_is("number", "attention", depends=("bos", "length"))
-def bos_attention(seen: Observed, terms: Terms) -> Tensor:
+def bos_attention(seen: ObservedModel, terms: Terms) -> Tensor:
     """Attention to the first token from the second half of the queries, mean over the heads of the middle layers.
 
     Those are a quarter to five sixths of the depth if none are named.
@@ -194,13 +194,13 @@ def _late_mass(view: Any) -> Tensor:
 
 
 @_is("number", "attention", depends=("bos", "length"))
-def first_token_share(seen: Observed, terms: Terms) -> Tensor:
+def first_token_share(seen: ObservedModel, terms: Terms) -> Tensor:
     """Attention to the first token from all later queries, mean over layers and heads."""
     return of_cards.first_token_share(seen)
 
 
 @_is("number", "index", join="value", depends=("bos", "length"))
-def sink_onset_layer(seen: Observed, terms: Terms) -> float:
+def sink_onset_layer(seen: ObservedModel, terms: Terms) -> float:
     """First layer whose mean attention to the first token is above the threshold (0.3 if none is named)."""
     layer = of_cards.sink_onset_layer(seen, threshold=terms.get("threshold") or SINK_THRESHOLD)
     if layer is None:
@@ -209,37 +209,37 @@ def sink_onset_layer(seen: Observed, terms: Terms) -> float:
 
 
 @_is("set", "index")
-def sink_positions(seen: Observed, terms: Terms) -> list[int]:
+def sink_positions(seen: ObservedModel, terms: Terms) -> list[int]:
     """Positions at which at least 5% of (layer, head, sequence) have their sink, at most four."""
     return sorted(of_cards.sink_positions(seen))
 
 
 @_is("number", "attention")
-def null_mass(seen: Observed, terms: Terms) -> Tensor:
+def null_mass(seen: ObservedModel, terms: Terms) -> Tensor:
     """Attention that goes to no key (a learned sink logit takes it), mean over rows, heads and layers."""
     return of_cards.null_mass(seen)
 
 
-def attention_under(seen: Observed, edits: Sequence[Edit], *, layers: Sequence[int]) -> Tensor:
+def attention_under(seen: ObservedModel, edits: Sequence[Edit], *, layers: Sequence[int]) -> Tensor:
     """Attention of the later tokens to the first one under edits by sequence, mean over heads of some layers."""
     options: dict[str, Any] = {"layers": layers, "loss": False, "quiet": True, "batch_size": seen.batch_size}
     return run_with(seen.lens, seen.tokens, edits, **options).mass_at(0, layers=layers)
 
 
-def _attention_left(seen: Observed, terms: Terms, edit: Edit) -> Tensor:
+def _attention_left(seen: ObservedModel, terms: Terms, edit: Edit) -> Tensor:
     """Attention under an edit over the attention without it, by sequence."""
     layers = _middle(seen, terms)
     return attention_under(seen, [edit], layers=layers) / attention_under(seen, [], layers=layers)
 
 
 @_is("number", "share")
-def attention_without_mlp(seen: Observed, terms: Terms) -> Tensor:
+def attention_without_mlp(seen: ObservedModel, terms: Terms) -> Tensor:
     """Share of the middle layers' attention to the first token that is left when no MLP writes to the stream."""
     return _attention_left(seen, terms, zero("mlp_out"))
 
 
 @_is("number", "share")
-def attention_without_query_bias(seen: Observed, terms: Terms) -> Tensor:
+def attention_without_query_bias(seen: ObservedModel, terms: Terms) -> Tensor:
     """Share of the middle layers' attention to the first token that is left without the biases of the queries."""
     biases = [attention_weights(seen.lens, layer=layer).b_q for layer in range(seen.lens.n_layers)]
     if not any(bool(bias.any()) for bias in biases):
@@ -249,7 +249,7 @@ def attention_without_query_bias(seen: Observed, terms: Terms) -> Tensor:
 
 
 @_is("number", "share")
-def attention_without_key_columns(seen: Observed, terms: Terms) -> Tensor:
+def attention_without_key_columns(seen: ObservedModel, terms: Terms) -> Tensor:
     """Share of the middle layers' attention to the first token that is left when no key reads the outlier dimensions.
 
     The dimensions are those named, else those found.
@@ -274,33 +274,33 @@ def attention_without_key_columns(seen: Observed, terms: Terms) -> Tensor:
 
 
 @_is("set", "index")
-def outlier_dimensions(seen: Observed, terms: Terms) -> list[int]:
+def outlier_dimensions(seen: ObservedModel, terms: Terms) -> list[int]:
     """Dimensions that hold 80% of the studied token's energy after some layer in which it is dominated by them."""
     return sorted(seen.outlier_dimensions)
 
 
 @_is("set", "index")
-def largest_dimensions(seen: Observed, terms: Terms) -> list[int]:
+def largest_dimensions(seen: ObservedModel, terms: Terms) -> list[int]:
     """The dimensions of the first token with the largest magnitude in any layer; 4, or as many as ``count`` says."""
     sizes = seen.states_at(0)[1:].abs().mean(1).amax(0)
     return sorted(sizes.topk(min(int(terms.get("count") or 4), len(sizes))).indices.tolist())
 
 
 @_is("range", "index")
-def outlier_layers(seen: Observed, terms: Terms) -> list[int]:
+def outlier_layers(seen: ObservedModel, terms: Terms) -> list[int]:
     """First and last layer after which the studied token has outlier dimensions."""
     _check_outliers(seen)
     layers = [layer for layer in seen.location.outliers if layer >= 0]
     return [min(layers), max(layers)]
 
 
-def _check_outliers(seen: Observed) -> None:
+def _check_outliers(seen: ObservedModel) -> None:
     if not seen.outlier_dimensions:
         raise AbsentError("the model has no outlier dimension at the studied position")
 
 
 @_is("number", "stream", terms=("dimension",))
-def dimension_value(seen: Observed, terms: Terms) -> Tensor:
+def dimension_value(seen: ObservedModel, terms: Terms) -> Tensor:
     """Magnitude of a dimension of the first token after a layer, the one where it is largest where none is named."""
     states = seen.states_at(0)[1:, :, terms["dimension"]].abs()
     layer = terms.get("layer")
@@ -308,12 +308,12 @@ def dimension_value(seen: Observed, terms: Terms) -> Tensor:
 
 
 @_is("number", "1")
-def norm_ratio(seen: Observed, terms: Terms) -> Tensor:
+def norm_ratio(seen: ObservedModel, terms: Terms) -> Tensor:
     """Norm of the first token over the median norm of those from position 8 on, after the layer where it is largest."""
     return of_cards.norm_ratio(seen)
 
 
-def _read_by_attention(seen: Observed, terms: Terms) -> Tensor:
+def _read_by_attention(seen: ObservedModel, terms: Terms) -> Tensor:
     """Return what the layer's attention reads at the first token."""
     layer = terms["layer"]
     kept = capture(seen.lens, seen.tokens, sites=["attn_in"], layers=[layer], positions=[0])
@@ -321,7 +321,7 @@ def _read_by_attention(seen: Observed, terms: Terms) -> Tensor:
 
 
 @_is("number", "1", join="value", terms=("layer", "dimension"))
-def dominance_after_norm(seen: Observed, terms: Terms) -> float:
+def dominance_after_norm(seen: ObservedModel, terms: Terms) -> float:
     """Magnitude of a dimension of the first token as attention reads it, over the mean magnitude of the others.
 
     It is read after the norm of the named layer, and is a ratio of means over sequences.
@@ -332,34 +332,34 @@ def dominance_after_norm(seen: Observed, terms: Terms) -> float:
 
 
 @_is("number", "stream", terms=("layer", "dimension"))
-def value_after_norm(seen: Observed, terms: Terms) -> Tensor:
+def value_after_norm(seen: ObservedModel, terms: Terms) -> Tensor:
     """Magnitude of a dimension of the first token as a layer's attention reads it, after the norm."""
     return _read_by_attention(seen, terms)[:, terms["dimension"]].abs()
 
 
 @_is("number", "stream", join="max")
-def max_activation(seen: Observed, terms: Terms) -> Tensor:
+def max_activation(seen: ObservedModel, terms: Terms) -> Tensor:
     """Largest magnitude in the residual stream over layers, tokens and dimensions."""
     return of_cards.max_activation(seen)
 
 
 @_is("number", "stream", join="max", terms=("site",))
-def site_max_activation(seen: Observed, terms: Terms) -> Tensor:
+def site_max_activation(seen: ObservedModel, terms: Terms) -> Tensor:
     """Largest magnitude at a site over layers, tokens and channels."""
     name = f"largest:{terms['site']}"
-    if name not in seen.core.values:
+    if name not in seen.main_pass.values:
         raise UnmeasuredError(f"the site {terms['site']} cannot be read in this model")
-    return seen.core.stacked(name)[..., 0].abs().amax(0)
+    return seen.main_pass.stacked(name)[..., 0].abs().amax(0)
 
 
 @_is("number", "index", join="value")
-def max_activation_layer(seen: Observed, terms: Terms) -> float:
+def max_activation_layer(seen: ObservedModel, terms: Terms) -> float:
     """The layer after which the residual stream has its largest magnitude."""
-    return float(seen.core.stacked("largest:resid_post")[..., 0].abs().amax(1).argmax())
+    return float(seen.main_pass.stacked("largest:resid_post")[..., 0].abs().amax(1).argmax())
 
 
 @_is("number", "index", join="value")
-def massive_layer(seen: Observed, terms: Terms) -> float:
+def massive_layer(seen: ObservedModel, terms: Terms) -> float:
     """First layer after which some token has an entry above 100 and at least 1000 times its median magnitude.
 
     Reference: arXiv 2402.17762.
@@ -374,12 +374,12 @@ def massive_layer(seen: Observed, terms: Terms) -> float:
 
 
 @_is("number", "1")
-def massive_ratio(seen: Observed, terms: Terms) -> Tensor:
+def massive_ratio(seen: ObservedModel, terms: Terms) -> Tensor:
     """Largest magnitude of a token over its median magnitude, in the layer and token where this is largest."""
     return _magnitudes(seen)[..., 1].nan_to_num(0.0).amax(dim=(0, 2))
 
 
-def _magnitudes(seen: Observed) -> Tensor:
+def _magnitudes(seen: ObservedModel) -> Tensor:
     """Largest magnitude of each token after each layer, and over the token's median magnitude."""
 
     def read(view: Any) -> Tensor:
@@ -394,13 +394,13 @@ def _magnitudes(seen: Observed) -> Tensor:
 
 
 @_is("number", "1")
-def kurtosis(seen: Observed, terms: Terms) -> Tensor:
+def kurtosis(seen: ObservedModel, terms: Terms) -> Tensor:
     """Excess kurtosis of a token's dimensions in the residual stream, mean over tokens and layers."""
     return of_cards.kurtosis(seen)
 
 
 @_is("set", "index")
-def residual_sinks(seen: Observed, terms: Terms) -> list[int]:
+def residual_sinks(seen: ObservedModel, terms: Terms) -> list[int]:
     """Dimensions over 20 times the median magnitude on at least half of the tokens after the first, in some layer.
 
     Reference: arXiv 2601.22966.
@@ -409,7 +409,7 @@ def residual_sinks(seen: Observed, terms: Terms) -> list[int]:
 
 
 @_is("number", "tau", join="value", depends=("bos", "text"))
-def w_o_tau(seen: Observed, terms: Terms) -> float:
+def w_o_tau(seen: ObservedModel, terms: Terms) -> float:
     """Kendall tau between the magnitudes of W_O's weights and the first token's standard deviation over sequences.
 
     It is the mean over output dimensions and the first quarter of the layers; undefined with BOS, where the first token
@@ -434,7 +434,7 @@ def w_o_tau(seen: Observed, terms: Terms) -> float:
 
 
 @_is("set", "index")
-def super_weights(seen: Observed, terms: Terms) -> list[tuple[int, int, int]]:
+def super_weights(seen: ObservedModel, terms: Terms) -> list[tuple[int, int, int]]:
     """Entries (layer, row, column) of the down-projections that write most of a spike of their layer's output.
 
     Reference: arXiv 2411.07191.
@@ -443,7 +443,7 @@ def super_weights(seen: Observed, terms: Terms) -> list[tuple[int, int, int]]:
 
 
 @_is("set", "index")
-def writing_neurons(seen: Observed, terms: Terms) -> list[tuple[int, int]]:
+def writing_neurons(seen: ObservedModel, terms: Terms) -> list[tuple[int, int]]:
     """Neurons (layer, neuron) that make at least 5% of a growth layer's change of the outlier dimension."""
     if seen.lens.family.down is None or seen.lens.family.mlp_post_norm is not None:
         raise UnmeasuredError(
@@ -458,34 +458,34 @@ _LOSS = ("bos", "text", "length", "dtype")
 
 
 @_is("number", "1", join="exp", depends=_LOSS)
-def perplexity(seen: Observed, terms: Terms) -> Tensor:
+def perplexity(seen: ObservedModel, terms: Terms) -> Tensor:
     """Exponential of the mean next-token loss."""
     return seen.losses
 
 
 @_is("number", "1", join="exp", depends=_LOSS)
-def perplexity_zeroed(seen: Observed, terms: Terms) -> Tensor:
+def perplexity_zeroed(seen: ObservedModel, terms: Terms) -> Tensor:
     """Perplexity with the outlier dimensions of the studied position set to 0 after every layer that has them."""
     _check_outliers(seen)
-    return seen.zeroed
+    return seen.zeroed_loss
 
 
 @_is("number", "1", join="exp", depends=_LOSS)
-def perplexity_mean_aligned(seen: Observed, terms: Terms) -> Tensor:
+def perplexity_mean_aligned(seen: ObservedModel, terms: Terms) -> Tensor:
     """Perplexity with the outlier dimensions of the studied position at ``mean_aligned``."""
     _check_outliers(seen)
-    return seen.mean_aligned
+    return seen.mean_aligned_loss
 
 
 @_is("number", "1", join="exp", terms=("entries",))
-def super_weight_factor(seen: Observed, terms: Terms) -> Tensor:
+def super_weight_factor(seen: ObservedModel, terms: Terms) -> Tensor:
     """Factor by which setting entries (layer, row, column) of the down-projections to 0 multiplies the perplexity."""
     with _without_entries(seen, terms["entries"]):
-        return seen.run([]) - seen.losses
+        return seen.loss_with_edits([]) - seen.losses
 
 
 @contextmanager
-def _without_entries(seen: Observed, entries: Sequence[Sequence[int]]) -> Iterator[None]:
+def _without_entries(seen: ObservedModel, entries: Sequence[Sequence[int]]) -> Iterator[None]:
     """Zero entries of down-projections inside the block."""
     family = seen.lens.family
     if family.down is None:
@@ -512,22 +512,22 @@ def _without_entries(seen: Observed, entries: Sequence[Sequence[int]]) -> Iterat
 
 
 @_is("number", "1", join="exp", depends=("length",))
-def no_bos_factor(seen: Observed, terms: Terms) -> Tensor:
+def no_bos_factor(seen: ObservedModel, terms: Terms) -> Tensor:
     """Factor by which leaving out BOS multiplies the perplexity of the same tokens, the first of them left out."""
     if not seen.tokens.bos:
         raise UnmeasuredError("the sequences do not begin with BOS")
-    without = Observed(seen.lens, seen.tokens.without_bos(), batch_size=seen.batch_size)
+    without = ObservedModel(seen.lens, seen.tokens.without_bos(), batch_size=seen.batch_size)
     return without.losses - seen.token_losses[:, 1:].nanmean(1)
 
 
 @_is("number", "nats", depends=_LOSS)
-def loss(seen: Observed, terms: Terms) -> Tensor:
+def loss(seen: ObservedModel, terms: Terms) -> Tensor:
     """Mean next-token loss."""
     return seen.losses
 
 
 @_is("number", "dB", join="value", terms=("format", "layer", "site"), depends=("bos", "text"))
-def sqnr(seen: Observed, terms: Terms) -> float:
+def sqnr(seen: ObservedModel, terms: Terms) -> float:
     """Signal-to-noise ratio (dB) when one site of one layer is rounded to a format, over all tokens."""
     site, layer, form = terms["site"], terms["layer"], format_of(terms["format"])
 

@@ -34,7 +34,7 @@ from sink_lens.models.inputs import load_model, make_tokens
 from sink_lens.models.lens import LensModel
 from sink_lens.report.style import BLUE, ORANGE, QUIET, canvas, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
-from sink_lens.studies.observed import Observed
+from sink_lens.studies.observed import ObservedModel
 from sink_lens.text import interval_text as bounds
 from sink_lens.text import listed, number, plural
 
@@ -88,9 +88,9 @@ class _Batches:
         """Keep what is measured for each text, type and length."""
         self.lens, self.config, self.fixed = lens, config, tokens is not None
         self.batch = make_tokens(lens, config=config, bos=config.bos) if tokens is None else tokens
-        self._seen: dict[tuple[str, str, int], Observed] = {}
+        self._seen: dict[tuple[str, str, int], ObservedModel] = {}
 
-    def seen(self, condition: Mapping[str, Any]) -> Observed:
+    def seen(self, condition: Mapping[str, Any]) -> ObservedModel:
         """Return the measurements of the model on the sequences that a fact is about (tokens, length, BOS).
 
         Raises:
@@ -116,7 +116,7 @@ class _Batches:
                     batch = make_tokens(self.lens, config=other, bos=place[0])
                 except InputError as error:
                     raise UnmeasuredError(str(error)) from error
-            self._seen[place] = Observed(self.lens, batch, seed=config.seed, batch_size=config.batch_size)
+            self._seen[place] = ObservedModel(self.lens, batch, seed=config.seed, batch_size=config.batch_size)
         return self._seen[place]
 
 

@@ -15,20 +15,20 @@ from sink_lens.identity.pages.survey import (
     MOST_SAID,
     SUMMARY,
     VARIANTS_LISTED,
-    count_unnamed,
-    has_steps,
+    find_mean_row,
+    has_checkpoints,
     has_variants,
     legend_name,
     line_styles,
-    mean_of,
     mean_text,
-    name_shared,
-    rows_of_measures,
     seed_figure,
+    select_measures,
+    shared_settings_sentence,
+    shorten_model_names,
     step_figure,
+    unnamed_variants_sentence,
+    variant_names,
     variant_tables,
-    variants_of,
-    with_short_names,
 )
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
@@ -40,14 +40,14 @@ _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
 
 
 def _layer_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the excess of both cosines after each sublayer: the mean over seeds, from the smallest to the largest."""
-    layers = _first_and_last(run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"]))
+    """Draw the excess of both cosines after each sublayer: mean and range over seeds."""
+    layers = _keep_first_and_last(run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"]))
     see = (
         "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
         "Right: the same for two positions of one sequence. Two points per layer: after its attention and after "
         "its MLP; the last point is after the final norm."
     )
-    variants = variants_of(layers)
+    variants = variant_names(layers)
     figure = canvas(width=9.2, height=3.7)
     for place, (measure, label) in enumerate((("inter", "between sequences"), ("intra", "between positions")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
@@ -65,8 +65,8 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
     return see, without_formulas(figure)
 
 
-def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the first and last checkpoint of each training as separate variants, and all other models."""
+def _keep_first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
+    """Drop all checkpoints but the first and the last of each training, and make these two separate variants."""
     step = rows["step"].to_numpy(float)
     if np.isnan(step).all():
         return rows
@@ -83,12 +83,12 @@ def _first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
 def _position_figure(run: Run) -> tuple[str, Figure]:
     """Draw the excess between sequences by position after the last layer, and the norm relative to position 0."""
     table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
-    positions = _first_and_last(table)
+    positions = _keep_first_and_last(table)
     see = (
         "Left: how alike sequences are at each position after the last layer. Position 0 averages "
         "nothing; its difference to the last position is the positional discrepancy. Right: the norm of the states."
     )
-    variants = variants_of(positions)
+    variants = variant_names(positions)
     figure = canvas(width=9.2, height=3.5)
     quantities = (("excess", "excess cosine between sequences"), ("norm", "norm ÷ that of position 0"))
     for place, (quantity, label) in enumerate(quantities, start=1):
@@ -111,7 +111,7 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _agreement_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the cosine of two models' directions: the same seed in two variants, two seeds of one variant, neither."""
+    """Draw the cosine of every two models' directions, grouped by what they share: variant, seed, or neither."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     models = run.need("models", columns=["model", "variant", "seed"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
@@ -120,7 +120,7 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
     for row in pairs.loc[pairs["stage"] == "last"].to_dict("records"):
         if not {row["a"], row["b"]} <= set(facts):
             continue
-        groups.setdefault(relation(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
+        groups.setdefault(relation_text(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
     if not groups:
         raise RunError("this figure needs two models of one width; there are none.")
     figure = canvas(width=7.6, height=1.2 + 0.45 * len(groups))
@@ -137,8 +137,8 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
     return see, without_formulas(figure)
 
 
-def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
-    """Text that says which of variant and seed two models share, such as "two variants, one seed"."""
+def relation_text(a: dict[Any, Any], b: dict[Any, Any]) -> str:
+    """Say in words whether two models share variant and seed, such as "two variants, one seed"."""
     variants = "one variant" if a["variant"] == b["variant"] else "two variants"
     if seeds_differ(a, b):
         return f"{variants}, two seeds"
@@ -168,13 +168,13 @@ _BESIDE = (
 
 
 def _title(run: Run) -> str:
-    """The page's title: how alike the models make different sequences."""
+    """Return the page's title: how alike the models make different sequences."""
     variants, summary = variant_tables(run)
     if not len(variants):
         rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("variant")
         return f"The contraction of {plural(len(rows), 'training')}, checkpoint by checkpoint"
     rows = variants.loc[variants["measure"] == "inter_excess"].sort_values("mean", ascending=False)
-    names = variants_of(variants)
+    names = variant_names(variants)
     best = rows.to_dict("records")[0]
     name = visible(legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
     change = mean_text(best)
@@ -187,13 +187,13 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Say how each variant's and each training's cosines change, and how far directions agree between seeds."""
+    """Return the sentences below the title: changes of the cosines, and agreement of directions between seeds."""
     variants, summary = variant_tables(run)
-    names = variants_of(variants)
-    sentences = name_shared(names) if names else []
+    names = variant_names(variants)
+    sentences = shared_settings_sentence(names) if names else []
     for variant in names[:MOST_NAMED]:
         own = {
-            name: mean_of(variants, variant, name)
+            name: find_mean_row(variants, variant, name)
             for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
         }
         sentences.append(
@@ -202,7 +202,7 @@ def _headline(run: Run) -> list[str]:
             f"between positions by {mean_text(own['intra_excess'])}. At the last position, sequences become more "
             f"alike than at position 0 by {mean_text(own['discrepancy'])}."
         )
-    sentences += count_unnamed(names)
+    sentences += unnamed_variants_sentence(names)
     courses = summary.loc[summary["step"].notna()]
     for variant, rows in list(courses.loc[courses["measure"] == "inter_excess"].groupby("variant", sort=False))[
         :MOST_SAID
@@ -231,7 +231,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _seed_figure(run: Run) -> tuple[str, Figure]:
-    """Draw each variant's measures, a dot per seed."""
+    """Draw the contraction measures of each variant, a dot per seed; return caption and figure."""
     see = (
         "Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to the excess."
     )
@@ -239,16 +239,16 @@ def _seed_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _training_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the measures of checkpoints by step."""
+    """Draw contraction and sink measures of checkpoints by training step; return caption and figure."""
     see = "The contraction and its difference between positions, beside the sink measures of the same checkpoints."
     return see, step_figure(run, _BESIDE)
 
 
-def _gain_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of each model's measures: positional discrepancy, excesses, and sink measures at position 0."""
+def _measure_table(run: Run) -> tuple[str, PageTable]:
+    """Return the caption and the table of each model's contraction and sink measures."""
     summary = run.need("summary", columns=SUMMARY)
     wide = summary.pivot_table(index=["model", "variant"], columns="measure", values="value", sort=False)
-    wide = with_short_names(wide.reset_index())
+    wide = shorten_model_names(wide.reset_index())
     heads = {"model": "model", "discrepancy": "last − first", "inter_excess": "inter", "intra_excess": "intra"}
     heads |= {"sink_mass": "sink mass", "uniform_mass": "uniform", "sink_rate": "sink rate", "s2_ratio": "S2 ratio"}
     heads |= {"norm_ratio": "norm ratio", "dominance_ratio": "dominance"}
@@ -257,7 +257,7 @@ def _gain_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the contraction direction beside the preferred tokens and the largest dimension."""
+    """Return the caption and the table of the direction's cosine with preferred tokens and the largest dimension."""
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}
@@ -265,7 +265,7 @@ def _alignment_table(run: Run) -> tuple[str, PageTable]:
         "How well the contraction direction aligns with the unembedding of the preferred tokens, and with the "
         "first token's largest dimension. Rank 1: nothing aligns better."
     )
-    return see + more_note(len(table), "alignment", most=60), page_table(with_short_names(table), heads, most=60)
+    return see + more_note(len(table), "alignment", most=60), page_table(shorten_model_names(table), heads, most=60)
 
 
 CONTRACTION = Page(
@@ -277,7 +277,7 @@ CONTRACTION = Page(
             key="contraction-variants",
             title="What makes sequences alike?",
             make=_seed_figure,
-            data=partial(rows_of_measures, measures=_EXCESS),
+            data=partial(select_measures, measures=_EXCESS),
             when=has_variants,
         ),
         Drawn(
@@ -296,12 +296,12 @@ CONTRACTION = Page(
             key="contraction-course",
             title="Along training",
             make=_training_figure,
-            data=partial(rows_of_measures, measures=_BESIDE, with_step=True),
-            when=has_steps,
+            data=partial(select_measures, measures=_BESIDE, with_step=True),
+            when=has_checkpoints,
         ),
     ),
     tables=(
-        Listed(key="beside", title="Contraction beside the sink", make=_gain_table),
+        Listed(key="beside", title="Contraction beside the sink", make=_measure_table),
         Listed(key="alignment", title="What the direction points at", make=_alignment_table),
         VARIANTS_LISTED,
     ),
@@ -322,5 +322,5 @@ _SHOWN = {
 
 
 def show(found: Result) -> Iterator[str | PageTable]:
-    """Terminal output: a row per variant or checkpoint."""
+    """Yield the terminal output: a row per variant or checkpoint."""
     return survey.show(found, title=_OVER, measures=_SHOWN)

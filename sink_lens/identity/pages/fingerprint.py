@@ -22,8 +22,8 @@ _FEW, _MOST_SHORT = 4, 34
 """Pairs up to which each is drawn against its nulls, and characters of a name beside an axis."""
 
 
-def sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, ...]:
-    """The result in sentences, with short names of the models, and how often such an answer is wrong.
+def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, ...]:
+    """Say which pairs of models share an initialisation, and how often such an answer is wrong.
 
     Args:
         pairs: one row per pair.
@@ -46,7 +46,7 @@ def sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, .
 
 
 def _sentences_of_many(pairs: pd.DataFrame) -> list[str]:
-    """Sentences on several pairs: how many share a lineage, and which."""
+    """Say for many pairs how many share a lineage, and which."""
     same = pairs.loc[pairs["verdict"] == SAME]
     silent = pairs.loc[pairs["verdict"] == NO_ANSWER, "why"]
     names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
@@ -60,7 +60,7 @@ def _sentences_of_many(pairs: pd.DataFrame) -> list[str]:
 
 
 def _sentence_of_pair(row: dict) -> str:
-    """A sentence on one pair's answer."""
+    """Say the answer for one pair."""
     pair = f"{row['a']} and {row['b']}"
     if row["verdict"] == NO_ANSWER:
         return f"{pair} have no answer: {row['why']}."
@@ -75,8 +75,8 @@ def _sentence_of_pair(row: dict) -> str:
     )
 
 
-def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> Figure:
-    """Draw a few pairs against their nulls, or, for many pairs, a matrix of all models."""
+def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> Figure:
+    """Draw up to four pairs against their nulls; for more pairs, draw a matrix of all models."""
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=6.4, height=tall)
@@ -124,13 +124,13 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, na
 
 
 def _short_name(name: str) -> str:
-    """The name, or an ellipsis and its end if it is long."""
+    """Return a model's name for an axis: of a long name only the end, after an ellipsis."""
     text = visible(name)
     return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"
 
 
 def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(name -> name without the parts that all names share, the shared parts).
+    """Return name -> name without the parts that all names share, and the list of shared parts.
 
     Names stay whole, with no shared parts, where short ones would be empty or equal.
     """
@@ -146,7 +146,7 @@ def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _title(run: Run) -> str:
-    """Head the page with the verdict on the pair, or with how many pairs share a lineage."""
+    """Return the page's title: the verdict on the pair, or how many pairs share a lineage."""
     if "pairs" not in run.tables:
         return "Fingerprints"
     pairs = run.tables["pairs"]
@@ -161,18 +161,18 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """The result in sentences."""
+    """Return the sentences below the title, which say the result."""
     asked = {name: str(run.config.get(name, own)) for name, own in (("inputs", "tokens"), ("decides", "relabelled"))}
-    return list(sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
+    return list(pair_sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
 
 
 def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
-    """A table with the models under short names."""
+    """Replace the names of the models of each pair (columns ``a`` and ``b``)."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 
 def _pair_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the pairs against their nulls, or as a matrix."""
+    """Draw the pairs against their nulls, or as a matrix; return caption and figure."""
     pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
     models = run.need("models", columns=("model",))
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
@@ -183,17 +183,17 @@ def _pair_figure(run: Run) -> tuple[str, Figure]:
     )
     names, _ = short_names(models["model"].tolist())
     pairs, nulls = _rename_models(pairs, names), _rename_models(nulls, names)
-    return see, draw(pairs, nulls, names=list(names.values()))
+    return see, draw_pairs(pairs, nulls, names=list(names.values()))
 
 
 def _pairs_by_null(run: Run) -> pd.DataFrame:
-    """Table of every pair's tau_bar beside mean and deviation of each null, one row per null."""
+    """Return the data of the figure: a row per pair and null, with the pair's tau_bar and the null's mean."""
     pairs = run.need("pairs", columns=_PAIRS)[["a", "b", "tau_bar", "verdict"]]
     return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the pairs."""
+    """Return the caption and the table of the pairs, the largest tau_bar first."""
     pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
@@ -217,7 +217,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _null_table(run: Run) -> tuple[str, PageTable]:
-    """The table of every pair's nulls."""
+    """Return the caption and the table of every pair's nulls."""
     nulls = run.need("nulls", columns=_NULLS)
     heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
     heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}
@@ -245,7 +245,7 @@ FINGERPRINT = Page(
 
 
 def show(found: Any) -> Iterator[str | PageTable]:
-    """Terminal output: a row per pair, the strongest effects first, with the null that decides, and the sentences."""
+    """Yield the terminal output: a row per pair, the strongest effects first, and the sentences."""
     names, _ = short_names(found.tables["models"]["model"].tolist())
     pairs, decides = _rename_models(found.frame, names).sort_values("tau_bar", ascending=False), found.config.decides
     heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}

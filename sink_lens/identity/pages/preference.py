@@ -12,17 +12,17 @@ from sink_lens.identity.pages.survey import (
     MOST_NAMED,
     SUMMARY,
     VARIANTS_LISTED,
-    count_unnamed,
-    has_steps,
+    has_checkpoints,
     has_variants,
     legend_name,
     line_styles,
-    name_shared,
-    rows_of_measures,
     seed_figure,
+    select_measures,
+    shared_settings_sentence,
+    shorten_model_names,
     step_figure,
-    variants_of,
-    with_short_names,
+    unnamed_variants_sentence,
+    variant_names,
 )
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
@@ -31,13 +31,13 @@ from sink_lens.text import number, token_text
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the share of the predictions that the most frequent tokens cover, and chance: argmax left, argmin right."""
+    """Draw the share of predictions that the most frequent tokens cover, beside chance; argmax left, argmin right."""
     table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
     see = (
         "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
         "its 95% band. A line above the band is a preference. Later checkpoints are darker."
     )
-    variants = variants_of(table)
+    variants = variant_names(table)
     figure = canvas(width=9.0, height=3.6)
     for place, kind in enumerate(("argmax", "argmin"), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="most frequent tokens", ylabel=f"share of the {kind}")
@@ -68,7 +68,7 @@ _PREFERRED = (
 
 
 def _title(run: Run) -> str:
-    """The page's title: how far the models' predictions are from chance."""
+    """Return the page's title: how many models predict one token more often than chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null_high"])
     rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
@@ -87,10 +87,10 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Say for each variant what it predicts, and how far that is from chance."""
+    """Return the sentences below the title: each variant's preferred tokens, beside chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null", "null_high"])
     variants = list(dict.fromkeys(summary["variant"].tolist()))
-    sentences = name_shared(variants)
+    sentences = shared_settings_sentence(variants)
     for variant in variants[:MOST_NAMED]:
         rows = summary.loc[summary["variant"] == variant]
         models = list(dict.fromkeys(rows["model"].tolist()))
@@ -100,11 +100,11 @@ def _headline(run: Run) -> list[str]:
             ]
         else:
             sentences.append(_preferred_tokens(rows, legend_name(str(variant), among=variants)))
-    return [*sentences, *count_unnamed(variants)]
+    return [*sentences, *unnamed_variants_sentence(variants)]
 
 
 def _preferred_tokens(rows: pd.DataFrame, name: str) -> str:
-    """A text that lists a model's most frequent tokens."""
+    """Say how often a model predicts its most frequent tokens, beside chance."""
 
     def mean(measure: str, column: str = "value") -> str:
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
@@ -118,7 +118,7 @@ def _preferred_tokens(rows: pd.DataFrame, name: str) -> str:
 
 
 def _seed_figure(run: Run) -> tuple[str, Figure]:
-    """Draw each variant's measures, a dot per seed."""
+    """Draw the preference measures of each variant, a dot per seed; return caption and figure."""
     see = (
         "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: "
         "multinomial draws for the counts, shifted vocabularies for the probability."
@@ -127,12 +127,12 @@ def _seed_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _token_table(run: Run) -> tuple[str, PageTable]:
-    """The table of each model's most frequent tokens."""
+    """Return the caption and the table of each model's most frequent tokens."""
     table = run.need(
         "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
     )
     first = table.groupby(["model", "kind"], sort=False).head(3)
-    first = with_short_names(first).assign(text=[token_text(text) for text in first["text"].tolist()])
+    first = shorten_model_names(first).assign(text=[token_text(text) for text in first["text"].tolist()])
     heads = {"model": "model", "kind": "kind", "token": "id", "text": "token", "count": "times", "share": "share"}
     heads |= {"probability_ratio": "mean probability × vocabulary"}
     see = "The three tokens that each model predicts most often; tokens.parquet has twenty."
@@ -153,15 +153,15 @@ PREFERENCE = Page(
             key="preference-variants",
             title="How strongly?",
             make=_seed_figure,
-            data=partial(rows_of_measures, measures=_PREFERRED),
+            data=partial(select_measures, measures=_PREFERRED),
             when=has_variants,
         ),
         Drawn(
             key="preference-course",
             title="Along training",
             make=lambda run: ("Preference along training.", step_figure(run, _PREFERRED)),
-            data=partial(rows_of_measures, measures=_PREFERRED, with_step=True),
-            when=has_steps,
+            data=partial(select_measures, measures=_PREFERRED, with_step=True),
+            when=has_checkpoints,
         ),
     ),
     tables=(Listed(key="tokens", title="Preferred tokens", make=_token_table), VARIANTS_LISTED),
@@ -182,5 +182,5 @@ _SHOWN = {
 
 
 def show(found: Result) -> Iterator[str | PageTable]:
-    """Terminal output: a row per variant or checkpoint."""
+    """Yield the terminal output: a row per variant or checkpoint."""
     return survey.show(found, title=_OVER, measures=_SHOWN)

@@ -21,13 +21,13 @@ _WORDS = {"attention=False": "no attention", "mlp=False": "no MLP", "gated=False
 """Field of an untrained model -> what a legend says."""
 
 
-def variants_of(table: pd.DataFrame) -> list[str]:
-    """Names of the variants in order of appearance, at most as many as a figure holds."""
+def variant_names(table: pd.DataFrame) -> list[str]:
+    """Return the names of the variants in order of appearance, at most ``MOST_VARIANTS``."""
     return [str(variant) for variant in dict.fromkeys(table["variant"].tolist())][:MOST_VARIANTS]
 
 
 def legend_name(variant: str, *, among: Sequence[str]) -> str:
-    """The parts of a variant's name that not all names in ``among`` share, in plain words."""
+    """Return the parts of a variant's name that not all names in ``among`` share, in plain words."""
     shared = set.intersection(*(set(other.split(",")) for other in among)) if len(among) > 1 else set()
     own = [
         _WORDS.get(part.strip(), part.strip().removeprefix("activation="))
@@ -38,7 +38,7 @@ def legend_name(variant: str, *, among: Sequence[str]) -> str:
 
 
 def line_styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Variant -> its colour, mark and dash."""
+    """Return variant -> its colour, mark and dash."""
     return {
         variant: {
             "color": COLOURS[index % len(COLOURS)],
@@ -60,7 +60,7 @@ def seed_figure(run: Run, measures: Measures) -> Figure:
         RunError: there is nothing to draw.
     """
     variants, summary = variant_tables(run)
-    names = variants_of(variants)
+    names = variant_names(variants)
     if not names:
         raise RunError("this figure needs models that are no checkpoints; there is none.")
     figure = canvas(width=9.2, height=1.1 + 0.3 * len(names))
@@ -90,11 +90,11 @@ def seed_figure(run: Run, measures: Measures) -> Figure:
 
 def step_figure(run: Run, measures: Measures) -> Figure:
     """Draw the checkpoints by step: one panel per measure, one line per training."""
-    rows = rows_of_measures(run, measures=measures, with_step=True)
+    rows = select_measures(run, measures=measures, with_step=True)
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")
     figure = canvas(width=9.2, height=2.9 * -(-len(measures) // 3))
-    variants = variants_of(rows)
+    variants = variant_names(rows)
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(-(-len(measures) // 3), min(3, len(measures)), place), xlabel="step", ylabel=label)
         of_measure = rows.loc[rows["measure"] == measure]
@@ -124,27 +124,27 @@ MOST_SAID = 8
 MOST_NAMED = 4
 
 
-def _plus_minus(row: dict) -> str:
-    """The mean and half of its 95% interval as ``MEAN ±HALF``, with decimals for means below 10."""
+def _mean_with_half_width(row: dict) -> str:
+    """Write a mean and half of its 95% interval as ``MEAN ±HALF``, with decimals for means below 10."""
     mean, half = float(row["mean"]), (float(row["high"]) - float(row["low"])) / 2
     places = 3 if abs(mean) < 10 else 0
     text = f"{mean:,.{places}f}".replace("-", "−")
     return text if np.isnan(half) else f"{text} ±{half:,.{max(places - 1, 0)}f}".replace("±0.", "±.")
 
 
-def count_unnamed(variants: Sequence[str]) -> list[str]:
-    """A sentence with the number of variants beyond the first ``MOST_NAMED``; empty if there are none."""
+def unnamed_variants_sentence(variants: Sequence[str]) -> list[str]:
+    """Say how many variants there are beyond the first ``MOST_NAMED``; an empty list if none."""
     rest = len(variants) - MOST_NAMED
     return [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
 
 
 def variant_tables(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(table of variants, table of models) of a run."""
+    """Read from a run the table of variants and the table of models (``summary``)."""
     return run.need("variants", columns=VARIANTS), run.need("summary", columns=SUMMARY)
 
 
 def _variant_table(run: Run) -> tuple[str, PageTable]:
-    """The table of variants, one row each."""
+    """Return the caption and the table of the measures of every variant."""
     variants = run.need("variants", columns=VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
     heads = {"variant": "model", "measure": "measure", "n": "seeds", "mean": "mean"}
@@ -158,22 +158,22 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
     return see + more_note(len(variants), "variants.csv", most=200), page_table(shown, heads, most=200)
 
 
-def mean_of(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:
-    """The row of ``variants`` of a variant and measure as a dict; empty if there is none."""
+def find_mean_row(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:
+    """Return the row of the table ``variants`` for a variant and measure; an empty dict if there is none."""
     rows = variants.loc[(variants["variant"] == variant) & (variants["measure"] == measure)].to_dict("records")
     return rows[0] if rows else {}
 
 
 def mean_text(row: Mapping[Any, Any]) -> str:
-    """The mean of a row of ``variants`` with its interval."""
+    """Write the mean of a row of ``variants`` with its interval as text."""
     if not row:
         return "not measured"
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
     return number(mean) if np.isnan(low) or np.isnan(high) else f"{number(mean)} ({number(low)} to {number(high)})"
 
 
-def with_short_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with each model's name shortened to what tells its variant from the other variants."""
+def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shorten the model names in a table to the parts that tell their variants apart."""
     among = list(dict.fromkeys(frame["variant"].tolist()))
     pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
     return frame.assign(
@@ -181,22 +181,22 @@ def with_short_names(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def name_shared(variants: Sequence[str]) -> list[str]:
-    """A sentence on the settings that all variants share; empty if there are none."""
+def shared_settings_sentence(variants: Sequence[str]) -> list[str]:
+    """Say which settings all variants share; an empty list if none."""
     parts = [variant.split(",") for variant in dict.fromkeys(variants)]
     shared = [part for part in parts[0] if all(part in other for other in parts)] if len(parts) > 1 else []
     return [f"All models: {', '.join(shared)}."] if shared else []
 
 
-def rows_of_measures(run: Run, *, measures: Measures, with_step: bool = False) -> pd.DataFrame:
-    """The values of some measures, a row per model and measure; with a step, those of checkpoints alone."""
+def select_measures(run: Run, *, measures: Measures, with_step: bool = False) -> pd.DataFrame:
+    """Return the rows of ``summary`` of some measures; with ``with_step`` only those of checkpoints."""
     summary = run.need("summary", columns=SUMMARY)
     rows = summary.loc[summary["measure"].isin([name for name, *_ in measures])]
     return rows.dropna(subset=["step"]) if with_step else rows
 
 
-def has_steps(run: Run) -> bool:
-    """Check whether some models of the run are checkpoints, with a step."""
+def has_checkpoints(run: Run) -> bool:
+    """Check whether some models of the run are checkpoints of a training."""
     return "summary" in run.tables and bool(run.tables["summary"]["step"].notna().any())
 
 
@@ -212,7 +212,7 @@ VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table
 
 
 def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
-    """Terminal output of a survey: one row per variant with its interval over seeds, one row per checkpoint.
+    """Yield the terminal output of a survey: a row per variant with its interval over seeds, a row per checkpoint.
 
     Args:
         found: the survey.
@@ -222,10 +222,10 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
     variants, summary = found.tables["variants"], found.tables["summary"]
     yield found.headline
     yield f"{title} (± 95% over seeds)"
-    yield from name_shared(variants["variant"].tolist())
+    yield from shared_settings_sentence(variants["variant"].tolist())
     among, lines = list(dict.fromkeys(variants["variant"].tolist())), []
     for variant, rows in variants.groupby("variant", sort=False):
-        texts = {row["measure"]: _plus_minus(row) for row in rows.to_dict("records")}
+        texts = {row["measure"]: _mean_with_half_width(row) for row in rows.to_dict("records")}
         lines.append((legend_name(str(variant), among=among), *(texts.get(one, "") for one in measures)))
     for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
         texts = {row["measure"]: number(row["value"]) for row in rows.to_dict("records")}
@@ -234,5 +234,5 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
 
 
 def answer(found: Result) -> dict[str, pd.DataFrame]:
-    """Answer of ``--json``: the tables ``variants`` and ``summary``."""
+    """Return the ``--json`` answer: the tables ``variants`` and ``summary``."""
     return {name: found.tables[name] for name in ("variants", "summary")}

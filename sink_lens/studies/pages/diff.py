@@ -9,8 +9,8 @@ from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals,
 from sink_lens.text import interval_text, named_parts, number, visible
 
 
-def with_names(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with neurons as ``L11.N1229`` in the columns of indices; rows of texts are unchanged."""
+def name_neurons(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write neurons as ``L11.N1229`` in the rows of ``changes`` that hold indices; leave texts unchanged."""
     columns = ("first_indices", "second_indices")
     shown = {
         name: [
@@ -23,7 +23,7 @@ def with_names(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(run: Run) -> str:
-    """Title with the change of the loss."""
+    """Return the page's title, with the change of the loss."""
     table = run.optional("summary", columns=["loss_change_nats", "loss_change_low", "loss_change_high"])
     if table is None or table.empty:
         return "Two models compared"
@@ -38,7 +38,7 @@ def _title(run: Run) -> str:
 
 
 def _number_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the quantities that are numbers, for both models."""
+    """Return the caption and the table of the quantities that are numbers, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
     table = table.loc[~table["unit"].isin(["index", "text"])]
     shown = table.assign(
@@ -51,9 +51,9 @@ def _number_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _text_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the quantities that are indices or texts, for both models."""
+    """Return the caption and the table of the quantities that are indices or texts, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first_indices", "second_indices"])
-    table = with_names(table.loc[table["unit"].isin(["index", "text"])])
+    table = name_neurons(table.loc[table["unit"].isin(["index", "text"])])
     shown = table.assign(quantity=[str(name).replace("_", " ") for name in table["quantity"]])
     see = "Positions, dimensions and neurons of both, their BOS tokens, and fields of the configuration that differ."
     return see, page_table(shown, {"quantity": "what", "first_indices": "first", "second_indices": "second"})

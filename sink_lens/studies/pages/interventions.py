@@ -56,7 +56,7 @@ _KINDS = (("set", ORANGE, "^"), ("single", BLUE, "o"), ("leave one out", GREEN, 
 
 
 def removed_share_figure(ablations: pd.DataFrame) -> Figure:
-    """Share of the sink that each ablation removes: the set, its neurons alone, each left out, random sets.
+    """Draw the share of the sink that each ablation removes: the set, single neurons, each left out, random sets.
 
     Args:
         ablations: step, kind, removed_share, ci_low, ci_high; what, where there is one: a set of which only the entries
@@ -96,7 +96,7 @@ def removed_share_figure(ablations: pd.DataFrame) -> Figure:
 
 
 def _edit_text(row: dict[Any, Any]) -> str:
-    """Name the edit of a row of ``summary``."""
+    """Say in words which edit a row of ``summary`` is of."""
     if "centre" not in row:
         layers = str(row.get("layers", "all"))
         where = "all layers" if layers == "all" else f"layer{'s' * (not layers.isdecimal())} {layers}"
@@ -106,7 +106,7 @@ def _edit_text(row: dict[Any, Any]) -> str:
     return f"Factor {row['factor']:g}, {how}"
 
 
-def _sentence(row: dict[Any, Any]) -> str:
+def _edit_sentence(row: dict[Any, Any]) -> str:
     """Say what an edit did to attention at both positions, and to the loss."""
     what, cost = _edit_text(row), ""
     if "times" in row:
@@ -123,25 +123,25 @@ def _sentence(row: dict[Any, Any]) -> str:
 
 
 def isolation_sentences(summary: pd.DataFrame) -> list[str]:
-    """Say what isolating each position did."""
-    return [_sentence(row) for row in summary.to_dict("records")]
+    """Say for each isolated position what became of attention, sink and loss."""
+    return [_edit_sentence(row) for row in summary.to_dict("records")]
 
 
 def amplification_sentences(summary: pd.DataFrame) -> list[str]:
-    """Say what the best factor from each centre did."""
+    """Say for each centre what the strongest factor did to attention, sink and loss."""
     sentences = []
     for centre in figures.CENTRES:
         part = summary.loc[summary["centre"] == centre]
         if len(part):
             best = _strongest_row(part)
-            sentences.append(_sentence(best))
+            sentences.append(_edit_sentence(best))
             if centre == "none" and best["times"] >= NORM_ALONE:
                 sentences.append("So the norm alone raises the attention too, which arXiv 2605.06611 does not expect.")
     return sentences
 
 
 def _strongest_row(rows: pd.DataFrame) -> dict[Any, Any]:
-    """The row whose edit gives the position the most attention."""
+    """Return the row whose edit gives the target position the most attention."""
     return rows.sort_values("target_mass", key=abs, ascending=False, kind="stable").to_dict("records")[0]
 
 
@@ -164,7 +164,7 @@ def ablation_sentences(summary: pd.DataFrame) -> list[str]:
 
 
 def _title(run: Run) -> str:
-    """Title with the edit (of several the one that gives the position most attention) and what becomes of the sink."""
+    """Return the title of isolation or amplification: the strongest edit, and what becomes of the sink."""
     place = run.config.get("amplify_target_position")
     table = run.optional("summary", columns=_MASSES)
     if table is None or not len(table):
@@ -185,8 +185,8 @@ def _title(run: Run) -> str:
     )
 
 
-def _layer_curves(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of attention to the edited and the sink position by layer."""
+def _layer_figure(run: Run) -> tuple[str, Figure]:
+    """Draw attention to the edited and the sink position by layer; return caption and figure."""
     layers = run.need("layers", columns=["layer", *(name for name, *_ in _LINES)])
     first = layers.drop_duplicates("layer").sort_values("layer", kind="stable")
     which = f"position {first['target_position'].iloc[0]}" if "target_position" in first.columns else "the position"
@@ -204,8 +204,8 @@ def _layer_curves(run: Run) -> tuple[str, Figure]:
     return see, without_formulas(figure)
 
 
-def _factor_curve(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the attention that amplification adds, by factor."""
+def _factor_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the attention that amplification adds, by factor; return caption and figure."""
     table = run.need("summary", columns=["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
         "Attention added at the position, by factor; one line for each mean that its aggregated values are moved from. "
@@ -215,8 +215,8 @@ def _factor_curve(run: Run) -> tuple[str, Figure]:
     return see, figures.draw_amplification(table.rename(columns=names))
 
 
-def _carriers_title(run: Run) -> str:
-    """Title with the smallest set's share of the sink beside random sets, for the growth step where that is largest."""
+def _ablation_title(run: Run) -> str:
+    """Return the title of ablation: the share of the sink that the best set removes, beside random sets."""
     columns = ["neurons", "size", "removed_share", "random_max"]
     table = run.optional("summary", columns=columns)
     if table is None or not len(table):
@@ -228,8 +228,8 @@ def _carriers_title(run: Run) -> str:
     )
 
 
-def _removed_shares(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the share of the sink that each ablation removes."""
+def _ablation_figure(run: Run) -> tuple[str, Figure]:
+    """Draw the share of the sink that each ablation removes; return caption and figure."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     see = (
         "Each mark is one ablation (zero or mean, at the sink or everywhere) with its interval over sequences. A set "
@@ -242,7 +242,7 @@ def _removed_shares(run: Run) -> tuple[str, Figure]:
 
 
 def _ablation_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of all ablations."""
+    """Return the caption and the table of all ablations."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     heads = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
     shown = table.assign(interval=intervals(table))
@@ -250,7 +250,7 @@ def _ablation_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the edits' summary."""
+    """Return the caption and the table of the summary: a row per edit, or per set of neurons."""
     table = run.need("summary", columns=[])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))
@@ -266,24 +266,24 @@ _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
     title=_title,
     headline=lambda run: isolation_sentences(run.need("summary", columns=["target_position", *_MASSES])),
-    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole_table("layers")),),
+    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_figure, data=whole_table("layers")),),
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
     title=_title,
     headline=lambda run: amplification_sentences(run.need("summary", columns=["centre", "factor", "times", *_MASSES])),
     figures=(
-        Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole_table("summary")),
+        Drawn(key="factors", title="Does variance make a sink?", make=_factor_figure, data=whole_table("summary")),
     ),
     tables=(_SUMMARY,),
 )
 ABLATE = Page(
-    title=_carriers_title,
+    title=_ablation_title,
     headline=lambda run: ablation_sentences(
         run.need("summary", columns=["step", "neurons", "size", "removes", "removed_share", *_RANDOM])
     ),
     figures=(
-        Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole_table("ablations")),
+        Drawn(key="removed", title="How much of the sink goes", make=_ablation_figure, data=whole_table("ablations")),
     ),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )
@@ -294,13 +294,13 @@ _SHOWN = ("target_position", "centre", "factor", "times", *_MASSES[:-1], "loss_c
 
 
 def show(found: Result) -> Iterator[str | pd.DataFrame]:
-    """The summary of isolation or amplification in few columns: those that it has."""
+    """Yield the terminal output of isolation or amplification: the headline and the main columns of the summary."""
     yield found.headline
     yield found.frame.filter(items=_SHOWN)
 
 
-def show_ablate(found: Result) -> Iterator[str | pd.DataFrame]:
-    """The chosen sets and their neurons, in few columns; the headline says what random sets do."""
+def show_ablation(found: Result) -> Iterator[str | pd.DataFrame]:
+    """Yield the terminal output of ablation: the headline, and the rows of ``ablations`` without random sets."""
     yield found.headline
     table = found.tables["ablations"]
     table = table.loc[~table["kind"].str.startswith("random")]
@@ -315,5 +315,5 @@ def show_ablate(found: Result) -> Iterator[str | pd.DataFrame]:
 
 
 def answer(found: Result) -> dict[str, Any]:
-    """Output of ``--json``: the headline and the study's rows."""
+    """Return the ``--json`` answer: the headline, and the rows of ``ablations`` or of ``summary``."""
     return {"sentence": found.headline, "rows": found.tables.get("ablations", found.tables["summary"])}

@@ -13,7 +13,7 @@ _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_shar
 
 
 def _title(run: Run) -> str:
-    """Title with the format and what to keep."""
+    """Return the page's title, with the format and what to keep in 16 bit."""
     table = run.optional("summary", columns=["verdict", "format"])
     if table is None or table.empty:
         return "What a low-precision format costs"
@@ -22,8 +22,8 @@ def _title(run: Run) -> str:
     return f"{name_in_words(visible(row['format']))}: {kept[:1].lower()}{kept[1:]}"
 
 
-def _kept_text(row: Mapping[Any, Any]) -> str:
-    """Text that says what a condition keeps."""
+def _condition_text(row: Mapping[Any, Any]) -> str:
+    """Say in words which tokens and channels a condition keeps at full precision."""
     names = {
         "clean": "nothing is rounded",
         "weights": "only the weights are rounded",
@@ -36,13 +36,13 @@ def _kept_text(row: Mapping[Any, Any]) -> str:
 
 
 def _condition_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the conditions on the half of the text that judges."""
+    """Return the caption and the table of the conditions, measured on the second half of the text."""
     conditions = run.need("conditions", columns=_COLUMNS)
     judged = conditions.loc[conditions["part"] == "judge"]
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
     shown = named.assign(
-        what=[_kept_text(row) for row in named.to_dict("records")],
+        what=[_condition_text(row) for row in named.to_dict("records")],
         closed=[percent(share) for share in named["closed_share"].to_numpy(float)],
         interval=intervals(named, "closed_low", "closed_high", shown=percent),
     )
@@ -68,7 +68,7 @@ _CLOSED = ("loss_nats", "change_nats", "closed_share", "closed_low", "closed_hig
 
 
 def show(found: Result) -> Iterator[str | pd.DataFrame]:
-    """Terminal output: the held-out rows without random draws."""
+    """Yield the terminal output: the headline, and the conditions on held-out text without random sets."""
     yield found.headline
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
     yield held_out.filter(items=("kept", "channels", *_CLOSED))

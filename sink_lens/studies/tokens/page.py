@@ -92,7 +92,7 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
         ylabel = "share of these tokens, %" if place == 1 else ""
         where = "ordinary tokens" if kind == "residual" else "marked tokens"
         axes = panel(figure, place=(1, 2, place), xlabel=f"layer ({where})", ylabel=ylabel)
-        for index, dimension in enumerate(_widest(part)):
+        for index, dimension in enumerate(_most_covering(part)):
             rows = part.loc[part["dimension"] == dimension].set_index("layer")["coverage"].reindex(layers, fill_value=0)
             axes.plot(
                 layers,
@@ -110,7 +110,7 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
 
 
 def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
-    """The residual sinks and the dimensions of marked tokens, in sentences.
+    """Say which dimensions are residual sinks, and which are outliers of marked tokens.
 
     Args:
         dimensions: kind, dimension, layer, coverage, ratio.
@@ -118,7 +118,7 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
     sentences = []
     for kind, on in (("residual", "tokens that are not marked"), ("sink token", "marked tokens")):
         part = dimensions.loc[dimensions["kind"] == kind]
-        names = _widest(part, most=len(part))
+        names = _most_covering(part, most=len(part))
         if names:
             best = part.loc[part["coverage"].idxmax()]
             name = "residual sinks" if kind == "residual" else "dimensions of marked tokens"
@@ -131,14 +131,14 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _widest(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
-    """At most ``most`` dimensions, by their largest coverage in any layer, the largest first."""
+def _most_covering(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
+    """Return at most ``most`` dimensions, the one with the largest coverage in any layer first."""
     order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
     return list(dict.fromkeys(order))[:most]
 
 
 def _title(run: Run) -> str:
-    """Title with the numbers of sinks and massive activations."""
+    """Return the page's title, with the numbers of sinks and massive activations."""
     table = run.optional("agreement", columns=["kind", "tokens", "sinks", "massive"])
     if table is None:
         return "Sink tokens"
@@ -153,7 +153,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Sentences on the thresholds, on tokens that are both sinks and massive, and on large dimensions."""
+    """Return the sentences below the title: thresholds, tokens that are sinks and massive, large dimensions."""
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
@@ -185,7 +185,7 @@ def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of every marked token."""
+    """Return the caption and the table of every marked token."""
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
@@ -195,8 +195,8 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
     return see + more_note(len(table), "sink_tokens"), page_table(with_readable_text(shown), heads)
 
 
-def _id_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the token ids by how often they are marked."""
+def _token_id_table(run: Run) -> tuple[str, PageTable]:
+    """Return the caption and the table of token ids, the most often marked first."""
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
     heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
@@ -243,7 +243,7 @@ TOKENS = Page(
     tables=(
         Listed(key="agreement-table", title="Sinks and massive activations", make=_agreement_table),
         Listed(key="sink-tokens", title="Marked tokens", make=_marked_table),
-        Listed(key="token-ids", title="By token", make=_id_table),
+        Listed(key="token-ids", title="By token", make=_token_id_table),
     ),
 )
 """The page of a run of kind "tokens"."""
@@ -257,7 +257,7 @@ _IDS |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest
 
 
 def show(found: Result) -> Iterator[str | PageTable]:
-    """Terminal output: how far the definitions agree, the strongest token ids, the large dimensions."""
+    """Yield the terminal output: numbers of sinks and massive tokens, the strongest token ids, large dimensions."""
     yield found.headline
     yield page_table(found.tables["agreement"], AGREEMENT)
     yield page_table(with_readable_text(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
@@ -265,7 +265,7 @@ def show(found: Result) -> Iterator[str | PageTable]:
 
 
 def answer(found: Result) -> dict[str, Any]:
-    """Output of ``--json``: the sentences and the short tables."""
+    """Return the ``--json`` answer: the sentences and the short tables."""
     ids = found.tables["token_ids"]
     names = ("thresholds", "agreement", "dimensions")
     marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]

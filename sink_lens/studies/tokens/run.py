@@ -33,7 +33,7 @@ _BINS = 60
 
 
 class SinkTokens(Result):
-    """A finished ``sink-lens tokens``; everything in it also lies in its run folder."""
+    """Result of ``sink-lens tokens``: its tables, which also lie in its run folder."""
 
     main = "sink_tokens"
 
@@ -54,13 +54,13 @@ def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pro
     Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks).
     """
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
-    frames = _run_tables(lens, batch, _mark_tokens(lens, batch, config=config, progress=progress), config=config)
+    frames = _make_tables(lens, batch, _mark_tokens(lens, batch, config=config, progress=progress), config=config)
     return Measured(frames=frames, kernel=kernel, headline="\n".join(frames["thresholds"]["statement"]))
 
 
 @dataclass(slots=True, kw_only=True)
-class _Found:
-    """Scores by token and layer from the measuring pass, and the decisions made from them."""
+class _MarkedTokens:
+    """Scores of all tokens by layer, the thresholds, and the masks of sinks and massive tokens."""
 
     scores: dict[str, Float[Tensor, "batch position"]]
     """``attention`` and ``norm`` -> score."""
@@ -81,8 +81,8 @@ class _Found:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Pass:
-    """Quantities that the pass collects in addition to those of ``Received`` and ``Norms``."""
+class _PassReadings:
+    """What one forward pass over some sequences collects: attention received, norms and large dimensions."""
 
     config: TokensConfig
     where: Int[Tensor, " sample"]
@@ -93,14 +93,14 @@ class _Pass:
     outliers: list[pd.DataFrame] = field(default_factory=list)
 
     def readings(self) -> list[Reading]:
-        """The two readings of the pass: attention that tokens receive, and their norms and large dimensions."""
-        attention = Reading(name="attention", sites=("rows",), function=self._received_attention)
-        return [attention, Reading(name="state", sites=("resid_post",), function=self._norm_ratios)]
+        """Return the two readings of the pass: ``attention`` that tokens receive, and ``state`` for the norms."""
+        attention = Reading(name="attention", sites=("rows",), function=self._read_attention)
+        return [attention, Reading(name="state", sites=("resid_post",), function=self._read_norm_ratios)]
 
-    def _received_attention(self, view: LayerView) -> Tensor:
-        """Mean attention that each token receives from sampled later queries, "batch position 2".
+    def _read_attention(self, view: LayerView) -> Tensor:
+        """Return the mean attention that each token receives from sampled later queries: "batch position 2".
 
-        The first entry is the attention itself, the second its fair share: times the number of keys that are seen.
+        The first entry is the attention itself, the second is in fair shares (times the number of keys that are seen).
         """
         shares = self.received.add(view)
         rows = self.received.rows.to(shares.device)
@@ -111,8 +111,8 @@ class _Pass:
         sums = [torch.where(seen, part, 0.0).sum(1) / count for part in (shares / visible, shares)]
         return torch.stack(sums, dim=-1)
 
-    def _norm_ratios(self, view: LayerView) -> Tensor:
-        """Norm ratio of each token, "batch position 1"; strongest dimensions and outliers are kept on the way."""
+    def _read_norm_ratios(self, view: LayerView) -> Tensor:
+        """Return the norm ratio of each token, "batch position 1", and keep its largest dimensions and outliers."""
         h = view["resid_post"].float()
         ratio = self.norms.add(view)
         energy = h.square()
@@ -137,7 +137,7 @@ class _Pass:
         return ratio[..., None]
 
     def outlier_dimensions(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """(sequence, position) -> the fewest dimensions that hold the asked share of the token's energy."""
+        """Return (sequence, position) -> the fewest dimensions that hold ``energy_frac`` of the token's energy."""
         assert self.top is not None
         count = (self.top.shape[-1] - 1) // 2
         values, index, total = self.top.cpu().double().split([count, count, 1], dim=-1)
@@ -151,8 +151,8 @@ class _Pass:
         return found
 
 
-def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> _Found:
-    """Run the pass and decide which tokens are marked."""
+def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> _MarkedTokens:
+    """Score all tokens in forward passes, and mark the sinks and the massive tokens."""
     size = (batch.n_sequences, batch.n_positions)
     scores = {by: torch.full(size, math.nan, dtype=torch.float32) for by in LEAST}
     layers = {
@@ -163,7 +163,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     outliers = []
     with tqdm(total=batch.n_sequences, desc="reading", unit="seq", disable=not progress, leave=False) as bar:
         for where, part in pieces_by_length(batch, batch_size=config.batch_size):
-            one = _Pass(config=config, where=where, received=Received.of(lens, part), norms=Norms())
+            one = _PassReadings(config=config, where=where, received=Received.of(lens, part), norms=Norms())
             at: dict[str, Any] = {"rows": one.received.rows, "batch_size": part.n_sequences}
             streamed = stream(lens, part, one.readings(), kernel=config.kernel, **at)
             width = part.n_positions
@@ -185,7 +185,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     for by, gap in gaps.items():
         threshold = given[by]
         thresholds[by] = threshold if threshold is not None else math.inf if gap is None else gap.threshold
-    return _Found(
+    return _MarkedTokens(
         scores=scores,
         **layers,
         dimensions=dimensions,
@@ -197,8 +197,10 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     )
 
 
-def _run_tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig) -> dict[str, pd.DataFrame]:
-    """Table name -> table of the run, made from what the pass found."""
+def _make_tables(
+    lens: LensModel, batch: TokenBatch, found: _MarkedTokens, *, config: TokensConfig
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of the run folder by name, made from the marked tokens."""
     decoded = decode_tokens(batch, lens.tokenizer)
     special = frozenset(() if lens.tokenizer is None else lens.tokenizer.all_special_ids)
     at = (decoded["sequence"].to_numpy(), decoded["position"].to_numpy())
@@ -214,8 +216,8 @@ def _run_tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: To
         received=found.received.nanmean(0).numpy()[at].astype(float),
     )
     return {
-        "sink_tokens": _marked_tokens(every, found),
-        "token_ids": _id_rows(every),
+        "sink_tokens": _marked_token_rows(every, found),
+        "token_ids": _token_id_rows(every),
         "positions": every.groupby("position").agg(**_RATES).reset_index(),
         "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
         "histogram": _score_histogram(found),
@@ -225,16 +227,16 @@ def _run_tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: To
 
 
 def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
-    """Check if a token has no letter and no digit, or is special: punctuation, white space, BOS within a sequence."""
+    """Check if a token is a delimiter: special, or without any letter or digit (punctuation, white space)."""
     return token_id in special or not any(character.isalnum() for character in text)
 
 
-def _marked_tokens(every: pd.DataFrame, found: _Found) -> pd.DataFrame:
-    """The sinks and massive tokens, with their layers and dimensions."""
+def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFrame:
+    """Return the table ``sink_tokens``: one row per sink or massive token, with its layers and dimensions."""
     table = every.loc[every["sink"] | every["massive"]].reset_index(drop=True)
     places = list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
-    sink_layers = [_layers_over(found.shares, place, found.thresholds["attention"]) for place in places]
-    massive_layers = [_layers_over(found.ratios, place, found.thresholds["norm"]) for place in places]
+    sink_layers = [_layers_above(found.shares, place, found.thresholds["attention"]) for place in places]
+    massive_layers = [_layers_above(found.ratios, place, found.thresholds["norm"]) for place in places]
     table["sink_layers"] = np.where(table["sink"], pd.Series(sink_layers, dtype="object"), "")
     table["massive_layers"] = np.where(table["massive"], pd.Series(massive_layers, dtype="object"), "")
     table["dimensions"] = [",".join(map(str, found.dimensions.get(place, ()))) for place in places]
@@ -242,8 +244,8 @@ def _marked_tokens(every: pd.DataFrame, found: _Found) -> pd.DataFrame:
     return table[[*front, "share_score", "sink_layers", "massive_layers", "dimensions"]]
 
 
-def _layers_over(values: Tensor, place: tuple[int, int], threshold: float) -> str:
-    """Layers in which the values of the token at (sequence, position) reach the threshold, as text: ``3-11``."""
+def _layers_above(values: Tensor, place: tuple[int, int], threshold: float) -> str:
+    """List the layers where a token, given as (sequence, position), reaches the threshold, as text: ``3-11``."""
     over = values[:, place[0], place[1]] >= threshold
     return span(over.nonzero().flatten().tolist())
 
@@ -260,8 +262,8 @@ _RATES = {
 """Column of the rates of some tokens -> the column of tokens that it is computed from, and how."""
 
 
-def _id_rows(every: pd.DataFrame) -> pd.DataFrame:
-    """One row per token id after position 0 with its rates, the most often marked first."""
+def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
+    """Return the table ``token_ids``: how often each id is marked after position 0, the most often marked first."""
     by_id = every.loc[every["position"] > 0].groupby("token_id")
     table = by_id.agg(text=("text", "first"), kind=("kind", "first"), **_RATES).reset_index()
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
@@ -270,7 +272,9 @@ def _id_rows(every: pd.DataFrame) -> pd.DataFrame:
 
 
 def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
-    """Dimensions that are outliers on most tokens of a kind in some layer, at every layer where they are one at all.
+    """Return the table ``dimensions``: dimensions that are outliers on most ordinary tokens, or on most marked ones.
+
+    A dimension that is one in some layer has a row for every layer.
 
     Args:
         outliers: layer, sequence, position, dimension, value, ratio: entries over the factor.
@@ -299,8 +303,8 @@ def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: fl
     return pd.concat(frames, ignore_index=True).reindex(columns=columns)
 
 
-def _score_histogram(found: _Found) -> pd.DataFrame:
-    """One row per score and bin (bins have equal ratios): by, low, high, tokens."""
+def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
+    """Return the table ``histogram``: the number of tokens per score and bin; bins have equal ratios."""
     frames = []
     for by, scores in found.scores.items():
         known = scores[~scores.isnan()].numpy().astype(float)
@@ -310,8 +314,8 @@ def _score_histogram(found: _Found) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _threshold_rows(found: _Found, config: TokensConfig) -> pd.DataFrame:
-    """One row per score: its threshold, the gap that it lies in (if any), tokens at or above it, and a statement."""
+def _threshold_rows(found: _MarkedTokens, config: TokensConfig) -> pd.DataFrame:
+    """Return the table ``thresholds``: per score its threshold, gap, number of marked tokens and a statement."""
     rows = []
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     for by, gap in found.gaps.items():
@@ -337,7 +341,7 @@ def _threshold_rows(found: _Found, config: TokensConfig) -> pd.DataFrame:
 
 
 def _agreement_rows(every: pd.DataFrame) -> pd.DataFrame:
-    """One row per kind of token: numbers of sinks, massive tokens, both and either alone, and their Jaccard index."""
+    """Return the table ``agreement``: per kind of token the numbers of sinks and massive tokens, and of both."""
     rows = []
     for kind in ("first", "delimiter", "other", "all"):
         part = every if kind == "all" else every.loc[every["kind"] == kind]
