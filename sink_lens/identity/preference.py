@@ -135,7 +135,7 @@ def preference(
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     draws.check(lens)
     votes = Votes(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
-    size = size_of_forward(lens, length=length)
+    size = sequences_per_forward(lens, length=length)
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
         for chunk in draws.chunks(lens):
             for part in chunk.batches(size):
@@ -144,7 +144,7 @@ def preference(
     return make_preference(votes, length=length, generator=np.random.default_rng(seed))
 
 
-def size_of_forward(lens: LensModel, *, length: int) -> int:
+def sequences_per_forward(lens: LensModel, *, length: int) -> int:
     """Return how many sequences one forward pass may have, so that its tokens and logits fit in memory."""
     return max(1, min(_TOKENS_A_FORWARD // length, _LOGITS_A_FORWARD // lens.d_vocab))
 

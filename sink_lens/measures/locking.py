@@ -47,7 +47,7 @@ def positive_share(
     key: int,
     reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
-    """Share of the later queries that see `key` and have a positive product with its key vector.
+    """Share of the later queries that see `key` whose product with its key vector is positive.
 
     In [0, 1]: 1 if every product is positive, 1/2 by chance. nan if no real query follows.
 

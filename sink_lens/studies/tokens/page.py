@@ -92,7 +92,7 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
         ylabel = "share of these tokens, %" if place == 1 else ""
         where = "ordinary tokens" if kind == "residual" else "marked tokens"
         axes = panel(figure, place=(1, 2, place), xlabel=f"layer ({where})", ylabel=ylabel)
-        for index, dimension in enumerate(_most_covering(part)):
+        for index, dimension in enumerate(_widest_dimensions(part)):
             rows = part.loc[part["dimension"] == dimension].set_index("layer")["coverage"].reindex(layers, fill_value=0)
             axes.plot(
                 layers,
@@ -118,7 +118,7 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
     sentences = []
     for kind, on in (("residual", "tokens that are not marked"), ("sink token", "marked tokens")):
         part = dimensions.loc[dimensions["kind"] == kind]
-        names = _most_covering(part, most=len(part))
+        names = _widest_dimensions(part, most=len(part))
         if names:
             best = part.loc[part["coverage"].idxmax()]
             name = "residual sinks" if kind == "residual" else "dimensions of marked tokens"
@@ -131,7 +131,7 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _most_covering(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
+def _widest_dimensions(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
     """Return at most ``most`` dimensions, the one with the largest coverage in any layer first."""
     order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
     return list(dict.fromkeys(order))[:most]
@@ -192,7 +192,7 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive": "massive", "share_score": "fair shares", "received": "attention", "norm_ratio": "norm ratio"}
     heads |= {"sink_layers": "sink in layers", "massive_layers": "massive in layers", "dimensions": "dimensions"}
     see = "Every marked token, the most attended first." if len(table) else "No token is marked."
-    return see + more_note(len(table), "sink_tokens"), page_table(with_readable_text(shown), heads)
+    return see + more_note(len(table), "sink_tokens"), page_table(make_text_readable(shown), heads)
 
 
 def _token_id_table(run: Run) -> tuple[str, PageTable]:
@@ -202,16 +202,16 @@ def _token_id_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
     heads |= {"median_norm": "norm ratio, median", "largest_norm": "largest "}
     see = "Tokens after position 0 by id: the most often marked first, then the most attended."
-    return see + more_note(len(table), "token_ids"), page_table(with_readable_text(table), heads)
+    return see + more_note(len(table), "token_ids"), page_table(make_text_readable(table), heads)
 
 
-def with_readable_text(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with its column ``text`` made safe and short to show, with dots for spaces."""
+def make_text_readable(table: pd.DataFrame) -> pd.DataFrame:
+    """Make the column ``text`` of a table safe and short to show, with dots for spaces."""
     return table.assign(text=[token_text(text) for text in table["text"]])
 
 
 def _agreement_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of how many tokens are both sink and massive."""
+    """Return the caption and the table of how many tokens are sinks, massive, and both."""
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     see = "Agreement: of the tokens that are a sink or massive, the share that are both."
     return see, page_table(table, AGREEMENT)
@@ -260,7 +260,7 @@ def show(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output: numbers of sinks and massive tokens, the strongest token ids, large dimensions."""
     yield found.headline
     yield page_table(found.tables["agreement"], AGREEMENT)
-    yield page_table(with_readable_text(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
+    yield page_table(make_text_readable(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
     yield from dimension_sentences(found.tables["dimensions"])
 
 

@@ -82,7 +82,7 @@ class _MarkedTokens:
 
 @dataclass(slots=True, kw_only=True)
 class _PassReadings:
-    """What one forward pass over some sequences collects: attention received, norms and large dimensions."""
+    """Attention received, norms and large dimensions of tokens, collected in one forward pass over some sequences."""
 
     config: TokensConfig
     where: Int[Tensor, " sample"]
