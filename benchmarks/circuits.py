@@ -32,7 +32,7 @@ from analyses.tiny_families import tiny
 from sink_lens import circuits, load
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
-from sink_lens.circuits.scores import score
+from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits.metrics import logit_difference
 from sink_lens.models.load import wrap
 
@@ -53,8 +53,8 @@ def speedup(*, pairs: int = 4, turns: int = 3) -> tuple[float, float]:
     found, total = np.zeros(0), np.zeros(0)
     for _ in range(turns):
         began = time.perf_counter()
-        runs = Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference(*answers))
-        found = score(runs, method="eap-corrupted").mean
+        runs = Runs.make(lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference(*answers))
+        found = score_by_gradients(runs, method="eap-corrupted").mean
         ours_s += time.perf_counter() - began
         total = np.zeros(len(found))
         config = theirs.EdgeAttributionConfig(granularity="edge")
@@ -91,8 +91,8 @@ def rise(who: str) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # the largest size from here on
     before = size("VmRSS")
     if who == "ours":
-        runs = Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference([5], [7]))
-        score(runs, method="eap-corrupted")
+        runs = Runs.make(lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference([5], [7]))
+        score_by_gradients(runs, method="eap-corrupted")
     else:
         theirs.attribution_patch(
             lens.bridge, clean, corrupted, lambda logits: logits[0, -1, 5] - logits[0, -1, 7], config
@@ -119,14 +119,14 @@ def tasks(names: Sequence[str], *, pairs: int = 16, sizes: Sequence[float] = TAS
         task = circuits.task(lens, name, pairs=pairs, generator=np.random.default_rng(0))  # type: ignore[arg-type]
         given = {"metric": task.metric, "templates": task.templates, "most_steps": 20}
         circuit = circuits.find(lens, task.clean, task.corrupted, **given)
-        errors = circuit.scores.completeness["error"].abs().to_numpy()
+        errors = circuit.scores.completeness_by_pair["error"].abs().to_numpy()
         frame = circuit.evaluate(sizes, random=1, nodes=False).frame.set_index("share")
         edges, random = (frame[frame["by"] == by] for by in ("edges", "random"))
         reached = edges[edges["faithfulness"] >= 0.8]
         at = float(reached.index.min()) if len(reached) else float(edges.index.max())
         own = edges.loc[at]
         cells = [name, f"{task.n_answered} of {task.n_tried}", f"{circuit.runs.n_pairs}"]
-        cells += [f"{circuit.scores.complete:.3f}", f"{np.median(errors):.4f}, at most {errors.max():.4f}"]
+        cells += [f"{circuit.scores.completeness_ratio:.3f}", f"{np.median(errors):.4f}, at most {errors.max():.4f}"]
         cells += [f"{at:.1%}" if len(reached) else "none", f"{own['faithfulness']:.0%}"]
         cells[-1] += f" [{own['low']:.0%}, {own['high']:.0%}]"
         print(f"| {' | '.join(cells)} | {random['faithfulness'].loc[at]:.0%} |", flush=True)
@@ -175,12 +175,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     curve = circuit.evaluate((0.01, 0.1, 1.0) if quick else circuits.CircuitConfig().sizes, nodes=False)
     curve_s = time.perf_counter() - began
     print(curve.frame.to_string(index=False, float_format="%.3f"))
-    left = score(circuit.runs, method="eap-ig-left", steps=steps)
-    errors = circuit.scores.completeness["error"].abs().to_numpy()
-    print(f"error by pair: median {np.median(errors):.4f}, largest {errors.max():.4f}; left sum {left.complete:.4f}")
+    left_sum = score_by_gradients(circuit.runs, method="eap-ig-left", steps=steps).completeness_ratio
+    errors = circuit.scores.completeness_by_pair["error"].abs().to_numpy()
+    print(f"error by pair: median {np.median(errors):.4f}, largest {errors.max():.4f}; left sum {left_sum:.4f}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"eap_ig_s={eap_ig_s:.0f} curve_s={curve_s:.0f} peak_gb={peak:.2f} completeness={circuit.scores.complete:.4f} "
+        f"eap_ig_s={eap_ig_s:.0f} curve_s={curve_s:.0f} peak_gb={peak:.2f} "
+        f"completeness={circuit.scores.completeness_ratio:.4f} "
         f"speedup_over_tl={faster:.1f} memory_over_tl={of_theirs / of_ours:.1f}"
     )
 

@@ -571,7 +571,7 @@ def _edges(setting: Setting, lens: Any, about: dict[str, Any]) -> dict[str, Any]
 
     from sink_lens.circuits.graph import Graph
     from sink_lens.circuits.runs import Runs
-    from sink_lens.circuits.scores import score
+    from sink_lens.circuits.scores import score_by_gradients
     from sink_lens.edits.metrics import logit_difference
 
     steps = 2 if setting.dry else 5
@@ -580,8 +580,8 @@ def _edges(setting: Setting, lens: Any, about: dict[str, Any]) -> dict[str, Any]
 
     def ours() -> None:
         graph = Graph.of(lens)
-        runs = Runs.of(lens, clean, corrupted, graph=graph, metric=logit_difference(*ANSWERS))
-        found["ours"] = score(runs, steps=steps, most_steps=steps).mean
+        runs = Runs.make(lens, clean, corrupted, graph=graph, metric=logit_difference(*ANSWERS))
+        found["ours"] = score_by_gradients(runs, steps=steps, most_steps=steps).mean
         found["graph"] = graph
 
     def theirs() -> None:

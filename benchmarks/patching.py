@@ -42,7 +42,7 @@ from sink_lens.engine.trust import make_engine
 from sink_lens.models.lens import LensModel
 from sink_lens.patching.cells import cell_of_patch
 from sink_lens.patching.parts import parts_to_patch
-from sink_lens.patching.results import grid_frame
+from sink_lens.patching.results import part_table
 from sink_lens.patching.run_pair import RunPair, run_for_metric
 
 NAMES = ("resid_speedup", "heads_speedup", "one_pair_speedup", "one_pair_heads_speedup")
@@ -112,7 +112,7 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
     grid = parts_to_patch(lens, case.site, by=case.by, n_positions=case.length, layers=case.layers, **chosen)
     whole = lens.n_layers * (case.length if case.site == "resid_pre" else lens.n_heads)  # cells of all layers
     run_for_metric(lens, run, metric=metric)  # to warm up
-    runs, once = timed(partial(RunPair.of, lens, run, source, site=case.site, metric=metric, grid=grid))
+    runs, once = timed(partial(RunPair.make, lens, run, source, site=case.site, metric=metric, grid=grid))
     patches = [cell_of_patch(part, run=runs.held, source=runs.given) for part in grid]
     engine, checking = timed(partial(make_engine, lens, run, patches, [metric]))
     _, baseline = timed(lambda: engine.baseline_outcome(slice(0, case.pairs)))
@@ -164,7 +164,7 @@ def _theirs(lens: LensModel, part: Part, case: Case, corrupted: Tensor, cache: A
             patching_metric=metric,
             patch_setter=setter,
             activation_name=case.site,
-            index_df=grid_frame([part], case.by).set_axis(case.theirs, axis=1),
+            index_df=part_table([part], case.by).set_axis(case.theirs, axis=1),
         )
     return found[-1], sizes[-1]
 

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         task = circuits.task(lens, asked.task, pairs=asked.pairs, generator=np.random.default_rng(0))
         print(task.sentence)
         circuit = circuits.find(lens, task)
-    print(f"{circuit.n_edges} of {circuit.graph.n_edges:,} edges, completeness {circuit.scores.complete:.3f}")
+    print(f"{circuit.n_edges} of {circuit.graph.n_edges:,} edges, completeness {circuit.scores.completeness_ratio:.3f}")
     print(circuit.edges[["edge", "score", "low", "high", "inclusion"]].head(8).round(2).to_string(index=False))
 
     curve = circuit.evaluate(sizes=(0.001, 0.01, 0.1), random=1).frame

@@ -35,7 +35,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..circuits.graph import is_parallel
-from ..circuits.stream import apply_norm, factor_behind
+from ..circuits.stream import apply_norm, post_norm_factor
 from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
@@ -112,7 +112,7 @@ class Writings:
         after = norm_weights(setting.lens, layer=layer, which="mlp_post_norm")
         if after is not None:
             whole = setting.tensors("down_out", layers=[layer])[layer].float()
-            part = part * factor_behind(whole, after).cpu()
+            part = part * post_norm_factor(whole, after).cpu()
         return setting.lens.remaining_scales[layer] * self._minus_ordinary(part)
 
     def _minus_ordinary(self, x: Tensor) -> Tensor:

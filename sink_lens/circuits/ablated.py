@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .runs import Runs
-from .stream import HEADS, apply_norm, hook_name_of, output_biases, write_layer
+from .stream import HEADS, apply_norm, fill_layer, hook_name_of, output_biases
 
 _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position head d_head"
 
@@ -26,7 +26,7 @@ _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position 
 def circuit_values(
     runs: Runs, kept: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda passes: None
 ) -> Float[Tensor, "circuit pair"]:
-    """The metric of every pair in a run with each circuit's edges alone, all other edges replaced.
+    """Run the model with the edges of each circuit alone, all others replaced; return the metric by pair.
 
     Cost: for each batch of pairs two forwards, and for each circuit about two.
     """
@@ -34,23 +34,23 @@ def circuit_values(
     values = torch.full((len(kept), runs.n_pairs), torch.nan, dtype=torch.float64)
     matrices = [torch.from_numpy(runs.graph.matrix(one)) for one in kept]
     for rows in runs.batches(copies=2):
-        begin = runs.begin(rows)
+        begin = runs.first_difference(rows)
         replaced = runs.replacements(rows, begin=begin)
         base = _replaced_streams(runs, replaced)
         for number, matrix in enumerate(matrices):
-            one = _Ablated(runs, rows, matrix.to(replaced.device), replaced=replaced, base=base, begin=begin)
-            values[number, rows] = one.values().double()
+            one = _CircuitPass(runs, rows, matrix.to(replaced.device), replaced=replaced, base=base, begin=begin)
+            values[number, rows] = one.compute_metric().double()
             advance((rows.stop - rows.start) / runs.n_pairs)
     return values
 
 
 def _replaced_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    """The stream at every place, by (site, layer), in a run in which all writers are replaced."""
+    """(attention, mlp or logits; layer) -> the stream that is read there if all writers are replaced."""
     graph = runs.graph
     of_heads = output_biases(graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
     for place, index in graph.places.items():
-        first = graph.before(index[0])
+        first = graph.n_writers_before(index[0])
         total = total + replaced[:, at:first].sum(1)
         at = first
         passed = place[1] + (place[0] == "mlp" and not graph.parallel)
@@ -58,8 +58,8 @@ def _replaced_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Ten
     return found
 
 
-class _Ablated:
-    """One pass over some pairs with one circuit."""
+class _CircuitPass:
+    """One pass of the model over some pairs with the edges of one circuit alone."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class _Ablated:
         base: dict[tuple[str, int], Tensor],
         begin: int,
     ) -> None:
-        """Prepare one pass with these edges replaced."""
+        """Take ``matrix``, which marks the circuit's edges, and ``base``, the streams with all writers replaced."""
         self.runs, self.rows, self.matrix, self.begin, self.base = runs, rows, matrix, begin, base
-        part = runs.part(rows)
+        part = runs.pair_tokens(rows)
         shape = (part.n_sequences, len(runs.graph.writers), part.n_positions - begin, runs.graph.d_model)
         self.replaced = replaced
         self.moved = torch.zeros(shape, dtype=runs.weights.dtype, device=replaced.device)  # c - a
@@ -81,29 +81,29 @@ class _Ablated:
         self.kept: dict[tuple[str, int], Tensor] = {}
 
     @torch.no_grad()
-    def values(self) -> Float[Tensor, " pair"]:
+    def compute_metric(self) -> Float[Tensor, " pair"]:
         """Run the model with the circuit's edges; return the metric of every pair."""
         runs, graph = self.runs, self.runs.graph
         hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding)]
         for layer in range(graph.n_layers):
             kinds = HEADS if graph.gated else HEADS[:3]
-            named: list[Any] = [(kind, partial(self._project, kind=kind, layer=layer)) for kind in kinds]
-            named.append(("z", partial(self._store_written, layer=layer, which="attention")))
-            named.append(("mlp_in", partial(self._read_mlp, layer=layer)))
+            named: list[Any] = [(kind, partial(self._replace_projection, kind=kind, layer=layer)) for kind in kinds]
+            named.append(("z", partial(self._store_output_change, layer=layer, which="attention")))
+            named.append(("mlp_in", partial(self._replace_mlp_input, layer=layer)))
             if layer in graph.neurons:
                 sites = ("gate", "up") if runs.weights.layers[layer].w_gate is not None else ("up",)
-                named += [(site, partial(self._read_neurons, layer=layer, site=site)) for site in sites]
+                named += [(site, partial(self._replace_neurons, layer=layer, site=site)) for site in sites]
                 named += [(site, partial(self._keep_site, layer=layer, site=site)) for site in ("neurons", "down_out")]
-            named.append(("mlp_out", partial(self._store_written, layer=layer, which="mlp")))
+            named.append(("mlp_out", partial(self._store_output_change, layer=layer, which="mlp")))
             hooks += [(hook_name_of(runs.lens, site, layer), function) for site, function in named]
-        hooks.append((hook_name_of(runs.lens, "final", 0), self._read_last))
-        return runs.values(runs.outcome(runs.part(self.rows), self.rows, hooks))
+        hooks.append((hook_name_of(runs.lens, "final", 0), self._replace_final))
+        return runs.metric_values(runs.run_hooked(runs.pair_tokens(self.rows), self.rows, hooks))
 
     def _streams(self, place: tuple[str, int], kinds: tuple[str, ...]) -> Float[Tensor, "pair reader position d_model"]:
-        """The stream that each reader of these kinds reads at a place, with only its own edges' writers."""
+        """The stream that each reader of some kinds reads at a place: writers without an edge to it are replaced."""
         graph = self.runs.graph
         index = [one for one in graph.places[place] if graph.readers[one].kind in kinds]
-        first = graph.before(index[0])
+        first = graph.n_writers_before(index[0])
         total = self.base[place][:, None]
         for span in range(len(graph.spans)):
             edges = self.matrix[span, :first, index]
@@ -117,26 +117,26 @@ class _Ablated:
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
     def _replace_late(self, x: Tensor, new: Tensor) -> Tensor:
-        """A tensor with its positions from the first that differs on replaced by ``new``."""
+        """Replace a tensor's positions, from the first that differs between the runs on, by ``new``."""
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _store_embedding(self, x: Tensor, hook: object) -> None:
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
-    def _project(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
-        """Change queries, keys or values to those of the stream with their edges' writers only."""
+    def _replace_projection(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
+        """Replace queries, keys, values or gates by those that each reader's own stream gives."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
         read = apply_norm(self._streams(("attention", layer), (kind,)), own.attn_norm)
         new = einsum(read, weight, _TO_HEADS) + bias
         return self._replace_late(x, new if x.dim() == 4 else new.flatten(2))
 
-    def _read_mlp(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
+    def _replace_mlp_input(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
         own = self.runs.weights.layers[layer]
         return self._replace_late(x, apply_norm(self._streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
-    def _read_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
-        """Change the named neurons to those of the stream with their own edges' writers only."""
+    def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
+        """Replace the neurons that are a node of their own by those that their own stream gives."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
             apply_norm(self._streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
@@ -147,7 +147,7 @@ class _Ablated:
         x[:, self.begin :, chosen] += ((theirs - rest) @ weight.T).to(x.dtype)
         return x
 
-    def _read_last(self, x: Tensor, hook: object) -> Tensor:
+    def _replace_final(self, x: Tensor, hook: object) -> Tensor:
         graph = self.runs.graph
         read = self._streams(("logits", graph.n_layers), ("logits",))
         return self._replace_late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
@@ -155,12 +155,12 @@ class _Ablated:
     def _keep_site(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
         self.kept[site, layer] = x[:, self.begin :]
 
-    def _store_written(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
-        """Store the difference between a sublayer's output in this run and its replacement."""
+    def _store_output_change(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
+        """Store the outputs of a sublayer's writers in this run minus their replacements, for later readers."""
         graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
         self.kept[site, layer] = x[:, self.begin :]
-        into, instead = (some[:, graph.written_by(layer)] for some in (self.moved, self.replaced))
-        write_layer(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
+        into, instead = (some[:, graph.writers_of_layer(layer)] for some in (self.moved, self.replaced))
+        fill_layer(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
         part = slice(graph.n_heads) if which == "attention" else slice(graph.n_heads, None)
         into[:, part] -= instead[:, part]
         del self.kept[site, layer]

@@ -28,15 +28,15 @@ from ..engine.gradients import add_zero
 from ..models.running import exclusive_use
 from .circuit import Circuit
 from .rules import keep_tensor
-from .stream import hook_name_of, pull_back
+from .stream import gradient_before_norm, hook_name_of
 
 MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6
 """Heads, tokens of the prompt, and parts of each kind that are kept."""
 COLUMNS = ("head", "query", "key", "share", "advantage", "side", "by", "part", "value")
 
 
-def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.ndarray, "query key"]]]:
-    """Parts and patterns of the largest heads of a circuit on its first prompt.
+def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.ndarray, "query key"]]]:
+    """Find where the largest heads of a circuit look in its first prompt, and the parts of query and key that cause it.
 
     Cost: two forward passes of one prompt, and a backward pass through one layer's scores for each head.
 
@@ -45,7 +45,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
         key, ``by`` writer, dimension or rest, ``part`` and its ``value``), and head -> its pattern. Both are empty
         where the prompt has more than 128 tokens, or only one.
     """
-    runs, graph = circuit.runs.some([0]), circuit.graph
+    runs, graph = circuit.runs.select_pairs([0]), circuit.graph
     length = int(runs.clean.lengths[0])
     nodes = circuit.nodes
     used = nodes["kind"].eq("head") & (nodes["edges_in"].gt(0) | nodes["edges_out"].gt(0))
@@ -53,7 +53,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
     if not 1 < length <= LONGEST or not heads:
         return pd.DataFrame(columns=list(COLUMNS)), {}
     runs.check_weights()
-    added, _ = runs.writings(slice(0, 1))
+    added, _ = runs.writer_outputs(slice(0, 1))
     zeros: dict[tuple[str, int], Tensor] = {}
     seen: dict[tuple[str, int], Tensor] = {}
     hooks: list[tuple[str, Callable[..., Any]]] = []
@@ -65,7 +65,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
     rows: list[dict[str, object]] = []
     patterns: dict[str, np.ndarray] = {}
     with exclusive_use(runs.lens), torch.enable_grad():
-        runs.outcome(runs.part(slice(0, 1)), slice(0, 1), hooks)
+        runs.run_hooked(runs.pair_tokens(slice(0, 1)), slice(0, 1), hooks)
         for layer, head in heads:
             if ("pattern", layer) not in seen:
                 continue  # behind everything that the metric reads
@@ -82,7 +82,7 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
             given = torch.autograd.grad(advantage, [zeros[site, layer] for site in ("q", "k")], retain_graph=True)
             about = {"head": name, "query": query, "key": key, "share": float(pattern[-1, key])}
             about["advantage"] = float(advantage.detach())
-            first = graph.before(graph.places["attention", layer][0])
+            first = graph.n_writers_before(graph.places["attention", layer][0])
             x = seen["resid_pre", layer].detach()[0].to(runs.weights.dtype)
             own = runs.weights.layers[layer]
             for side, gradient in zip("qk", given, strict=True):
@@ -90,20 +90,20 @@ def attention_of(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.n
                 gradient = gradient[0].to(runs.weights.dtype)
                 gradient = gradient.unflatten(-1, (weight.shape[0], -1)) if gradient.dim() == 2 else gradient
                 back = einsum(gradient, weight, "position head d_head, head d_head d_model -> position d_model")
-                back = pull_back(back[None, None], x[None], own.attn_norm, held=True)[0, 0]
+                back = gradient_before_norm(back[None, None], x[None], own.attn_norm, held=True)[0, 0]
                 by_writer = einsum(added[0, :first], back, "writer position d_model, position d_model -> writer").cpu()
                 by_dimension = einsum(x, back, "position d_model, position d_model -> d_model").cpu()
                 named = about | {"side": {"q": "query", "k": "key"}[side]}
                 writers = [writer.name for writer in graph.writers[:first]]
-                rows += _parts(named, "writer", writers, by_writer)
-                rows += _parts(named, "dimension", [str(one) for one in range(len(by_dimension))], by_dimension)
+                rows += _part_rows(named, "writer", writers, by_writer)
+                rows += _part_rows(named, "dimension", [str(one) for one in range(len(by_dimension))], by_dimension)
     return pd.DataFrame(rows, columns=list(COLUMNS)), patterns
 
 
-def _parts(
+def _part_rows(
     about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " sample"]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each of the largest parts of a head's advantage, and one for the rest; their values sum to it."""
+    """Yield a row for each of the 6 largest parts of a head's advantage, and one for the rest; values sum to it."""
     order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
     for at in order:
         yield about | {"by": by, "part": names[at], "value": float(values[at])}

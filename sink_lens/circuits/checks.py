@@ -56,21 +56,21 @@ class Check:
         return float(cast("Any", spearmanr(one, other)).statistic)
 
     @property
-    def outside(self) -> tuple[int, int]:
-        """(sampled edges outside the circuit that do more than its weakest edge scores, all sampled outside it)."""
+    def outside_counts(self) -> tuple[int, int]:
+        """(number of sampled edges outside the circuit that do more than its weakest edge, number sampled outside)."""
         other = self.frame["drawn"].to_numpy() == "other"
         real = np.abs(self.frame["exact"].to_numpy(float)[other])
         return int((real > self.weakest).sum()), len(real)
 
     @property
-    def at_most(self) -> int:
-        """Most edges outside the circuit that may do more than its weakest edge scores, at 95% confidence."""
-        found, sampled = self.outside
+    def most_outside(self) -> int:
+        """Upper 95% bound of the number of edges outside the circuit that do more than its weakest edge."""
+        found, sampled = self.outside_counts
         return stability.most_edges_outside(found, sampled=sampled, total=self.n_outside)
 
     @property
     def missed(self) -> float:
-        """Sum of |score - exact| over the sum of |exact|; nan if every exact effect is 0."""
+        """Share of the summed effect that scores miss: sum of |score - exact| over sum of |exact|; nan if that is 0."""
         total = np.abs(self.frame["exact"].to_numpy(float)).sum()
         return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
 
@@ -78,21 +78,21 @@ class Check:
 def check_edges(
     runs: Runs, scores: Scores, chosen: Bool[np.ndarray, " edge"], *, seed: int, edges: int, pairs: int, progress: bool
 ) -> Check:
-    """Compare the scores of sampled edges with real patches; see ``Circuit.check``."""
+    """Compare the scores of sampled edges, half of them in the circuit, with real patches; see ``Circuit.check``."""
     generator, names = np.random.default_rng([seed, 4]), scores.graph.names
     able = patchable_edges(names)
     inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
     some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
     rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
     numbers = np.concatenate([some, rest])
-    rows, real = _patched_sample(runs, numbers, pairs=pairs, generator=generator, progress=progress)
+    rows, real = _patch_sample(runs, numbers, pairs=pairs, generator=generator, progress=progress)
     found = scores.values[rows][:, numbers].mean(0)
     frame = pd.DataFrame({"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real})
     frame["drawn"] = ["circuit"] * len(some) + ["other"] * len(rest)
-    return check_from_table(scores, chosen, frame)
+    return make_check(scores, chosen, frame)
 
 
-def check_from_table(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> Check:
+def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> Check:
     """Make the check of a circuit from its table, one row per sampled edge."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
@@ -103,10 +103,10 @@ def check_from_table(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: p
 def check_nodes(
     runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
 ) -> pd.DataFrame:
-    """Table of each node's real patch beside its edges' scores; ``difference`` is what replacing all edges does."""
-    graph, rows = scores.graph, _random_pairs(runs, pairs, np.random.default_rng([seed, 8]))
+    """Table of each node's real patch beside its edges' scores; ``difference`` is the effect of replacing all edges."""
+    graph, rows = scores.graph, _draw_pairs(runs, pairs, np.random.default_rng([seed, 8]))
     with tqdm(total=len(graph.writers), desc="real patches", unit="node", disable=not progress, leave=False) as bar:
-        exact = exact_node_scores(runs.some(rows), advance=bar.update).mean(0)
+        exact = exact_node_scores(runs.select_pairs(rows), advance=bar.update).mean(0)
     values = scores.values[rows].mean(0)
     magnitude = node_scores(graph, np.abs(values))
     much = np.abs(exact) >= NODE_EFFECT * abs(difference)
@@ -117,20 +117,22 @@ def check_nodes(
 def patch_core(
     runs: Runs, edges: np.ndarray, *, difference: float, seed: int, pairs: int, progress: bool = False
 ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
-    """(real effect of each edge of a core, mask of those that can all be replaced together at no loss).
+    """Patch each edge of a core, and groups of edges that cancel.
 
-    Cost: a run of ``pairs`` pairs for each edge, and for each group of edges that cancel. ``difference`` is that of all
-    edges (``Circuit.difference``).
+    Cost: a run of ``pairs`` pairs for each edge and group. ``difference`` is the effect of replacing all edges.
+
+    Returns:
+        The real effect of each edge, and a mask of the edges that can all be replaced together at no loss.
     """
     generator = np.random.default_rng([seed, 7])
-    rows, real = _patched_sample(runs, edges, pairs=pairs, generator=generator, progress=progress)
-    difference, runs = abs(difference), runs.some(rows)
+    rows, real = _patch_sample(runs, edges, pairs=pairs, generator=generator, progress=progress)
+    difference, runs = abs(difference), runs.select_pairs(rows)
     own = np.abs(real) >= CONFIRMED * difference
     groups = cancelling_groups(runs.graph, edges[own], real[own])
     size = dict(zip(edges.tolist(), np.abs(real).tolist(), strict=True))
 
-    def at_no_loss(some: Sequence[np.ndarray]) -> np.ndarray:
-        """Return True for each group of edges that can go at no loss."""
+    def is_without_loss(some: Sequence[np.ndarray]) -> np.ndarray:
+        """Mark the groups of edges that can be replaced at no loss."""
         kept = np.ones((len(some), runs.graph.n_edges), dtype=bool)
         for row, group in enumerate(some):
             kept[row, group] = False
@@ -140,26 +142,26 @@ def patch_core(
         return np.abs(lost.mean(1).numpy()) < allowed
 
     gone = np.array([], dtype=int)
-    alone = at_no_loss(groups) if groups else ()
+    alone = is_without_loss(groups) if groups else ()
     for group in (group for group, can_go in zip(groups, alone, strict=True) if can_go):
         both = np.union1d(gone, group)
-        if len(both) > len(gone) and (not len(gone) or at_no_loss([both])[0]):
+        if len(both) > len(gone) and (not len(gone) or is_without_loss([both])[0]):
             gone = both
     return real, np.isin(edges, gone)
 
 
-def _patched_sample(
+def _patch_sample(
     runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
-    """(indices of randomly drawn pairs, real effect of each edge as a mean over these pairs)."""
-    rows = _random_pairs(runs, pairs, generator)
+    """Patch edges on randomly drawn pairs; return the pairs' indices and each edge's mean effect."""
+    rows = _draw_pairs(runs, pairs, generator)
     with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
-        real = exact_scores(runs.some(rows), edges.tolist(), advance=bar.update)
+        real = exact_scores(runs.select_pairs(rows), edges.tolist(), advance=bar.update)
     return rows, real.mean(0)
 
 
-def _random_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
-    """Indices of ``pairs`` randomly drawn pairs, or of all if there are fewer."""
+def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
+    """Draw ``pairs`` pairs, or take all if there are fewer; return their indices, sorted."""
     return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 
@@ -169,12 +171,12 @@ def patchable_edges(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
 
 
 def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
-    """Groups of two edges that share a writer or a reader, or of all that do, whose effects cancel; largest first."""
+    """Groups of edges (two, or all, of one writer or reader) whose effects cancel; the largest effect first."""
     spans, writers, readers = (one[edges] for one in graph.ends)
     found: dict[tuple[int, ...], float] = {}
 
-    def put(rows: np.ndarray) -> None:
-        """Keep a group if it cancels."""
+    def keep_if_cancelling(rows: np.ndarray) -> None:
+        """Keep a group of edges if their effects cancel."""
         largest = float(np.abs(effects[rows]).max())
         if abs(float(effects[rows].sum())) <= _CANCELS * largest:
             found[tuple(sorted(edges[rows].tolist()))] = largest
@@ -186,8 +188,8 @@ def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray
             up, down = rows[effects[rows] > 0], rows[effects[rows] < 0]
             for one in up:
                 for other in down:
-                    put(np.array([one, other]))
+                    keep_if_cancelling(np.array([one, other]))
             if len(up) and len(down):
-                put(rows)
+                keep_if_cancelling(rows)
     order = sorted(found, key=lambda group: -found[group])
     return [np.array(group) for group in order[:_MOST_GROUPS]]

@@ -27,13 +27,13 @@ def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray
 def greedy_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Grow backwards from the outputs, the readers that the metric reads: add the largest edge into what is chosen."""
+    """Choose n edges backwards from the outputs: again and again, the largest edge that ends at a chosen node."""
     _, writers, readers = graph.ends
     into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
     found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
 
     def open_reader(reader: int) -> None:
-        """Put the edges into a reader among those that can be chosen, once."""
+        """Let the edges that end at a reader be chosen from now on."""
         if reader not in opened:
             opened.add(reader)
             for edge in into[reader]:
@@ -53,7 +53,7 @@ def greedy_edges(
 def connected_edges(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Mark those of the chosen edges that are on a path from the input to an output."""
+    """Mark the chosen edges that lie on a path from the input to an output, along chosen edges only."""
     _, writers, readers = graph.ends
     own = graph.reader_of_node
     edge = np.zeros((len(graph.writers), len(graph.readers)), dtype=bool)
@@ -70,12 +70,12 @@ def connected_edges(
     return chosen & reached[writers] & leads[readers]
 
 
-def outputs_of(metric: Metric, graph: Graph) -> tuple[int, ...]:
-    """The readers that a metric reads: the logits, or queries and keys of the layers whose attention it reads."""
+def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
+    """Indices of the readers that a metric reads: the logits, or queries and keys in the layers of the metric."""
     layers, attention = set(metric.read_layers(graph.n_layers)), not (metric.whole and metric.state)
 
     def is_read(reader: Reader) -> bool:
-        """Check if the metric reads what a reader makes."""
+        """Check whether the metric reads the output of a reader."""
         if reader.kind == "logits":
             return metric.whole
         return reader.layer in layers and (bool(metric.sites) or (attention and reader.kind in ("q", "k")))
@@ -86,19 +86,19 @@ def outputs_of(metric: Metric, graph: Graph) -> tuple[int, ...]:
 def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Choose n edges: the largest, also where a threshold chose their number, or greedily."""
+    """Choose n edges, greedily if ``how`` is greedy, else those of the largest magnitude; return a mask."""
     return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
 
 
 def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:
-    """Score of every writer: the sum of its outgoing edges, a first-order estimate of replacing the writer."""
+    """Sum the values of the edges that leave each writer: an estimate of the effect of replacing the writer."""
     return np.bincount(graph.ends[1], weights=values, minlength=len(graph.writers))
 
 
 def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.ndarray, " edge"]:
-    """Mark all edges between chosen nodes; the input and the logits belong to every circuit.
+    """Mark all edges between chosen nodes; the input and the logits are always among these.
 
-    A key or value of a key-value head is read where any of the heads that share it is chosen.
+    An edge into a key or value that several heads share is marked if one of the heads is chosen.
     """
     nodes = nodes.copy()
     nodes[0] = True
@@ -109,10 +109,10 @@ def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.n
     return nodes[writers] & reads[readers]
 
 
-def random_circuit_like(
+def draw_random_circuit(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
 ) -> Bool[np.ndarray, " edge"]:
-    """A random circuit of the same size and depth: as many edges between every two layers, none of them twice."""
+    """Draw a random circuit that has as many edges between every two layers as the chosen one."""
     _, writers, readers = graph.ends
     first = np.array([writer.layer for writer in graph.writers])[writers] + 1
     second = np.array([reader.layer for reader in graph.readers])[readers]

@@ -33,12 +33,12 @@ from ..text import name_in_words
 from . import checks, stability
 from .ablated import circuit_values
 from .checks import Check
-from .choice import choose_edges, connected_edges, node_scores, outputs_of
+from .choice import choose_edges, connected_edges, node_scores, output_readers
 from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig, check_ending
-from .curve import Curve, Judge, curve
-from .files import SavedCircuit, dot
+from .curve import Curve, FaithfulnessJudge, compute_curve
+from .files import SavedCircuit, graphviz_text
 from .graph import Graph
-from .runs import Runs, runs_of
+from .runs import Runs, make_runs
 from .scores import Scores
 from .scoring import score_edges
 from .tasks import Task
@@ -72,7 +72,7 @@ class Circuit:
 
     @property
     def graph(self) -> Graph:
-        """Writers, readers and edges."""
+        """The graph of the model: writers, readers and edges."""
         return self.scores.graph
 
     @property
@@ -89,9 +89,9 @@ class Circuit:
 
     @cached_property
     def difference(self) -> float:
-        """The metric of the model minus that with every edge replaced, mean over pairs.
+        """The metric of the whole model minus the metric with all edges replaced, mean over pairs.
 
-        ``runs.gap`` replaces the input alone, which under means of other tokens may change next to nothing.
+        ``runs.gap`` differs from it: there the input alone is replaced, which may change little under means.
         """
         if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
             return float(self.runs.gap.double().mean())
@@ -100,48 +100,46 @@ class Circuit:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The readers that the metric reads."""
-        return outputs_of(self.runs.metric, self.graph)
+        """Indices of the readers that the metric reads."""
+        return output_readers(self.runs.metric, self.graph)
 
     @cached_property
-    def judge(self) -> Judge:
-        """Gives circuits their faithfulness on the half of the pairs that chooses no edge of a curve.
-
-        All pairs judge a circuit that was given.
+    def faithfulness_judge(self) -> FaithfulnessJudge:
+        """Computes faithfulness on the pairs that choose no edge of a curve, or on all for a circuit that was given.
 
         Raises:
             InputError: there is one pair, and the circuit was chosen.
         """
         if self.given:
-            return Judge(runs=self.runs, seed=self.seed)
+            return FaithfulnessJudge(runs=self.runs, seed=self.seed)
         if self.runs.n_pairs < 2:
             raise InputError("a single pair cannot both choose and judge edges; need at least 2 pairs")
-        return Judge(runs=self.runs.some(self.halves[1].tolist()), seed=self.seed)
+        return FaithfulnessJudge(runs=self.runs.select_pairs(self.halves[1].tolist()), seed=self.seed)
 
     @property
-    def mean(self) -> Float[np.ndarray, " edge"]:
-        """Mean score of every edge over the pairs that chose the circuit."""
+    def mean_scores(self) -> Float[np.ndarray, " edge"]:
+        """Mean score of every edge, over the pairs that chose the circuit."""
         return self.scores.values[list(self.rows)].mean(0) if self.rows else self.scores.mean
 
     @cached_property
-    def weights(self) -> Float[np.ndarray, "sample pair"]:
-        """1,000 bootstraps of the pairs, within their templates."""
+    def bootstrap_weights(self) -> Float[np.ndarray, "sample pair"]:
+        """Weight of each pair in 1,000 bootstrap samples, drawn within templates."""
         generator = np.random.default_rng([self.seed, 1])
         return stability.draw_weights(self.templates, draws=1000, generator=generator)
 
     @cached_property
     def inclusion(self) -> Float[np.ndarray, " edge"]:
-        """Share of 1,000 bootstraps in which each edge is among as many of the largest as were asked for."""
-        return stability.inclusion(self.scores.values, self.weights, n=self.size)
+        """Inclusion probability of each edge: share of 1,000 bootstraps in which it is among the ``size`` largest."""
+        return stability.inclusion_probabilities(self.scores.values, self.bootstrap_weights, n=self.size)
 
     @cached_property
     def halves(self) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs that edges are chosen on, and those that circuits are judged on."""
+        """(indices of the pairs that edges are chosen on, indices of the pairs that circuits are judged on)."""
         return stability.random_halves(self.templates, generator=np.random.default_rng([self.seed, 2]))
 
     @property
-    def jaccard(self) -> float:
-        """Edges shared by the circuits of the two halves, over those of either."""
+    def jaccard_of_halves(self) -> float:
+        """Number of edges that the circuits of both halves share, divided by the number in at least one of them."""
         means = (self.scores.values[rows].mean(0) for rows in self.halves)
         return stability.jaccard(
             *(choose_edges(self.graph, one, self.size, how=self.choice, outputs=self.outputs) for one in means)
@@ -160,17 +158,17 @@ class Circuit:
         order = np.argsort(-np.abs(mean), kind="stable")
         others = np.flatnonzero(self.chosen)
         order = np.concatenate([order[:n], others[~np.isin(others, order[:n])]])
-        low, high = stability.interval_bounds(self.scores.values[:, order], self.weights)
+        low, high = stability.interval_bounds(self.scores.values[:, order], self.bootstrap_weights)
         gap = float((self.scores.clean - self.scores.corrupted).mean()) or np.nan
         found = self.every_edge.iloc[order].reset_index(drop=True)
         found = found.assign(low=low.astype(float), high=high.astype(float), share=mean[order] / gap)
-        found["drawn"] = self.strongest()[order]
+        found["drawn"] = self.strongest_edges()[order]
         columns = ["edge", "writer", "reader", "span", "score", "low", "high", "share", "inclusion", "in_circuit"]
         return found[[*columns, "drawn"]]
 
     @property
     def edges(self) -> pd.DataFrame:
-        """The edges of the circuit, the largest first: those rows of ``frame``."""
+        """The rows of ``frame`` that are in the circuit, the largest score first."""
         return self.frame.loc[self.frame["in_circuit"]].reset_index(drop=True)
 
     @cached_property
@@ -198,44 +196,44 @@ class Circuit:
         frame["in_circuit"] = frame["edges_out"] > 0
         return frame.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
 
-    def smaller(self, n: int) -> "Circuit":
-        """The circuit of another number of edges, from the same scores."""
-        mask = choose_edges(self.graph, self.mean, n, how=self.choice, outputs=self.outputs)
+    def with_size(self, n: int) -> "Circuit":
+        """Choose a circuit of n edges by the same scores."""
+        mask = choose_edges(self.graph, self.mean_scores, n, how=self.choice, outputs=self.outputs)
         return replace(self, chosen=connected_edges(self.graph, mask, outputs=self.outputs), size=n)
 
-    def strongest(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
-        """The part of the circuit that is drawn: as many of its largest edges as make paths of at most so many edges.
+    def strongest_edges(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
+        """Mark the edges of the circuit that a picture shows: the largest that lie on paths, at most ``most``.
 
-        Where no path has so few, the largest edges themselves.
+        The largest edges are marked if no path has so few edges.
         """
         inside = np.flatnonzero(self.chosen)
-        order = inside[np.argsort(-np.abs(self.mean[inside]), kind="stable")]
+        order = inside[np.argsort(-np.abs(self.mean_scores[inside]), kind="stable")]
 
-        def of(n: int) -> np.ndarray:
-            """The largest n."""
+        def mark_largest(n: int) -> np.ndarray:
             return np.isin(np.arange(self.graph.n_edges), order[:n])
 
-        def on_paths(n: int) -> np.ndarray:
-            """Those of the largest n that are on a path."""
-            return connected_edges(self.graph, of(n), outputs=self.outputs)
+        def mark_largest_on_paths(n: int) -> np.ndarray:
+            return connected_edges(self.graph, mark_largest(n), outputs=self.outputs)
 
-        fits = bisect_right(range(1, len(order) + 1), most, key=lambda n: int(on_paths(n).sum()))
-        found = on_paths(fits)
-        return found if found.any() else of(most)
+        fits = bisect_right(range(1, len(order) + 1), most, key=lambda n: int(mark_largest_on_paths(n).sum()))
+        found = mark_largest_on_paths(fits)
+        return found if found.any() else mark_largest(most)
 
     def evaluate(
         self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = False
     ) -> Curve:
         """Judge circuits of several sizes: chosen on one half of the pairs, judged on the other; see ``curve``."""
-        asked, judge = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes), self.judge
+        asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
         with tqdm(total=asked.n_circuits, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
-            return curve(judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update)
+            return compute_curve(
+                self.faithfulness_judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update
+            )
 
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = False) -> Check:
         """Compare the scores of sampled edges with their effects when each edge is really patched.
 
         Half of the edges are drawn from the circuit, half from the edges outside it (fewer where there are not so
-        many). The second half bounds how many edges the circuit lacks (``Check.at_most``).
+        many). The second half bounds how many edges the circuit lacks (``Check.most_outside``).
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
@@ -259,7 +257,7 @@ class Circuit:
 
     @cached_property
     def every_edge(self) -> pd.DataFrame:
-        """All edges in the order of their numbers, with score, standard error over pairs and inclusion."""
+        """Table of all edges of the model, in the order of edges: score, standard error over pairs, inclusion."""
         spans, writers, readers = self.graph.ends
         values = self.scores.values
         error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
@@ -277,7 +275,7 @@ class Circuit:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write a file; its ending says which.
+        """Save the circuit; the ending of the path chooses the format.
 
         ``.json``: EAP-IG's format; ``.pt``: its tensors; a path without an ending: a folder as MIB takes it.
         ``.graph.json``: Neuronpedia's attribution graph of the circuit's edges. ``.dot``: Graphviz. ``.svg``, ``.png``,
@@ -298,7 +296,7 @@ class Circuit:
         if ending == ".graph.json":
             path.write_text(json.dumps(self._attribution_graph(), ensure_ascii=False), "utf-8")
         elif ending == ".dot":
-            path.write_text(dot(self.edges, group=self.graph.group), "utf-8")
+            path.write_text(graphviz_text(self.edges, group=self.graph.group), "utf-8")
         elif ending == ".parquet":
             every = self.every_edge.copy()
             every.attrs["d_model"] = self.graph.d_model
@@ -321,14 +319,14 @@ class Circuit:
         return Explorer(graphs=[self._attribution_graph(others=True, **rows)])
 
     def _attribution_graph(self, *, others: bool = False, **more: Any) -> dict[str, Any]:
-        """Its edges, or the largest others too, as a graph that Neuronpedia and the explorer show."""
+        """Make the JSON graph of the circuit for Neuronpedia and the explorer; ``others`` adds other large edges."""
         from ..report.explorer import edge_graph, select_edges
 
         graph, every = self.graph, self.every_edge
         return edge_graph(
             select_edges(every) if others else every.loc[self.chosen],
             model=self.runs.lens.name,
-            tokens=first_prompt(self.runs),
+            tokens=first_prompt_tokens(self.runs),
             title=repr(self),
             n_layers=graph.n_layers,
             group=graph.group,
@@ -359,7 +357,7 @@ class Circuit:
         if most < 1:
             raise InputError(f"most is {most}; need at least 1 edge to draw")
         edges = self.edges
-        edges["drawn"] = edges["edge"].isin(self.graph.names[self.strongest(most)].tolist())
+        edges["drawn"] = edges["edge"].isin(self.graph.names[self.strongest_edges(most)].tolist())
         metric = name_in_words(self.runs.metric.name)
         return EdgeCircuit(
             edges=edges,
@@ -376,8 +374,8 @@ class Circuit:
         return display.result_html(repr(self), self.draw(most=40), self.frame.head(12))
 
 
-def first_prompt(runs: Runs) -> list[str]:
-    """The text of each token of the first clean prompt; its id without a tokenizer."""
+def first_prompt_tokens(runs: Runs) -> list[str]:
+    """The tokens of the first clean prompt as texts; ids if there is no tokenizer."""
     ids, tokenizer = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist(), runs.lens.tokenizer
     return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
 
@@ -413,38 +411,38 @@ def find(
     config = make_config(CircuitConfig, config, fields, where="circuits.find")
     if isinstance(clean, Task):
         templates = templates or clean.templates
-    runs = runs_of_pairs(lens, clean if isinstance(clean, Task) else (clean, corrupted), metric=metric, config=config)
-    if config.replaced_by == "resample" and runs.corrupted is not None:
+    runs = make_pair_runs(lens, clean if isinstance(clean, Task) else (clean, corrupted), metric=metric, config=config)
+    if config.used_ablation == "resample" and runs.corrupted is not None:
         refuse_equal_tokens(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
-    return circuit_of_runs(runs, config=config, templates=templates, progress=progress)
+    return find_in_runs(runs, config=config, templates=templates, progress=progress)
 
 
-def runs_of_pairs(
+def make_pair_runs(
     lens: ModelLike,
     pairs: Task | tuple[Sequences, Sequences | None],
     *,
     metric: Metric | Callable[[Outcome], Any] | None,
     config: CircuitConfig,
 ) -> Runs:
-    """The runs of a task, or of clean and corrupted sequences; the metric is the task's if None."""
-    config.check_found()
+    """Make the runs of a task, or of (clean, corrupted) sequences; the metric is the task's if None."""
+    config.check_for_find()
     task = pairs if isinstance(pairs, Task) else None
     clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
     metric = task.metric if metric is None and task is not None else metric
     if metric is None:
         raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
     spans = None if task is None else task.spans
-    return runs_of(as_lens(lens), clean, corrupted, metric=metric, config=config, spans=spans)
+    return make_runs(as_lens(lens), clean, corrupted, metric=metric, config=config, spans=spans)
 
 
-def circuit_of_runs(
+def find_in_runs(
     runs: Runs, *, config: CircuitConfig, templates: Sequence[str] | None = None, progress: bool = False
 ) -> Circuit:
-    """The circuit of prepared runs, whose ablation is theirs; the arguments are those of ``find``."""
+    """Score all edges on runs that were made before, and choose a circuit; arguments are those of ``find``."""
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
         raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
-    circuit = circuit_by_scores(runs, score_edges(runs, config, progress=progress), config, templates=names)
+    circuit = choose_by_scores(runs, score_edges(runs, config, progress=progress), config, templates=names)
     if not circuit.n_edges:
         warnings.warn(
             f"the circuit is empty: of {circuit.size:,} chosen edges none lies on a path from the input to what the "
@@ -454,16 +452,16 @@ def circuit_of_runs(
     return circuit
 
 
-def circuit_by_scores(
+def choose_by_scores(
     runs: Runs, scores: Scores, config: CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
 ) -> Circuit:
-    """Choose a circuit by scores; with ``halved``, by those of the half of the pairs that judges none."""
+    """Choose a circuit by its scores; with ``halved``, by the scores of the first half of the pairs alone."""
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
     given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
     found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)
     if halved:
         found = replace(found, rows=tuple(found.halves[0].tolist()))
     if config.choice != "threshold":
-        return found.smaller(found.size)
-    mask = np.abs(found.mean) >= config.threshold
+        return found.with_size(found.size)
+    mask = np.abs(found.mean_scores) >= config.threshold
     return replace(found, chosen=connected_edges(found.graph, mask, outputs=found.outputs), size=int(mask.sum()))

@@ -17,14 +17,14 @@ from .run import run as run_circuit
 def run(
     config: CircuitConfig, *, out: Path | None, overwrite: bool, progress: bool, shard: str | None
 ) -> CircuitRun | Comparison:
-    """Run a configuration, or compare the circuits that it names."""
+    """Run the command ``circuit``: find a circuit, or compare two circuits if ``against`` is given."""
     if config.against is not None:
         return compare(config.model, config.against)
     return run_circuit(config, out=out, shard=shard, overwrite=overwrite, report=False, progress=progress)
 
 
 def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
-    """Terminal output: the conclusion, its sentences and the largest edges."""
+    """Yield the terminal output: the conclusion, the sentences of the result and the table of the largest edges."""
     if isinstance(found, CircuitRun):
         yield f"{conclusion(found.folder)}."
     yield from found.sentences
@@ -39,13 +39,13 @@ def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFr
         else:
             line |= {"score": number(row["score"]), "95% interval": f"{number(row['low'])} to {number(row['high'])}"}
             line["in bootstraps"] = f"{float(row['inclusion']):.0%}"
-            line |= {} if core is None else {"over all settings": _decided(decided.get(row["edge"]))}
+            line |= {} if core is None else {"over all settings": _core_verdict_text(decided.get(row["edge"]))}
         lines.append(line)
     yield pd.DataFrame(lines)
 
 
 def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
-    """Return the fields of ``--json``."""
+    """Return the fields of ``--json``: sentences, the largest edges, and the summary or the comparison."""
     edges = found.frame.head(view.top)
     if isinstance(found, Comparison):
         about = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation, "edges": edges}
@@ -54,8 +54,8 @@ def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
     return {"sentences": list(found.sentences), **about}
 
 
-def _decided(row: dict[Any, Any] | None) -> str:
-    """Core with its real patch, or the setting in which the edge is least sure."""
+def _core_verdict_text(row: dict[Any, Any] | None) -> str:
+    """Say if an edge is core (with its real patch), or in which setting its inclusion is smallest; empty if neither."""
     if row is None:
         return ""
     if row["core"]:

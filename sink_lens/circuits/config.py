@@ -157,54 +157,54 @@ class CircuitConfig:
             refuse_unread_fields(self, "threshold", reader="choice threshold")
         if self.task != "text":
             refuse_unread_fields(self, "length", reader="task text")
-        if self.reads != "sink_mass":
+        if self.metric_name != "sink_mass":
             refuse_unread_fields(self, "metric_layers", reader="metric sink_mass")
-        for name, at in self.columns_of_spans.items():
+        for name, at in self.column_by_span.items():
             if self.task != "file":
                 raise InputError(
                     f"the span {name} has the positions {at!r}, which may be a column of a file of pairs, and the task "
                     f"is {self.task}; need positions such as {name}=-2,-1 or {name}=4-6, or the task file"
                 )
-        check_method(self.method, self.replaced_by)
+        check_method(self.method, self.used_ablation)
         if not METHODS[self.method].integrates:
             refuse_unread_fields(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
         for path in self.save:
             check_ending(path)
-        if self.task == "text" and self.reads == "logit_difference":
+        if self.task == "text" and self.metric_name == "logit_difference":
             raise InputError("text has no right and wrong answer; need metric sink_mass or loss, or another task")
-        if self.task == "text" and self.replaced_by == "resample":
+        if self.task == "text" and self.used_ablation == "resample":
             raise InputError(
                 "text has no corrupted prompts; need ablation mean_ordinary, mean_aligned, mean_all or zero"
             )
 
     @property
-    def reads(self) -> str:
-        """The metric."""
+    def metric_name(self) -> str:
+        """Name of the metric: ``metric``, or the default of the task."""
         return self.metric or ("sink_mass" if self.task == "text" else "logit_difference")
 
     @property
-    def replaced_by(self) -> Ablation:
-        """The ablation."""
+    def used_ablation(self) -> Ablation:
+        """Name of the ablation: ``ablation``, or the default of the task."""
         return self.ablation or ("mean_ordinary" if self.task == "text" else "resample")
 
-    def check_found(self) -> None:
-        """Refuse fields that ``find``, which is given its pairs and metric, does not read."""
+    def check_for_find(self) -> None:
+        """Refuse fields that ``circuits.find`` does not read: its pairs and its metric are arguments."""
         refuse_unread_fields(self, *_OF_A_RUN, reader="circuits.run")
-        check_method(self.method, self.replaced_by)
+        check_method(self.method, self.used_ablation)
 
     @property
     def n_circuits(self) -> int:
-        """Number of circuits of the curve."""
+        """Number of circuits that the curve evaluates."""
         return len(self.sizes) * (1 + self.nodes) + self.random * sum(one < 1 for one in self.sizes)
 
     @property
-    def frozen(self) -> int | None:
-        """The position that keeps its clean values."""
+    def frozen_position(self) -> int | None:
+        """The position that keeps its clean values; None if nothing is frozen."""
         return self.sink_position if self.freeze else None
 
     @property
     def neurons_by_layer(self) -> dict[int, tuple[int, ...]]:
-        """Layer -> neurons that are a node of their own."""
+        """Layer -> neurons that form a node of their own, read from the texts of ``neurons``."""
         found: dict[int, tuple[int, ...]] = {}
         for one in self.neurons:
             layer, colon, numbers = one.partition(":")
@@ -216,7 +216,7 @@ class CircuitConfig:
 
     @property
     def positions_by_span(self) -> dict[str, tuple[int, ...] | str]:
-        """Span -> positions, or the column of the pairs file that has them."""
+        """Span -> its positions, or the name of the column of the pairs file that has them."""
         found: dict[str, tuple[int, ...] | str] = {}
         for one in self.spans:
             name, equals, numbers = one.partition("=")
@@ -225,12 +225,12 @@ class CircuitConfig:
             if name.strip() in found:
                 raise InputError(f"span {name.strip()} was given twice; need its positions once, as NAME=0,4-6")
             is_column = any(one.isalpha() for one in numbers)
-            found[name.strip()] = numbers.strip() if is_column else positions_in(numbers)
+            found[name.strip()] = numbers.strip() if is_column else read_positions(numbers)
         return found
 
     @property
-    def columns_of_spans(self) -> dict[str, str]:
-        """Span -> the column of the pairs file that has its positions."""
+    def column_by_span(self) -> dict[str, str]:
+        """Span -> the column of the pairs file that has its positions, for the spans that name a column."""
         return {name: at for name, at in self.positions_by_span.items() if isinstance(at, str)}
 
 
@@ -238,14 +238,14 @@ ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html
 
 
 def check_ending(path: str | Path) -> None:
-    """Refuse a file that a circuit cannot be written to; a path without an ending is a folder."""
+    """Refuse a path whose ending is no format that a circuit can be saved in; without an ending it is a folder."""
     path = Path(path)
     if path.suffix and not path.name.lower().endswith(ENDINGS):
         raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
 
 
-def positions_in(text: str) -> tuple[int, ...]:
-    """Positions of a span: numbers and ranges, or numbers that count from the last token."""
+def read_positions(text: str) -> tuple[int, ...]:
+    """Read the positions of a span from text: 0,4-6, or -2,-1 counted from the last token."""
     if not text.strip().startswith("-"):
         return tuple(parse_ranges(text, name="span"))
     try:

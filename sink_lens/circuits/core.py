@@ -14,9 +14,10 @@ from .circuit import Circuit
 def inclusion_by_setting(
     circuit: Circuit, others: Mapping[str, Circuit]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Inclusion probabilities and chosen edges by setting: each ablation, and each template under the circuit's own.
+    """(setting -> inclusion probabilities, setting -> chosen edges).
 
-    ``others``: name of an ablation -> the circuit of the same size that it gives.
+    Settings are the circuit's ablation, each other ablation, and each template alone under the circuit's ablation.
+    ``others``: name of another ablation -> the circuit of the same size under it.
     """
     every = {circuit.runs.ablation: circuit, **others}
     sure = {name: one.inclusion for name, one in every.items()}
@@ -29,19 +30,19 @@ def inclusion_by_setting(
         values = circuit.scores.values[rows]
         generator = np.random.default_rng([circuit.seed, 5, len(sure)])
         weights = stability.draw_weights([template] * len(rows), draws=300, generator=generator)
-        sure[template] = stability.inclusion(values, weights, n=circuit.size)
+        sure[template] = stability.inclusion_probabilities(values, weights, n=circuit.size)
         mask = largest_edges(values.mean(0), circuit.size)
         inside[template] = connected_edges(circuit.graph, mask, outputs=circuit.outputs)
     return sure, inside
 
 
-def core_of(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False) -> pd.DataFrame:
-    """The edges that are in the circuit under some ablation or template, and in how many of them.
+def core_table(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False) -> pd.DataFrame:
+    """Table of the edges that are core, undecided or contingent, with scores, inclusion and real patches.
 
-    ``others`` are as in ``inclusion_by_setting``; core edges are really patched on ``pairs`` pairs.
+    ``others``: name of another ablation -> its circuit. Core edges are really patched on ``pairs`` pairs.
     """
     sure, inside = inclusion_by_setting(circuit, others)
-    verdicts = stability.verdicts(sure, inside, within=circuit.chosen)
+    verdicts = stability.edge_verdicts(sure, inside, within=circuit.chosen)
     either = np.flatnonzero(verdicts != "none")
     frame = pd.DataFrame({"edge": circuit.graph.names[either]})
     frame["core"], frame["undecided"] = verdicts[either] == "core", verdicts[either] == "undecided"

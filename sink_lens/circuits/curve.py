@@ -29,78 +29,79 @@ from .ablated import circuit_values
 from .choice import (
     choose_edges,
     connected_edges,
+    draw_random_circuit,
     edges_between,
     largest_edges,
     node_scores,
-    outputs_of,
-    random_circuit_like,
+    output_readers,
 )
 from .config import AT_MOST, CARRIES, CircuitConfig
 from .runs import Runs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge:
-    """Gives circuits their faithfulness on some pairs."""
+class FaithfulnessJudge:
+    """Computes the metric and the faithfulness of circuits on some pairs."""
 
     runs: Runs = field(repr=False)
     """The pairs that circuits are judged on."""
     seed: int
 
     @cached_property
-    def nothing(self) -> Float[np.ndarray, " pair"]:
-        """The metric with no edge."""
+    def values_without_edges(self) -> Float[np.ndarray, " pair"]:
+        """The metric of each pair with no edge: all are replaced."""
         return circuit_values(self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool))[0].numpy()
 
     @property
-    def whole(self) -> Float[np.ndarray, " pair"]:
-        """The metric of the whole model."""
+    def values_of_model(self) -> Float[np.ndarray, " pair"]:
+        """The metric of each pair with the whole model."""
         return self.runs.clean_values.double().numpy()
 
     @cached_property
     def gap(self) -> Interval:
-        """The metric of all edges less that of none: what faithfulness is divided by."""
-        return interval(self.whole - self.nothing, generator=np.random.default_rng([self.seed, 3]))
+        """Mean difference of the metric between all edges and none, with its interval: what faithfulness divides by."""
+        difference = self.values_of_model - self.values_without_edges
+        return interval(difference, generator=np.random.default_rng([self.seed, 3]))
 
     @property
-    def defined(self) -> bool:
-        """True if the difference that faithfulness is divided by is told from 0."""
+    def is_gap_clear(self) -> bool:
+        """True if the interval of ``gap`` leaves out 0; faithfulness is undefined otherwise."""
         return bool(self.gap.low > 0 or self.gap.high < 0)
 
-    def on_paths(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
-        """Those edges of a circuit that are on a path from the input to the metric; only they are run, as in EAP-IG."""
+    def edges_on_paths(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
+        """Mark the edges of a circuit on a path from the input to the metric; only these are run, as in EAP-IG."""
         graph = self.runs.graph
-        return connected_edges(graph, circuit, outputs=outputs_of(self.runs.metric, graph))
+        return connected_edges(graph, circuit, outputs=output_readers(self.runs.metric, graph))
 
-    def values(
+    def metric_values(
         self, circuits: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda circuits: None
     ) -> Float[np.ndarray, "circuit pair"]:
-        """The metric of every circuit by pair; equal circuits are run once.
+        """Run every circuit, and return its metric by pair; equal circuits are run once.
 
-        A writer that reads no edge of the circuit computes on replaced streams, and what it makes of means, or of
-        nothing, is not what replaces it. Its edges would carry that.
+        Edges on no path are left out: a writer without inputs in the circuit reads replaced streams alone, and its
+        output differs from its replacement.
         """
         unlike: dict[bytes, int] = {}
-        at = [unlike.setdefault(self.on_paths(one).tobytes(), len(unlike)) for one in circuits]
+        at = [unlike.setdefault(self.edges_on_paths(one).tobytes(), len(unlike)) for one in circuits]
         different = np.stack([np.frombuffer(one, dtype=bool) for one in unlike])
         return circuit_values(self.runs, different, advance=advance).numpy()[at]
 
-    def faithfulness_of(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
-        """``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95%; nan for one pair) of every circuit.
+    def faithfulness_table(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
+        """Table of the faithfulness of every circuit from its metric by pair, one row each.
 
-        The pairs of numerator and denominator are drawn together, the same for every circuit.
+        Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap; nan for one pair).
         """
-        n, gap = len(self.whole), self.whole - self.nothing
-        f = (values.mean(1) - self.nothing.mean()) / gap.mean()
+        n, gap = len(self.values_of_model), self.values_of_model - self.values_without_edges
+        f = (values.mean(1) - self.values_without_edges.mean()) / gap.mean()
         low = high = np.full(len(f), np.nan)
         if n > 1:
             generator = np.random.default_rng([self.seed, 9])
             drawn = generator.multinomial(n, np.full(n, 1 / n), size=1000) / n
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratios = ((values - self.nothing[None]) @ drawn.T) / (drawn @ gap)[None]
+                ratios = ((values - self.values_without_edges[None]) @ drawn.T) / (drawn @ gap)[None]
             low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)
         frame = pd.DataFrame({"value": values.mean(1), "faithfulness": f, "low": low, "high": high})
-        if not self.defined:
+        if not self.is_gap_clear:
             frame[["faithfulness", "low", "high"]] = np.nan
         return frame
 
@@ -118,34 +119,34 @@ class Curve:
 
     @property
     def areas(self) -> pd.DataFrame:
-        """CPR and CMD, by edges and by nodes, on both axes; of random circuits too."""
-        return areas_of(self.frame)
+        """Table of CPR and CMD for circuits of edges, of nodes and random ones, on linear and logarithmic axes."""
+        return curve_areas(self.frame)
 
 
-def areas_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """CPR and CMD of every kind of circuit in a curve's table, on both axes."""
+def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
+    """Compute CPR and CMD for each kind of circuit in a curve's table, on the linear and the logarithmic axis."""
     rows = []
     for by, own in frame.groupby("by", sort=False):
         f = own.groupby("share")["faithfulness"].agg(lambda draws: draws.to_numpy().mean())
         share, f = f.index.to_numpy(float), f.to_numpy(float)
-        cpr, cmd = (area(share, one) for one in (f, np.abs(1 - f)))
-        log_cpr, log_cmd = (area(share, one, logarithmic=True) for one in (f, np.abs(1 - f)))
+        cpr, cmd = (trapezoid_area(share, one) for one in (f, np.abs(1 - f)))
+        log_cpr, log_cmd = (trapezoid_area(share, one, logarithmic=True) for one in (f, np.abs(1 - f)))
         rows.append({"by": by, "cpr": cpr, "cmd": cmd, "cpr_log": log_cpr, "cmd_log": log_cmd})
     return pd.DataFrame(rows, columns=["by", "cpr", "cmd", "cpr_log", "cmd_log"])
 
 
 def steady_share(frame: pd.DataFrame) -> float:
-    """The share of a curve's table that carries the metric (see the module); nan if no size does."""
+    """The smallest share of edges from which on every larger circuit of a curve's table keeps 80% to 120%; or nan."""
     own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
     holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
     return float(reached[-1]) if len(reached) else float("nan")
 
 
-def area(
+def trapezoid_area(
     share: Float[np.ndarray, " sample"], value: Float[np.ndarray, " sample"], *, logarithmic: bool = False
 ) -> float:
-    """Area under a curve by trapezoids: from the first share on, as MIB; over the logarithm, divided by its length."""
+    """Area under a curve by trapezoids, from the first share on; if logarithmic, the mean over the logarithm."""
     if len(share) < 2:
         return float("nan")
     x = np.log(share) if logarithmic else share
@@ -153,44 +154,44 @@ def area(
     return total / float(x[-1] - x[0]) if logarithmic else total
 
 
-def curve(
-    judge: Judge,
+def compute_curve(
+    judge: FaithfulnessJudge,
     mean: Float[np.ndarray, " edge"],
     *,
     asked: CircuitConfig,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> Curve:
-    """Judge circuits of several sizes, whose edges scores of other pairs (``mean``) choose.
+    """Choose circuits of several sizes by ``mean``, the scores of other pairs, and judge their faithfulness.
 
     Cost: about two forwards of the judged pairs for each circuit.
     """
     graph, generator = judge.runs.graph, np.random.default_rng([judge.seed, 3])
-    outputs = outputs_of(judge.runs.metric, graph)
+    outputs = output_readers(judge.runs.metric, graph)
     of_nodes = node_scores(graph, mean)
     rows: list[dict[str, object]] = []
     masks: list[Bool[np.ndarray, " edge"]] = []
 
-    def put(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
-        """Add a circuit to run."""
+    def add_circuit(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
+        """Add a circuit, by its mask, to those that are run."""
         rows.append(size_fields(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw})
         masks.append(mask)
 
     for share in sorted(asked.sizes):
         n = max(1, round(share * graph.n_edges))
         one = choose_edges(graph, mean, n, how=asked.choice, outputs=outputs)
-        put("edges", share, n, one)
+        add_circuit("edges", share, n, one)
         if asked.nodes:
             wanted = max(1, round(share * len(graph.writers)))
-            put("nodes", share, wanted, edges_between(graph, largest_edges(of_nodes, wanted)))
+            add_circuit("nodes", share, wanted, edges_between(graph, largest_edges(of_nodes, wanted)))
         if share < 1:
             for draw in range(asked.random):
-                put("random", share, n, random_circuit_like(graph, one, generator=generator), draw)
+                add_circuit("random", share, n, draw_random_circuit(graph, one, generator=generator), draw)
     about = pd.DataFrame(rows)[["by", "share", "n", "connected", "nodes", "draw"]]
-    judged = judge.faithfulness_of(judge.values(np.stack(masks), advance=advance))
+    judged = judge.faithfulness_table(judge.metric_values(np.stack(masks), advance=advance))
     return Curve(frame=pd.concat([about, judged], axis=1), gap=judge.gap)
 
 
-def size_fields(judge: Judge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
-    """Fields of a circuit's row in the curve: its edges, and the nodes that they touch."""
-    connected = judge.on_paths(circuit)
+def size_fields(judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
+    """Count a circuit's edges on paths (``connected``) and the nodes that these touch (``nodes``)."""
+    connected = judge.edges_on_paths(circuit)
     return {"connected": int(connected.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1}

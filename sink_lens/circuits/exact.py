@@ -24,7 +24,7 @@ from ..engine.cells import Cell
 from ..engine.forward import run_with
 from ..engine.trust import make_engine
 from ..errors import InputError
-from .graph import place_of
+from .graph import place_of_reader
 from .runs import Runs
 from .stream import apply_norm
 
@@ -32,16 +32,16 @@ from .stream import apply_norm
 def exact_scores(
     runs: Runs, edges: Sequence[int], *, advance: Callable[[int], object] = lambda cells: None
 ) -> Float[np.ndarray, "pair edge"]:
-    """The exact score of some edges, by pair.
+    """Patch each of some edges alone, and return its exact score by pair.
 
     Cost: two forwards, and for each edge one from its reader on; what all writers add is kept for all pairs: take a few
-    (``runs.some``) in a large model.
+    (``runs.select_pairs``) in a large model.
 
     Raises:
         InputError: a reader whose value has no site (a gate of a head's output).
     """
     lens, graph = runs.lens, runs.graph
-    begin, difference = _writing_difference(runs)
+    begin, difference = _output_difference(runs)
     sites = ["resid_pre", "attn_out", "resid_post"]
     if graph.neurons:
         sites += ["up"] if lens.family.gate is None else ["gate", "up"]
@@ -49,8 +49,8 @@ def exact_scores(
     spans, writers, readers = graph.ends
     every = slice(0, runs.n_pairs)
 
-    def change(edge: int) -> Tensor:
-        """By how much the edge's reader moves if the edge alone is replaced."""
+    def reader_change(edge: int) -> Tensor:
+        """The change of the stream that the edge's reader reads, if the edge alone is replaced."""
         return difference[:, writers[edge]] * runs.span_masks(every, begin=begin)[spans[edge]][..., None]
 
     positions = tuple(range(begin, runs.clean.n_positions))
@@ -60,19 +60,19 @@ def exact_scores(
         if reader.kind == "g":
             raise InputError(f"{reader.name} is the gate of a head's output, which has no site; need another edge")
         site = {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}.get(reader.kind, reader.kind)
-        make = partial(_reader_edit, runs, int(readers[edge]), streams, partial(change, edge), positions)
+        make = partial(_reader_edit, runs, int(readers[edge]), streams, partial(reader_change, edge), positions)
         cells.append(Cell(touches=((site, None if site == "final" else (reader.layer,)),), begin=begin, make=make))
-    return _metric_losses(runs, cells, advance=advance)
+    return _metric_drops(runs, cells, advance=advance)
 
 
 def exact_node_scores(
     runs: Runs, *, advance: Callable[[int], object] = lambda cells: None
 ) -> Float[np.ndarray, "pair writer"]:
-    """The exact score of every writer, by pair: all of its readers get what replaces it, at the positions of the spans.
+    """Replace each writer's output for all readers, at the positions of the spans; return exact scores by pair.
 
     Cost: three forwards, and for each writer one from its layer on; take a few pairs in a large model.
     """
-    begin, difference = _writing_difference(runs)
+    begin, difference = _output_difference(runs)
     difference *= runs.span_masks(slice(0, runs.n_pairs), begin=begin).sum(0)[:, None, :, None]
     sites = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     streams = _clean_tensors(runs, sorted(set(sites.values())), begin=begin)
@@ -81,43 +81,42 @@ def exact_node_scores(
         site, layer = sites[writer.kind], max(writer.layer, 0)
 
         def make(references: References, index: int = index, site: str = site, layer: int = layer) -> tuple[Edit, ...]:
-            """An edit that takes away what the node adds beyond its replacement."""
+            """Make the edit that puts the replacement of one writer into the stream."""
             without = streams[site, layer] - difference[:, index]
             return (freeze(site, {layer: without}, positions=positions, label=runs.graph.writers[index].name),)
 
         cells.append(Cell(touches=((site, (layer,)),), begin=begin, make=make))
-    return _metric_losses(runs, cells, advance=advance)
+    return _metric_drops(runs, cells, advance=advance)
 
 
-def _writing_difference(runs: Runs) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
-    """First position that differs, and from there the writers' outputs minus their replacements."""
+def _output_difference(runs: Runs) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
+    """(first position that differs, the writers' outputs minus their replacements from there on)."""
     runs.check_weights()
     everything = slice(0, runs.n_pairs)
-    begin = runs.begin(everything)
-    difference, _ = runs.writings(everything, begin=begin)
+    begin = runs.first_difference(everything)
+    difference, _ = runs.writer_outputs(everything, begin=begin)
     difference -= runs.replacements(everything, begin=begin)
     return begin, difference
 
 
 def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:
-    """The tensors of some sites in the clean runs, by (site, layer)."""
+    """(site, layer) -> the tensor of a site in the clean runs, from the position ``begin`` on."""
     clean = run_with(runs.lens, runs.clean, sites=list(sites), loss=False, logits=False).tensors
     return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
 
 
-def _metric_losses(
+def _metric_drops(
     runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], object]
 ) -> Float[np.ndarray, "pair sample"]:
-    """The amount by which each cell lowers the metric, by pair."""
+    """Run each cell, and return by how much it lowers the metric, by pair."""
     values = np.full((runs.n_pairs, len(cells)), np.nan)
     engine = make_engine(runs.lens, runs.clean, cells, [runs.metric], batch_size=runs.batch_size)
 
-    def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
-        """Keep a cell's metric by pair."""
+    def store_metric(number: int, outcome: Outcome, changed: list[bool]) -> None:
         values[outcome.sequences, number] = evaluate(runs.metric, outcome).double().numpy()
 
     for block in engine.blocks:
-        engine.map(block, take, advance=advance)
+        engine.map(block, store_metric, advance=advance)
     return runs.clean_values.double().numpy()[:, None] - values
 
 
@@ -129,9 +128,9 @@ def _reader_edit(
     positions: tuple[int, ...],
     references: References,
 ) -> tuple[Edit, ...]:
-    """The edit that lets one reader read another stream."""
+    """Make the edits under which one reader, given by its index, reads the clean stream minus ``change()``."""
     own, graph = runs.graph.readers[reader], runs.graph
-    layer, name = own.layer, place_of(own.kind)
+    layer, name = own.layer, place_of_reader(own.kind)
     weights = runs.weights
     where = {"positions": positions, "label": own.name}
     if name == "logits":

@@ -52,25 +52,25 @@ class SavedCircuit:
 
     @property
     def n_edges(self) -> int:
-        """Edges of the circuit."""
+        """Number of edges of the circuit."""
         return int(self.chosen.sum())
 
     @property
     def sha256(self) -> str:
-        """Hash of its edges and scores, whatever the file was."""
+        """Hash of the circuit's edges and scores, the same for all file formats."""
         return hashlib.sha256(self.chosen.tobytes() + self.scores.astype(float).tobytes()).hexdigest()
 
     @property
     def edges(self) -> pd.DataFrame:
-        """Its edges, the largest first: ``edge`` and ``score``."""
+        """Table of the circuit's edges, the largest score first: ``edge`` and ``score``."""
         found = pd.DataFrame({"edge": self.graph.names[self.chosen], "score": self.scores[self.chosen].astype(float)})
         return found.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
 
-    def on(self, graph: Graph) -> "SavedCircuit":
-        """The same edges in the graph of a model; without spans of its own, in every span of that graph.
+    def map_to_graph(self, graph: Graph) -> "SavedCircuit":
+        """Return the same circuit in the graph of a model; a circuit without spans is put into every span of the graph.
 
         Raises:
-            InputError: the model lacks one of them.
+            InputError: the graph lacks one of the circuit's edges.
         """
         every = self.graph.spans == ("",)
         names = [str(name).partition("@")[0] if every else str(name) for name in graph.names]
@@ -86,7 +86,7 @@ class SavedCircuit:
 
     def save(self, path: str | Path) -> Path:
         """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
-        path, (plain, scores, kept) = Path(path), _as_eap_ig(self)
+        path, (plain, scores, kept) = Path(path), _convert_to_eap_ig(self)
         cfg = {"n_layers": plain.n_layers, "n_heads": plain.n_heads, "d_model": plain.d_model}
         cfg |= {"parallel_attn_mlp": plain.parallel}
         if path.suffix.lower() == ".pt":
@@ -120,12 +120,12 @@ class SavedCircuit:
 
 
 def _sizes_text(graph: Graph) -> str:
-    """The sizes of a graph in words."""
+    """Numbers of layers, heads and key-value heads of a graph, in words."""
     return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
 
 
 def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
-    """Read a circuit.
+    """Read a circuit from a file or folder.
 
     Args:
         path: EAP-IG's JSON or ``.pt`` (no code in it is run), a MIB folder, a run folder, a ``.parquet`` of every edge,
@@ -166,7 +166,7 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
             f"{path} cannot be read as a circuit ({visible(f'{type(error).__name__}: {error}', limit=200)}); need "
             "EAP-IG's JSON or .pt, a run folder, our .parquet, or a .csv with a column edge, node, or layer and head"
         ) from None
-    return circuit if graph is None else circuit.on(graph)
+    return circuit if graph is None else circuit.map_to_graph(graph)
 
 
 _NEEDED = ["edge", "score", "in_circuit"]
@@ -186,7 +186,7 @@ def _read_tensors(path: Path) -> Any:
 
 
 def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
-    """The circuit of a table of every edge of a graph."""
+    """Make the circuit from a table with a row for every edge of its graph."""
     names = [str(name) for name in frame["edge"]]
     ends = [tuple(name.partition("@")[0].split("->")) for name in names]
     writers, readers = ({one[at] for one in ends} for at in (0, 1))
@@ -210,13 +210,13 @@ def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
 
 
 def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
-    """The circuit of a list of edges or of nodes."""
+    """Make the circuit from a table that lists its edges, or its nodes."""
     if graph is None:
         raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: lens=...")
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
     if "edge" in frame:
         for number, row in enumerate(frame.to_dict("records"), 2):
-            edge = _own_name(str(row["edge"]).strip(), graph)
+            edge = _our_edge_name(str(row["edge"]).strip(), graph)
             if edge not in graph.index:
                 raise ValueError(f"line {number}: {row['edge']!r} is no edge of the model, such as {graph.names[0]}")
             chosen[graph.index[edge]] |= str(row.get("in_circuit", "true")).lower() in ("true", "1", "yes")
@@ -226,7 +226,7 @@ def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
         raise ValueError(f"its columns are {', '.join(map(str, frame.columns))}")
     rows = frame.to_dict("records")
     names = [str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}") for row in rows]
-    nodes = {_node_name(name.replace(" ", "")) for name in names} - {"input", "logits"}
+    nodes = {_our_node_name(name.replace(" ", "")) for name in names} - {"input", "logits"}
     if not any(one.startswith("m") for one in nodes):
         nodes |= {f"m{layer}" for layer in range(graph.n_layers)}
     known = [writer.name for writer in graph.writers]
@@ -235,14 +235,14 @@ def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
     return SavedCircuit(graph=graph, scores=scores, chosen=edges_between(graph, np.isin(known, sorted(nodes))))
 
 
-def _node_name(name: str) -> str:
-    """Our name of a node that others name: a9.h9 for 9.9, L9H9 and L9.H9, m5 for MLP 5."""
+def _our_node_name(name: str) -> str:
+    """Translate a node's name into ours: 9.9, L9H9 and L9.H9 into a9.h9, MLP5 into m5."""
     head, mlp = _HEAD.fullmatch(name), _MLP.fullmatch(name)
     return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
 
 
-def _own_name(name: str, graph: Graph) -> str:
-    """Our name of an edge or a reader, whose key or value may be named by a head that shares it."""
+def _our_edge_name(name: str, graph: Graph) -> str:
+    """Translate the name of an edge or reader into ours: a head's key or value into that of its key-value head."""
     reader = re.fullmatch(r"(.*a\d+)\.h(\d+)<([kv])>", name)
     if reader is None or graph.group == 1:
         return name
@@ -250,20 +250,20 @@ def _own_name(name: str, graph: Graph) -> str:
 
 
 def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Masks [ours theirs] of the writers, and of the readers, of EAP-IG's graph that each of ours stands for."""
+    """(writers, readers): masks [ours theirs], True where a node of our graph stands for one of EAP-IG's graph."""
     writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
     their_writers = [one.name for one in plain.writers]
-    their_readers = [_own_name(one.name, graph) for one in plain.readers]
+    their_readers = [_our_edge_name(one.name, graph) for one in plain.readers]
     return (
         np.array(writers)[:, None] == np.array(their_writers)[None],
         np.array(readers)[:, None] == np.array(their_readers)[None],
     )
 
 
-def _as_eap_ig(
+def _convert_to_eap_ig(
     circuit: SavedCircuit,
 ) -> tuple[Graph, Float[np.ndarray, "writer reader"], Bool[np.ndarray, "writer reader"]]:
-    """EAP-IG's graph of a circuit (one span, whole MLPs, a key and a value for every head), its scores and its edges.
+    """Convert a circuit to (EAP-IG's graph, scores, edges): one span, whole MLPs, a key and value for every head.
 
     The score of an edge into a shared key or value is divided among the heads that share it.
     """
@@ -277,14 +277,14 @@ def _as_eap_ig(
     return plain, scores, kept
 
 
-def _from_eap_ig(
+def _convert_from_eap_ig(
     plain: Graph,
     scores: Float[np.ndarray, "writer reader"],
     kept: Bool[np.ndarray, "writer reader"],
     *,
     n_kv_heads: int | None,
 ) -> SavedCircuit:
-    """A circuit with shared key-value heads from one with a key and a value for every head."""
+    """Convert a circuit with a key and a value for every head to ``n_kv_heads`` shared ones, with summed scores."""
     n_kv_heads = plain.n_heads if n_kv_heads is None else n_kv_heads
     if n_kv_heads < 1 or plain.n_heads % n_kv_heads:
         raise ValueError(f"{n_kv_heads} key-value heads for {plain.n_heads} heads")
@@ -303,13 +303,13 @@ def _from_eap_ig(
 
 
 def _eap_ig_graph(cfg: Mapping[str, Any]) -> Graph:
-    """The graph of a file of EAP-IG's, which has a key and a value for every head."""
+    """Make the graph of one of EAP-IG's files, which has a key and a value for every head, from the file's sizes."""
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
     return Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
 
 
 def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """The circuit of EAP-IG's JSON."""
+    """Make the circuit from the content of EAP-IG's JSON; ``n_kv_heads`` is the model's, the file's if None."""
     plain, edges = _eap_ig_graph(held["cfg"]), held["edges"]
     if unknown := [name for name in edges if name not in plain.index]:
         raise ValueError(f"{len(unknown)} edges are not in its graph, such as {unknown[0]!r}")
@@ -318,22 +318,22 @@ def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCi
         at = plain.index[name]
         scores[at], kept[at] = float(edge["score"]), bool(edge["in_graph"])
     n_kv_heads = held.get("sink_lens", {}).get("n_kv_heads") if n_kv_heads is None else n_kv_heads
-    return _from_eap_ig(plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads)
+    return _convert_from_eap_ig(plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads)
 
 
 def _circuit_of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """The circuit of EAP-IG's .pt file."""
+    """Make the circuit from the content of EAP-IG's .pt file; ``n_kv_heads`` is the model's, the file's if None."""
     plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
         raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")
     n_kv_heads = held.get("n_kv_heads") if n_kv_heads is None else n_kv_heads
-    return _from_eap_ig(plain, scores.double().numpy(), kept.numpy(), n_kv_heads=n_kv_heads)
+    return _convert_from_eap_ig(plain, scores.double().numpy(), kept.numpy(), n_kv_heads=n_kv_heads)
 
 
-def dot(edges: pd.DataFrame, *, group: int) -> str:
-    """The edges as Graphviz: queries purple, keys green, values blue, all that lower the metric dashed in red.
+def graphviz_text(edges: pd.DataFrame, *, group: int) -> str:
+    """Write edges in the language of Graphviz, coloured by the kind of reader; red and dashed lowers the metric.
 
-    A dotted line goes from keys and values that a ``group`` of heads shares to each of those heads.
+    Dotted lines lead from keys and values that ``group`` heads share to each of these heads.
     """
     lines = ["digraph circuit {", "  rankdir=BT; node [shape=box, style=rounded, fontname=Helvetica];"]
     largest = float(np.abs(edges["score"].to_numpy(float)).max()) if len(edges) else 1.0

@@ -23,10 +23,10 @@ from ..models.load import ModelLike
 from ..patching.pairs import Sequences
 from ..stats import Interval
 from ..text import percent
-from .choice import random_circuit_like
-from .circuit import Circuit, runs_of_pairs
+from .choice import draw_random_circuit
+from .circuit import Circuit, make_pair_runs
 from .config import CircuitConfig
-from .curve import Judge, curve, size_fields
+from .curve import FaithfulnessJudge, compute_curve, size_fields
 from .files import SavedCircuit, read
 from .stability import jaccard
 from .tasks import Task
@@ -35,7 +35,7 @@ Given = Circuit | SavedCircuit | str | Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class CircuitEvaluation:
     """How much of the metric a given circuit keeps, and how much is left without it."""
 
     frame: pd.DataFrame
@@ -52,7 +52,7 @@ class Judged:
 
     @property
     def completeness(self) -> float:
-        """1 minus the faithfulness of all edges but the circuit's: 1 if nothing is left without it."""
+        """1 minus the faithfulness of all edges outside the circuit: 1 if nothing is left without the circuit."""
         return 1 - float(self.frame["faithfulness"].iloc[1])
 
 
@@ -66,7 +66,7 @@ def evaluate(
     random: int = 3,
     config: CircuitConfig | None = None,
     **fields: Any,
-) -> Judged:
+) -> CircuitEvaluation:
     """Judge a given circuit on all of the pairs.
 
     Cost: two forwards, and about two for each circuit.
@@ -85,37 +85,37 @@ def evaluate(
         InputError: a circuit of another model, or an empty one; no metric; sizes without scores.
     """
     config = make_config(CircuitConfig, config, fields, where="circuits.evaluate")
-    runs = runs_of_pairs(lens, pairs, metric=metric, config=config)
-    own, graph = saved_circuit(circuit, runs.lens).on(runs.graph), runs.graph
+    runs = make_pair_runs(lens, pairs, metric=metric, config=config)
+    own, graph = as_saved_circuit(circuit, runs.lens).map_to_graph(runs.graph), runs.graph
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")
     if len(sizes) and not own.scores.any():
         raise InputError("sizes need scores, and the circuit has none; leave sizes out, or find a circuit of your own")
-    judge, generator = Judge(runs=runs, seed=config.seed), np.random.default_rng([config.seed, 10])
+    judge, generator = FaithfulnessJudge(runs=runs, seed=config.seed), np.random.default_rng([config.seed, 10])
     if own.found_on == runs.clean.hash:
         warnings.warn(
             "the circuit was found on these same pairs, which flatters it; need other pairs, such as another seed's",
             stacklevel=2,
         )
-    if not judge.on_paths(own.chosen).any():
+    if not judge.edges_on_paths(own.chosen).any():
         raise InputError("no edge of the circuit lies on a path from the input to the metric; need one that does")
     masks = [own.chosen, ~own.chosen]
-    masks += [random_circuit_like(graph, own.chosen, generator=generator) for _ in range(random)]
+    masks += [draw_random_circuit(graph, own.chosen, generator=generator) for _ in range(random)]
     names = ("circuit", "without", *["random"] * random)
     rows = [{"by": by, "n": mask.sum()} | size_fields(judge, mask) for by, mask in zip(names, masks, strict=True)]
-    frame = pd.concat([pd.DataFrame(rows), judge.faithfulness_of(judge.values(np.stack(masks)))], axis=1)
+    frame = pd.concat([pd.DataFrame(rows), judge.faithfulness_table(judge.metric_values(np.stack(masks)))], axis=1)
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)
-        more = curve(judge, own.scores, asked=asked).frame[list(frame.columns)]
+        more = compute_curve(judge, own.scores, asked=asked).frame[list(frame.columns)]
         frame = pd.concat([frame, pd.DataFrame(more)], ignore_index=True)
-    return Judged(frame=frame, gap=judge.gap)
+    return CircuitEvaluation(frame=frame, gap=judge.gap)
 
 
-def saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
-    """Return a circuit without its runs; read it first if a path is given."""
+def as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
+    """Return a circuit without its runs; a path is read first."""
     if isinstance(circuit, Circuit):
         found_on = "" if circuit.given else circuit.runs.clean.hash
-        return SavedCircuit(graph=circuit.graph, scores=circuit.mean, chosen=circuit.chosen, found_on=found_on)
+        return SavedCircuit(graph=circuit.graph, scores=circuit.mean_scores, chosen=circuit.chosen, found_on=found_on)
     return circuit if isinstance(circuit, SavedCircuit) else read(circuit, lens=lens)
 
 
@@ -165,9 +165,9 @@ def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Compa
     Raises:
         InputError: a circuit that cannot be read, or two of different models.
     """
-    first = saved_circuit(one, lens)
-    found = saved_circuit(other, lens)
-    second = found.on(first.graph)
+    first = as_saved_circuit(one, lens)
+    found = as_saved_circuit(other, lens)
+    second = found.map_to_graph(first.graph)
     if found.graph.spans != first.graph.spans:  # its scores are sums over all positions
         second = replace(second, scores=np.zeros(first.graph.n_edges))
     either = np.flatnonzero(first.chosen | second.chosen)

@@ -80,7 +80,7 @@ class Graph:
         neurons: Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = ("",),
     ) -> "Graph":
-        """The graph of a model.
+        """Make the graph of a model, with some neurons as nodes of their own and with spans.
 
         Raises:
             ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
@@ -114,7 +114,7 @@ class Graph:
         neurons: Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = ("",),
     ) -> "Graph":
-        """The graph of a dense decoder of these sizes.
+        """Make the graph of a dense decoder from its sizes alone.
 
         Raises:
             InputError: a layer or a neuron that does not exist.
@@ -140,7 +140,7 @@ class Graph:
 
     @property
     def group(self) -> int:
-        """Heads that share a key-value head."""
+        """Number of heads that share a key-value head."""
         return self.n_heads // self.n_kv_heads
 
     @cached_property
@@ -180,32 +180,32 @@ class Graph:
         """(attention, mlp or logits; layer) -> the indices of the readers that read the stream there."""
         found: dict[tuple[str, int], list[int]] = {}
         for index, reader in enumerate(self.readers):
-            found.setdefault((place_of(reader.kind), reader.layer), []).append(index)
+            found.setdefault((place_of_reader(reader.kind), reader.layer), []).append(index)
         return {place: tuple(some) for place, some in found.items()}
 
-    def written_by(self, layer: int) -> slice:
-        """The writers of a layer among all: its heads, the neurons that are a node of their own, its MLP."""
+    def writers_of_layer(self, layer: int) -> slice:
+        """Slice of ``writers`` with those of a layer: heads, neurons that are a node of their own, MLP."""
         start = 1 + layer * (self.n_heads + 1) + sum(one < layer for one in self.neurons)
         return slice(start, start + self.n_heads + 1 + (layer in self.neurons))
 
-    def pairs_a_pass(self, *, n_positions: int, itemsize: int = 4, copies: int = 1) -> int:
-        """Pairs of which what all writers add fits, ``copies`` times, into the memory of a pass."""
+    def n_pairs_per_pass(self, *, n_positions: int, itemsize: int = 4, copies: int = 1) -> int:
+        """Number of pairs per pass, 32 at most, so that ``copies`` tensors of all writers' outputs fit into memory."""
         size = len(self.writers) * n_positions * self.d_model * itemsize * copies
         return min(max(_STACK_BYTES // size, 1), 32)
 
-    def before(self, reader: int) -> int:
-        """Number of writers that a reader comes after; they are the first ones."""
+    def n_writers_before(self, reader: int) -> int:
+        """Number of writers that come before a reader, given by its index; they are the first of ``writers``."""
         return self._before[reader]
 
     @cached_property
     def _before(self) -> tuple[int, ...]:
-        """For each reader, how many writers come before it."""
+        """Number of writers that come before each reader."""
         stages = np.array([writer.stage for writer in self.writers])
         return tuple(int(np.searchsorted(stages, reader.stage)) for reader in self.readers)
 
     @cached_property
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Span, writer and reader of every edge."""
+        """(spans, writers, readers): the three indices of every edge, in the order of edges."""
         mask = np.arange(len(self.writers))[:, None] < np.array(self._before)[None]
         found = np.nonzero(np.broadcast_to(mask, (len(self.spans), *mask.shape)))
         return found[0], found[1], found[2]
@@ -217,7 +217,7 @@ class Graph:
 
     @cached_property
     def names(self) -> np.ndarray:
-        """Name of every edge."""
+        """Name of every edge, such as a0.h2->m1, in the order of edges."""
         spans, writers, readers = self.ends
         first = np.array([writer.name for writer in self.writers], dtype=object)[writers]
         second = np.array([reader.name for reader in self.readers], dtype=object)[readers]
@@ -226,12 +226,12 @@ class Graph:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Name of an edge -> its number."""
+        """Name of an edge -> its index."""
         return {name: number for number, name in enumerate(self.names.tolist())}
 
     @cached_property
     def reader_of_node(self) -> np.ndarray:
-        """Reader and writer -> whether the writer is computed from what the reader reads, [reader writer]."""
+        """Mask [reader writer]: True where both belong to one node, so that the writer is computed from the reader."""
         found = np.zeros((len(self.readers), len(self.writers)), dtype=bool)
         for row, reader in enumerate(self.readers):
             for column, writer in enumerate(self.writers):
@@ -245,25 +245,25 @@ class Graph:
         return found
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
-        """Values of edges as [span writer reader]; 0 where there is no edge."""
+        """Arrange values of edges as an array [span writer reader]; 0 where there is no edge."""
         found = np.zeros((len(self.spans), len(self.writers), len(self.readers)), dtype=values.dtype)
         found[self.ends] = values
         return found
 
 
-def place_of(kind: str) -> str:
-    """Where a reader of this kind reads the stream: attention, mlp or logits."""
+def place_of_reader(kind: str) -> str:
+    """The sublayer before which a reader of this kind reads the stream: attention, mlp or logits."""
     return {"mlp": "mlp", "neurons": "mlp", "logits": "logits"}.get(kind, "attention")
 
 
 def is_parallel(lens: "LensModel") -> bool:
-    """Check if attention and MLP of a layer read the same stream: they share a norm, or the configuration says so."""
+    """Check whether attention and MLP of a layer read the same stream: by a shared norm, or by the configuration."""
     family = lens.family
     shared = family.attn_norm is not None and family.attn_norm == family.mlp_norm
     return shared or bool(getattr(lens.config, "use_parallel_residual", False))
 
 
 def has_gate(lens: "LensModel") -> bool:
-    """Return whether a projection of the attention's input gates the heads' output."""
+    """Check whether a projection of the attention's input gates the heads' output."""
     attention = lens.layer(0).get_submodule(lens.family.attention)
     return bool(getattr(attention, "gated", False))

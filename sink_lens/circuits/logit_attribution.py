@@ -39,7 +39,7 @@ from ..models.unembedding import uncapped_logits, unembedding_vectors
 from ..models.weights import attention_weights, final_norm, mlp_weights, norm_weights
 from ..records import display
 from ..stats import largest_rows, t_intervals
-from .stream import factor_behind
+from .stream import post_norm_factor
 
 By = Literal["layer", "head", "neuron"]
 _READ: Mapping[By, tuple[str, ...]] = {
@@ -146,7 +146,7 @@ def direct_logit_attribution(
         logits.append(_signed_sum(lambda ids, whole=whole, rows=rows: whole[rows, ids], own))
     applied.warn()
     what = f"logit of {answer!r}" if incorrect is None else f"logit of {answer!r} minus that of {incorrect!r}"
-    return _checked_table(lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what)
+    return _make_checked_result(lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what)
 
 
 def _contributions(
@@ -167,24 +167,24 @@ def _contributions(
     centred = last - last.mean(-1, keepdim=True) if norm.centred else last
     through = through / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
 
-    def of(x: Tensor) -> Float[Tensor, " batch"]:
-        """The contribution of what is written into the stream."""
+    def contribution(x: Tensor) -> Float[Tensor, " batch"]:
+        """The contribution of a vector that is written into the stream, by sequence."""
         return (x * through).sum(-1)
 
-    found: list[tuple[Label, Tensor]] = [(("embedding", None, None, None), of(read["resid_pre", 0]))]
+    found: list[tuple[Label, Tensor]] = [(("embedding", None, None, None), contribution(read["resid_pre", 0]))]
     before = read["resid_pre", 0]
     for layer in range(lens.n_layers):
         own: list[tuple[Label, Tensor]] = []
         if by == "head":
             own += _head_contributions(lens, read["z", layer], through, layer=layer)
         else:
-            own.append((("attention", layer, None, None), of(read["attn_out", layer])))
+            own.append((("attention", layer, None, None), contribution(read["attn_out", layer])))
         if by == "neuron":
             own += _neuron_contributions(lens, read, through, layer=layer)
         else:
-            own.append((("mlp", layer, None, None), of(read["mlp_out", layer])))
+            own.append((("mlp", layer, None, None), contribution(read["mlp_out", layer])))
         if layer in edited:
-            written = of(read["resid_post", layer] - before)
+            written = contribution(read["resid_post", layer] - before)
             own.append((("edit", layer, None, None), written - sum(value for _, value in own)))
         before = read["resid_post", layer]
         found += own
@@ -192,7 +192,7 @@ def _contributions(
 
 
 def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
-    """Each head's contribution in a layer, and that of the output projection's bias."""
+    """(label, contribution by sequence) of each head and of the output bias; ``through``: direction of the logit."""
     weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
@@ -205,7 +205,7 @@ def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: i
 def _neuron_contributions(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
 ) -> list[tuple[Label, Tensor]]:
-    """Each neuron's contribution in a layer, and that of the bias of down-projection or experts."""
+    """(label, contribution by sequence) of each neuron and of the biases; ``through``: direction of the logit."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
     behind = through * _output_factor(read["down_out", layer], after)
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
@@ -220,19 +220,19 @@ def _neuron_contributions(
 
 
 def _output_factor(total: Tensor, after: Any) -> Tensor:
-    """The number that a norm or multiplier behind a sublayer multiplies each dimension by."""
-    return factor_behind(total[:, None], after)[:, 0].double().cpu()
+    """The factor by which a norm or multiplier after a sublayer multiplies each dimension, in float64."""
+    return post_norm_factor(total[:, None], after)[:, 0].double().cpu()
 
 
 def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """A quantity of the right tokens minus that of the wrong ones."""
+    """Apply a function to the right tokens and to the wrong ones, and return the difference."""
     return sum((sign * of_ids(ids) for sign, ids in signed), start=torch.zeros((), dtype=torch.float64))
 
 
-def _checked_table(
+def _make_checked_result(
     lens: LensModel, labels: Sequence[Label], values: Tensor, logits: Tensor, *, what: str
 ) -> LogitAttribution:
-    """The table of contributions, after a check that they sum to the logits."""
+    """Check that the contributions sum to the logits, and make the result with its table."""
     off = (values.sum(0) - logits).abs()
     allowed = max(TOLERANCE, 8 * torch.finfo(lens.dtype).eps) * values.abs().sum(0).clamp(min=1)
     if not bool((off <= allowed).all()):
@@ -250,7 +250,7 @@ def _checked_table(
 
 
 def _answer_ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:
-    """The token of an answer behind each prompt, one id per sequence."""
+    """Token ids of the answer after each prompt, one per sequence; ``at``: position of each prompt's last token."""
     several = [answer] * batch.n_sequences if isinstance(answer, str | int) else list(answer)
     if len(several) != batch.n_sequences:
         raise InputError(f"there are {len(several)} answers for {batch.n_sequences} prompts; need one, or one for each")

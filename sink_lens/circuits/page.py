@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.circuits.config import SIZES
-from sink_lens.circuits.picture import EdgeCircuit, curve_figure, place_of_node
+from sink_lens.circuits.picture import EdgeCircuit, draw_curve, place_of_node
 from sink_lens.circuits.sentences import circuit_sentences, edges_sentence, faithfulness_text, is_complete, is_gap_clear
 from sink_lens.records import Run
 from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, pattern_base64, select_edges
@@ -27,7 +27,7 @@ from sink_lens.text import edge_name, name_in_words, number, part_name, token_te
 
 
 def edge_circuit(run: Run) -> EdgeCircuit:
-    """The circuit of a run of ``sink-lens circuit``.
+    """Read the circuit of a run folder of ``sink-lens circuit``, ready to be drawn.
 
     Raises:
         RunError: the run has no such table.
@@ -61,7 +61,7 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
 
 
 def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
-    """The edges of a run's circuit and the largest others, and what its other tables say of them."""
+    """Make the JSON of the explorer: the edges of a run's circuit, the largest other edges, the curve and attention."""
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
@@ -87,7 +87,7 @@ def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
 
 
 def _attention_json(run: Run) -> dict[str, Any]:
-    """Collect where the largest heads look in the first prompt, and the parts of query and key that cause it."""
+    """Head -> its pattern on the first prompt, its most attended key, and the parts of query and key behind it."""
     parts = run.optional("attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"])
     if parts is None or not len(parts):
         return {}
@@ -105,7 +105,7 @@ def _attention_json(run: Run) -> dict[str, Any]:
 
 
 def _title(run: Run) -> str:
-    """Head the page with what the circuit keeps."""
+    """The title of the page: the circuit's size, and the share of the metric that it keeps."""
     task, metric = str(run.config.get("task", "")), name_in_words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
     table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric"])
@@ -119,7 +119,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """The result in sentences, with the heads of the largest scores."""
+    """The sentences at the top of the page: the result, and the heads that have the largest scores."""
     summary = run.need("summary", columns=["edges", "cpr", "completeness"])
     sentences = list(circuit_sentences(summary, sizes=run.config.get("sizes") or SIZES))
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
@@ -132,7 +132,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _picture(run: Run) -> tuple[str, Figure]:
-    """Draw the circuit's strongest part, and say what it keeps alone."""
+    """(caption, figure) of the strongest edges of the circuit; the caption says how much these keep alone."""
     circuit, alone = edge_circuit(run), ""
     summary = run.optional("summary", columns=["picture_edges", "picture_faithfulness", "gap_low", "gap_high"])
     if summary is not None and len(summary):
@@ -149,22 +149,22 @@ def _picture(run: Run) -> tuple[str, Figure]:
 
 
 def _curve(run: Run) -> tuple[str, Figure]:
-    """Draw faithfulness by the share of edges kept."""
+    """(caption, figure) of faithfulness over the share of edges that are kept."""
     table = run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
     see = (
         "How much of the metric is left if only that many edges are kept and all others are replaced, on pairs "
         "that were not used to choose the edges. 1 is the whole model; above 1, the dropped edges lowered the "
         "metric. Bands are 95% intervals over pairs."
     )
-    return see, curve_figure(table)
+    return see, draw_curve(table)
 
 
 def _listed_parts(
     key: str, title: str, name: str, see: str, heads: Mapping[str, str] | None = None, *, first: Sequence[str] = ()
 ) -> Listed:
-    """List a run's table of edges or nodes, if it has it, under the names that the pictures give them.
+    """Make a table of the page from the run's table ``name`` of edges or nodes, with names as in the pictures.
 
-    ``heads`` are its columns, all if None; ``first`` the columns by whose magnitude the rows are sorted, if any.
+    ``heads``: column -> its heading, all columns if None. ``first``: columns by whose magnitude the rows are sorted.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:
@@ -179,7 +179,7 @@ def _listed_parts(
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
-    """The table of the prompts."""
+    """(caption, table) of the prompts with their answers and metrics."""
     table = run.need("pairs", columns=["clean", "corrupted", "correct", "incorrect"])
     heads = {
         "clean": "clean",

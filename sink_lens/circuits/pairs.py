@@ -24,7 +24,7 @@ import numpy as np
 from ..data.described import BosCondition
 from ..errors import InputError, check_regular_file
 from ..text import json_value, plural, visible
-from .config import CircuitConfig, positions_in
+from .config import CircuitConfig, read_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,10 +99,10 @@ class TokenPair:
     spans: Mapping[str, tuple[int, ...]]
 
 
-def pairs_that_fit(
+def make_token_pairs(
     config: CircuitConfig, tokenizer: "PreTrainedTokenizerBase", *, d_vocab: int, generator: np.random.Generator
 ) -> list[TokenPair]:
-    """Different pairs of a task whose tokens fit, at most twice as many as are asked for.
+    """Make different pairs of a task whose tokens fit, at most twice ``config.pairs``.
 
     Raises:
         InputError: no file of pairs, or one that cannot be read; a span outside its prompt.
@@ -111,11 +111,16 @@ def pairs_that_fit(
     if name == "file":
         if config.pairs_file is None:
             raise InputError("the task 'file' needs a file of pairs; give pairs_file (--pairs-file FILE)")
-        source: Iterator[Pair] = iter(read_pairs(config.pairs_file, spans=config.columns_of_spans))
+        source: Iterator[Pair] = iter(read_pairs(config.pairs_file, spans=config.column_by_span))
     elif name == "induction":
-        source = _induction(tokenizer, d_vocab, generator, bos=bos)
+        source = _draw_induction(tokenizer, d_vocab, generator, bos=bos)
     else:
-        makers = {"ioi": _ioi, "greater-than": _greater_than, "agreement": _agreement, "capitals": _capitals}
+        makers = {
+            "ioi": _draw_ioi,
+            "greater-than": _draw_greater_than,
+            "agreement": _draw_agreement,
+            "capitals": _draw_capitals,
+        }
         source = makers[name](generator)
     kept: dict[tuple[tuple[int, ...], tuple[int, ...]], TokenPair] = {}
     tried = 0
@@ -136,7 +141,7 @@ def pairs_that_fit(
 
 
 def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> list[Pair]:
-    """Pairs of a file of JSON lines, or of a .csv with the same names as columns, whose prompts and answers are texts.
+    """Read pairs from a file of JSON lines, or from a .csv with the same names as columns.
 
     Args:
         file: its path.
@@ -169,7 +174,7 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
             ) from None
         for name in ("clean", "corrupted"):
             value = fields[name]
-            if isinstance(value, list) and value and all(_is_id(one) for one in value):
+            if isinstance(value, list) and value and all(_is_token_id(one) for one in value):
                 fields[name] = tuple(value)
             elif not isinstance(value, str) or not value:
                 raise InputError(f"{where}: {name} is {visible(repr(value))}; need a text or a list of token ids")
@@ -183,12 +188,12 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
             ):
                 value = pieces  # several answers in a cell of a table
             several = value if isinstance(value, list) else [value]
-            if not several or not all(isinstance(one, str) or _is_id(one) for one in several):
+            if not several or not all(isinstance(one, str) or _is_token_id(one) for one in several):
                 said = visible(repr(value), limit=200)
                 raise InputError(f"{where}: {name} is {said}; need a text or a token id, or a list")
             fields[name] = tuple(value) if isinstance(value, list) else value
         own = {
-            name: _span_positions(row.get(column), f"{where}: the span {name} ({column})")
+            name: _read_span_positions(row.get(column), f"{where}: the span {name} ({column})")
             for name, column in (spans or {}).items()
         }
         for name, positions in own.items() if found else ():
@@ -203,25 +208,27 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
     return found
 
 
-def _is_id(value: object) -> bool:
-    """Check that a value of JSON can be a token id."""
+def _is_token_id(value: object) -> bool:
+    """Check whether a value from JSON can be a token id."""
     return type(value) is int and 0 <= value < 2**31
 
 
-def _span_positions(value: Any, said: str) -> tuple[int, ...]:
-    """The positions of a span in one pair; refuses what cannot be read, which an error calls ``said``."""
+def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
+    """Read the positions of a span in one pair from a cell of the file; errors call the cell ``said``."""
     if value is None or value in ("", []):
         raise InputError(f"{said} has no positions; need them in every pair, such as 4 or 4-6")
     if isinstance(value, list) and all(type(one) is int for one in value):
         return tuple(dict.fromkeys(value))
     if isinstance(value, str) or type(value) is int:
         with contextlib.suppress(InputError):
-            return tuple(dict.fromkeys(positions_in(str(value))))
+            return tuple(dict.fromkeys(read_positions(str(value))))
     raise InputError(f"{said} is {visible(repr(value), limit=200)}; need positions, such as 4 or 4-6")
 
 
 def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition) -> TokenPair | None:
-    """Tokens of a pair; None where lengths differ, both are equal, or an answer is not one token or on both sides.
+    """Tokenise a pair of prompts and its answers; None if the tokens do not fit.
+
+    They do not if lengths differ, both prompts are equal, an answer is not one token, or it is both right and wrong.
 
     Raises:
         InputError: a span is outside the prompt.
@@ -262,7 +269,7 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
 
 def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """The token that an answer is behind both prompts; None if it is not one token, or not the same behind both."""
+    """The token id of an answer after both prompts; None if it is several tokens, or differs between the prompts."""
     from ..data.token_ids import answer_id, continuation_ids
 
     if pair.goes_on:
@@ -275,7 +282,7 @@ def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizer
     return first if first == second else None
 
 
-def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
+def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
     """Draw pairs of indirect object identification; corrupted prompts have a third name for the repeated one."""
     while True:
         number = int(generator.integers(len(_TEMPLATES)))
@@ -294,7 +301,7 @@ def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
         )
 
 
-def _greater_than(generator: np.random.Generator) -> Iterator[Pair]:
+def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
     """Draw pairs of greater-than: a span of years, whose corrupted prompt begins with the year 01."""
     while True:
         noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
@@ -310,7 +317,7 @@ def _greater_than(generator: np.random.Generator) -> Iterator[Pair]:
         )
 
 
-def _agreement(generator: np.random.Generator) -> Iterator[Pair]:
+def _draw_agreement(generator: np.random.Generator) -> Iterator[Pair]:
     """Draw pairs of subject-verb agreement: a subject in singular and plural."""
     subjects = [one.split() for one in _SUBJECTS.split("|")]
     while True:
@@ -327,8 +334,8 @@ def _agreement(generator: np.random.Generator) -> Iterator[Pair]:
         )
 
 
-def _capitals(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs that ask for the capital, of two countries."""
+def _draw_capitals(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw pairs of prompts that ask for the capitals of two countries."""
     countries = list(_CAPITALS)
     while True:
         first, second = (countries[index] for index in generator.choice(len(countries), 2, replace=False))
@@ -342,7 +349,7 @@ def _capitals(generator: np.random.Generator) -> Iterator[Pair]:
         )
 
 
-def _induction(
+def _draw_induction(
     tokenizer: "PreTrainedTokenizerBase",
     d_vocab: int,
     generator: np.random.Generator,
@@ -350,7 +357,7 @@ def _induction(
     bos: BosCondition,
     length: int = 10,
 ) -> Iterator[Pair]:
-    """Draw random tokens whose second half repeats the first, after BOS; with ``auto`` wherever there is one."""
+    """Draw pairs of random tokens whose second half repeats the first; after BOS unless ``bos`` is without."""
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))

@@ -12,7 +12,7 @@ from ..text import size_text
 from .config import REST, CircuitConfig
 from .graph import Graph
 from .methods import METHODS
-from .pairs import pairs_that_fit
+from .pairs import make_token_pairs
 
 _PASSES_A_POINT, _PASSES_A_CIRCUIT, _PASSES_A_PAIR = 2.5, 1.25, 3
 """Forward passes that one point of the scores takes for a pair (a forward, its backward and each reader's stream), that
@@ -26,21 +26,21 @@ _TRIED = 8
 
 
 def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
-    """Count the passes of finding and judging a circuit; None if the headers do not say what blocks and pairs are.
+    """Count the passes of finding and judging a circuit, and their memory; None if the files' headers do not suffice.
 
     Raises:
         ModelError, InputError: what the run would refuse before it scores, as far as it is known.
     """
     config.check_together()
-    header, graph = sizes.header, _graph(config, sizes)
-    n_positions = None if graph is None else _longest_pair(config, sizes)
+    header, graph = sizes.header, _make_graph(config, sizes)
+    n_positions = None if graph is None else _longest_pair_length(config, sizes)
     if graph is None or n_positions is None:
         return None
     points, circuits = _count_points(config, graph), config.n_circuits + 2  # the run's circuit, and its picture
     patches = config.check_pairs * config.check
     if config.check and METHODS[config.method].along != "patches":
         patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)
-    a_pass = config.batch_size or graph.pairs_a_pass(n_positions=n_positions, copies=3)
+    a_pass = config.batch_size or graph.n_pairs_per_pass(n_positions=n_positions, copies=3)
     rows = min(config.pairs, a_pass) * n_positions
     of_pairs = 4 * config.pairs * graph.n_edges
     stacks = 4 * _STACKS * rows * len(graph.writers) * graph.d_model
@@ -60,12 +60,12 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
         memory=f"; scores by pair take {size_text(of_pairs)} of it and of disk",
         apart="more points of the scores if sums are not complete",
         rows=rows,
-        unembeds=config.reads != "sink_mass",
+        unembeds=config.metric_name != "sink_mass",
     )
 
 
 def _count_points(config: CircuitConfig, graph: Graph) -> int:
-    """Count the points that the scores of a pair take."""
+    """Count the points at which the scores of a pair take the gradient; a third of the edges for real patches."""
     how = METHODS[config.method]
     if how.along == "patches":
         return graph.n_edges // 3
@@ -73,8 +73,8 @@ def _count_points(config: CircuitConfig, graph: Graph) -> int:
     return points * (2 * graph.n_layers + 1) if how.along == "activations" else points
 
 
-def _graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
-    """The edges of a model; None if it takes the model to know them."""
+def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
+    """Make the graph from the model's sizes; None if the whole model is needed for it."""
     family = sizes.header.family
     names = (*(name for name in config.positions_by_span if name != REST), REST) if config.spans else ("",)
     if sizes.lens is not None:
@@ -85,13 +85,13 @@ def _graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
     return Graph.of_sizes(sizes.header, parallel=parallel, neurons=config.neurons_by_layer, spans=names)
 
 
-def _longest_pair(config: CircuitConfig, sizes: Sizes) -> int | None:
-    """Tokens of the longest of some pairs; None without the tokenizer's file."""
+def _longest_pair_length(config: CircuitConfig, sizes: Sizes) -> int | None:
+    """Number of tokens of the longest of 8 pairs of the task; None without the tokenizer's file."""
     if config.task == "text":
         return config.length
     tokenizer = sizes.tokenizer()
     if tokenizer is None:
         return None
     few, generator = replace(config, pairs=min(config.pairs, _TRIED)), np.random.default_rng([config.seed, 0])
-    tried = pairs_that_fit(few, tokenizer, d_vocab=sizes.header.d_vocab, generator=generator)
+    tried = make_token_pairs(few, tokenizer, d_vocab=sizes.header.d_vocab, generator=generator)
     return max((len(one.clean) for one in tried), default=None)

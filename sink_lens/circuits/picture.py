@@ -43,13 +43,13 @@ class EdgeCircuit(Drawable):
     """The readers that the metric reads."""
 
     @property
-    def drawn(self) -> pd.DataFrame:
-        """Its strongest part, which the picture shows; where none is marked, the 60 largest edges."""
+    def drawn_edges(self) -> pd.DataFrame:
+        """The edges that the picture shows: those marked ``drawn``, or the 60 largest if the table has no marks."""
         return self.edges.loc[self.edges["drawn"]] if "drawn" in self.edges else self.edges.head(MOST_DRAWN)
 
     @property
     def graph(self) -> dict[str, Any]:
-        """The largest edges of all as Neuronpedia's JSON; RunError if the run has no table of all edges."""
+        """The largest edges of the whole model as Neuronpedia's JSON; RunError if the run has no table of all edges."""
         return self.make_graph()
 
     def explore(self) -> Explorer:
@@ -57,14 +57,14 @@ class EdgeCircuit(Drawable):
         return Explorer(graphs=[self.graph])
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
-        """The circuit as a figure: ``page`` with its strongest part, up to 60 edges, ``paper`` with fewer.
+        """Draw the strongest edges of the circuit: up to 60 in the style ``page``, fewer in ``paper``.
 
         Raises:
             InputError: another style, or more than fits into the width.
         """
         if style == "page":
             sizes = {"n_layers": self.n_layers, "group": self.group}
-            return edge_figure(self.drawn, **sizes, title=self.title, of=len(self.edges))
+            return draw_edges(self.drawn_edges, **sizes, title=self.title, of=len(self.edges))
         end = "logits" if self.outputs == ["logits"] else self.metric
         named: dict[str, Any] = {"unit": f"of the {self.metric}", "outputs": self.outputs, "end": end}
         sketch = sketches.sketch_edges(self.edges, group=self.group, title=self.title, **named)
@@ -77,13 +77,11 @@ class EdgeCircuit(Drawable):
         return json.dumps({"format": "sink_lens edges 1", "about": about, "edges": rows}, ensure_ascii=False)
 
 
-def edge_figure(
-    edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", of: int | None = None
-) -> Figure:
-    """Edges (writer, reader and score, the largest first); the width of a line is the magnitude of the score.
+def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", of: int | None = None) -> Figure:
+    """Draw edges as arrows between nodes; the width of an arrow is the magnitude of the score.
 
-    An edge into a key-value head that a ``group`` of heads shares is divided among those of them that are in the
-    picture. The title says of how many edges (``of``) these are the strongest part.
+    ``edges`` has the columns writer, reader and score, the largest first. An edge into a key-value head that ``group``
+    heads share is divided among those heads in the picture. ``of``: number of all edges of the circuit, for the title.
     """
     if of is not None and of > len(edges):
         title = f"{title}\nThe strongest {len(edges)} of {of:,} edges".strip()
@@ -128,8 +126,8 @@ def edge_figure(
                 "linewidth": 0.5 + 3.5 * abs(score) / largest,
                 "linestyle": "--" if score < 0 else "-",
                 "alpha": 0.35 + 0.6 * abs(score) / largest,
-                "shrinkA": _to_border(writer, (x1 - x0, y1 - y0), inches),
-                "shrinkB": _to_border(node, (x1 - x0, y1 - y0), inches) + 2,
+                "shrinkA": _points_to_border(writer, (x1 - x0, y1 - y0), inches),
+                "shrinkB": _points_to_border(node, (x1 - x0, y1 - y0), inches) + 2,
                 "connectionstyle": f"arc3,rad={bend:.3f}",
             },
         )
@@ -154,8 +152,8 @@ def edge_figure(
     return without_formulas(figure)
 
 
-def _to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
-    """Points from the middle of a node's box to its border along an edge, given in units of the axes."""
+def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
+    """Distance in points from the middle of a node's box to its border, along an edge in units of the axes."""
     size = 0.85 * FONT
     half = (0.3 * size * len(part_name(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
     across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
@@ -164,7 +162,7 @@ def _to_border(node: str, along: tuple[float, float], inches: tuple[float, float
 
 
 def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
-    """(writer, reader, score) of each line; an edge into a key-value head goes to its heads in the picture."""
+    """(writer, reader, score) of each arrow; an edge into a shared key-value head becomes one for each drawn head."""
     rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
     ends = []
@@ -177,8 +175,8 @@ def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, f
     return ends
 
 
-def curve_figure(curve: pd.DataFrame) -> Figure:
-    """Faithfulness over the share of edges or nodes, on a logarithmic axis, with its intervals and random circuits."""
+def draw_curve(curve: pd.DataFrame) -> Figure:
+    """Draw faithfulness, with intervals and random circuits, over the share of edges or nodes on a logarithmic axis."""
     figure = canvas(width=6.4, height=3.6)
     axes = figure.add_subplot()
     styles = {"edges": ("#2b6cb0", "o", "edges"), "nodes": ("#2e8b57", "s", "whole nodes")}
@@ -214,7 +212,7 @@ def curve_figure(curve: pd.DataFrame) -> Figure:
 
 
 def place_of_node(node: str) -> tuple[int, int, int]:
-    """Layer, sublayer and head of a node: what it is sorted by."""
+    """(layer, sublayer, head) of a node's name, by which nodes are sorted from the input to the logits."""
     if node == "input":
         return (-1, 0, 0)
     if node == "logits":

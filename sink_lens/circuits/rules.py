@@ -27,7 +27,7 @@ TEMPERATURE = 2.0
 
 
 def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..., Any]]]:
-    """Hooks of the bridge that change no value, and all gradients by the rules."""
+    """Make the hooks that apply the rules: they change no value of the forward pass, only gradients."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
     norms: dict[str, Norm | None] = {"ln_final": weights.final_norm}  # parallel blocks have one for both readers
@@ -45,25 +45,25 @@ def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..
 
 
 def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
-    """Keep a hook point's tensor in a mapping, under a key."""
+    """Store the tensor of a hook point in the mapping ``into`` under ``key``."""
     into[key] = x
 
 
 def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:
-    """The norm's output, whose gradient takes the size of its input as fixed."""
+    """Return a norm's output with a gradient that takes the norm's divisor as a constant."""
     x = seen[key].to(norm.gain.dtype)
     x = x - x.mean(-1, keepdim=True) if norm.centred else x
     inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt().detach()
-    return _with_gradient_of(out, (x * inverse * norm.gain).to(out.dtype))
+    return _replace_gradient(out, (x * inverse * norm.gain).to(out.dtype))
 
 
 def _with_smooth_softmax(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
-    """The pattern, whose gradient is that of a softmax at a higher temperature."""
+    """Return the pattern with the gradient of a softmax at temperature 2."""
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
     smooth = TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)
-    return _with_gradient_of(pattern, smooth.to(pattern.dtype))
+    return _replace_gradient(pattern, smooth.to(pattern.dtype))
 
 
-def _with_gradient_of(value: Tensor, gradient: Tensor) -> Tensor:
+def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:
     """Return the value of one tensor with the gradient of another."""
     return value.detach() + (gradient - gradient.detach())

@@ -28,19 +28,19 @@ from ..models.load import ModelLike, as_lens
 from ..records import Result, RunWriter, create_run, default_folder, display, read_run, refuse_unhashed_code
 from ..records.shards import check_shard, compute_run, process_name
 from ..stats import interval
-from .attention import attention_of
-from .checks import CONFIRMED, check_from_table
-from .circuit import Circuit, circuit_by_scores, first_prompt
+from .attention import explain_attention
+from .checks import CONFIRMED, make_check
+from .circuit import Circuit, choose_by_scores, first_prompt_tokens
 from .config import Ablation, CircuitConfig
-from .core import core_of
-from .curve import Judge, areas_of, size_fields, steady_share
+from .core import core_table
+from .curve import FaithfulnessJudge, curve_areas, size_fields, steady_share
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
 from .pairs import read_pairs
-from .runs import Runs, runs_of
-from .scores import Scores, score
-from .scoring import part_name, parts_of, score_edges
+from .runs import Runs, make_runs
+from .scores import Scores, score_by_gradients
+from .scoring import divide_pairs, score_edges, scores_file_name
 from .sink import sink_fields
 from .tasks import Task, task_of
 
@@ -114,18 +114,18 @@ def run(
         RunError: the folder is in use, or holds another run or another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    asked = _ask(model, config=config, fields=fields)
+    asked = _make_request(model, config=config, fields=fields)
     if shard is not None:
-        refuse_unhashed_code(asked.code())
+        refuse_unhashed_code(asked.metric_code_field())
     folder = default_folder(asked.lens.name) if out is None else Path(out)
     found = compute_run(
         folder,
         shard=shard,
         overwrite=overwrite,
-        opened=partial(asked.open, reopen=shard is not None),
-        begin=lambda writer: asked.parts(),
-        compute=partial(asked.compute, progress=progress),
-        finish=partial(asked.finish, progress=progress),
+        opened=partial(asked.open_run, reopen=shard is not None),
+        begin=lambda writer: asked.n_pairs_by_part(),
+        compute=partial(asked.score_parts, progress=progress),
+        finish=partial(asked.finish_run, progress=progress),
     )
     if found is None:
         return CircuitRun.unfinished(folder, shard=str(shard))
@@ -138,8 +138,8 @@ def run(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """Everything that determines a circuit."""
+class _Request:
+    """The model, task, configuration, metric and given circuit that determine a run of ``circuit``."""
 
     lens: LensModel
     task: Task
@@ -148,15 +148,15 @@ class _Asked:
     given: SavedCircuit | None
     """The circuit that is judged, where one was given."""
 
-    def open(self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any) -> RunWriter:
-        """Open the run folder of the circuit, or of a part of it; ``how`` is for ``create_run``."""
+    def open_run(self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any) -> RunWriter:
+        """Open the run folder, or that of a part of the run; ``how`` are arguments of ``create_run``."""
         provenance = describe_provenance(self.lens, self.task.clean, kernel="eager") | {
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
             "answers_sha256": self.task.sha256,
             "seeds": {"pairs": self.config.seed},
         }
         provenance |= {} if self.given is None else {"circuit_sha256": self.given.sha256}
-        config = asdict(self.config) | self.code() | dict(part or {})
+        config = asdict(self.config) | self.metric_code_field() | dict(part or {})
         for name in ("save", "against", "batch_size"):  # copies of the circuit and the size of a pass are no question
             del config[name]
         return create_run(
@@ -168,32 +168,32 @@ class _Asked:
             **how,
         )
 
-    def code(self) -> dict[str, Any]:
-        """Hash of a metric of the user's: a run does not go on with another function of this name."""
-        return {"code": metric_config(self.metric)["code"]} if ":" in self.config.reads else {}
+    def metric_code_field(self) -> dict[str, Any]:
+        """The field ``code`` of the run's configuration: the hash of the user's metric; empty for a named metric."""
+        return {"code": metric_config(self.metric)["code"]} if ":" in self.config.metric_name else {}
 
     @property
-    def others(self) -> tuple[Ablation, ...]:
-        """The ablations beside the run's own that the core is taken over."""
+    def core_ablations(self) -> tuple[Ablation, ...]:
+        """The ablations, beside the run's own, under which the core is computed; none without ``core``."""
         able = _CORE[1:] if self.config.task == "text" else _CORE
-        return tuple(one for one in able if one != self.config.replaced_by) if self.config.core else ()
+        return tuple(one for one in able if one != self.config.used_ablation) if self.config.core else ()
 
     @property
-    def scored(self) -> Mapping[str, Ablation]:
-        """Name of scores -> their ablation: the run's own, and those of the core."""
-        return {"scores": self.config.replaced_by, **{f"scores-{one}": one for one in self.others}}
+    def ablation_by_scores(self) -> Mapping[str, Ablation]:
+        """Name of each set of scores in the folder -> its ablation: the run's own, and those of the core."""
+        return {"scores": self.config.used_ablation, **{f"scores-{one}": one for one in self.core_ablations}}
 
-    def runs(self, ablation: Ablation) -> Runs:
-        """The clean and the replaced runs of the task.
+    def make_runs(self, ablation: Ablation) -> Runs:
+        """Make the clean and the replaced runs of the task under an ablation.
 
         Raises:
-            InputError: under the run's own ablation, the interval of their difference covers 0.
+            InputError: under resampling, the interval of the metric's difference covers 0.
         """
         task, config = self.task, replace(self.config, ablation=ablation)
         corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
-        found = runs_of(self.lens, task.clean, corrupted, metric=self.metric, config=config, spans=task.spans)
+        found = make_runs(self.lens, task.clean, corrupted, metric=self.metric, config=config, spans=task.spans)
         gap = interval(found.gap.double().numpy(), generator=np.random.default_rng([config.seed, 6]))
-        if ablation == self.config.replaced_by == "resample" and not (gap.low > 0 or gap.high < 0):
+        if ablation == self.config.used_ablation == "resample" and not (gap.low > 0 or gap.high < 0):
             raise InputError(
                 f"{found.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
                 "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
@@ -201,43 +201,45 @@ class _Asked:
             )
         return found
 
-    def parts(self) -> dict[str, int]:
-        """Name of every part of the scores -> its pairs."""
-        n_pairs = self.task.clean.n_sequences
-        return {part_name(name, rows): len(rows) for name in self.scored for rows in parts_of(n_pairs)}
+    def n_pairs_by_part(self) -> dict[str, int]:
+        """Name of every part of the scores -> its number of pairs."""
+        parts = divide_pairs(self.task.clean.n_sequences)
+        return {scores_file_name(name, rows): len(rows) for name in self.ablation_by_scores for rows in parts}
 
-    def compute(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
-        """Score the pairs of some parts."""
-        for name, ablation in self.scored.items():
-            if any(part_name(name, rows) in parts for rows in parts_of(self.task.clean.n_sequences)):
-                runs = self.runs(ablation)
+    def score_parts(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
+        """Score the pairs of the parts with these names, and write the scores."""
+        for name, ablation in self.ablation_by_scores.items():
+            if any(scores_file_name(name, rows) in parts for rows in divide_pairs(self.task.clean.n_sequences)):
+                runs = self.make_runs(ablation)
                 score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
 
-    def finish(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
-        """Score what the folder lacks, choose the circuit and judge it."""
-        circuit, sentences = _find_and_write(self, writer=writer, progress=progress)
+    def finish_run(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
+        """Score the pairs that the folder lacks, choose and judge the circuit, and write tables and ``save`` files."""
+        circuit, sentences = _write_tables(self, writer=writer, progress=progress)
         for path in self.config.save:
             circuit.save(path)
         return circuit, sentences
 
 
-def _ask(model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]) -> _Asked:
-    """Resolve the arguments of ``run`` to the configuration, the model and the task if it is given."""
+def _make_request(
+    model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
+) -> _Request:
+    """Load the model, task, metric and given circuit that the arguments of ``run`` name; refuse what does not fit."""
     if isinstance(model, CircuitConfig):
         config, model = model, None
     asked = make_config(CircuitConfig, config, fields, where="circuit")
     asked.check_together()
     if asked.pairs_file is not None:  # what is no pair is refused before the weights are read
-        read_pairs(asked.pairs_file, spans=asked.columns_of_spans)
+        read_pairs(asked.pairs_file, spans=asked.column_by_span)
     lens = load_model(cast("Any", asked)) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
-    given, task = None if asked.circuit is None else read(asked.circuit, lens=lens), task_for(lens, asked)
-    return _Asked(lens=lens, task=task, config=asked, metric=metric_of(lens, task, asked), given=given)
+    given, task = None if asked.circuit is None else read(asked.circuit, lens=lens), make_task(lens, asked)
+    return _Request(lens=lens, task=task, config=asked, metric=make_metric(lens, task, asked), given=given)
 
 
-def task_for(lens: LensModel, config: CircuitConfig) -> Task:
-    """The pairs of a configuration's task, or pieces of text without answers."""
+def make_task(lens: LensModel, config: CircuitConfig) -> Task:
+    """Make the pairs of a configuration's task; for the task text, pieces of prose without answers."""
     if config.task != "text":
         return task_of(lens, config=config)
     if lens.tokenizer is None:
@@ -256,9 +258,9 @@ def task_for(lens: LensModel, config: CircuitConfig) -> Task:
     )
 
 
-def metric_of(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
-    """The metric that a configuration names."""
-    name = config.reads
+def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
+    """Make the metric that a configuration names; a function MODULE:FUNCTION is imported."""
+    name = config.metric_name
     if name == "logit_difference":
         return task.metric
     if ":" not in name:
@@ -267,34 +269,34 @@ def metric_of(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Ca
     return function(task) if next(iter(signature(function).parameters), "") == "task" else function
 
 
-def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
-    """Score, choose and judge the circuit, and write the tables."""
+def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
+    """Score, choose and judge the circuit, and write the tables; return it with the sentences of the result."""
     from .sentences import circuit_sentences
 
     lens, task, config, given = asked.lens, asked.task, asked.config, asked.given
-    runs = asked.runs(config.replaced_by)
+    runs = asked.make_runs(config.used_ablation)
     scores = score_edges(runs, config, writer=writer, name="scores", progress=progress)
-    half = circuit_by_scores(runs, scores, config, templates=task.templates, halved=True)
+    half = choose_by_scores(runs, scores, config, templates=task.templates, halved=True)
     writer.write_table("pairs", _pair_table(lens, task, runs))
 
-    def judged_curve() -> pd.DataFrame:
-        """The table of the curve with the circuit's rows; the gap that it is divided by is written first."""
+    def compute_curve_table() -> pd.DataFrame:
+        """Compute the table of the curve with the circuit's rows, and write the gap that faithfulness is divided by."""
         found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
         chosen, _ = choose_circuit(half, found.frame, config=config, given=given)
-        own = _judged_rows(chosen, half)
-        gap = chosen.judge.gap if chosen.given else found.gap
+        own = _circuit_curve_rows(chosen, half)
+        gap = chosen.faithfulness_judge.gap if chosen.given else found.gap
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
         return pd.concat([found.frame, own], ignore_index=True)
 
-    curve = writer.once("curve", judged_curve)
-    areas = areas_of(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
+    curve = writer.once("curve", compute_curve_table)
+    areas = curve_areas(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
     writer.write_table("areas", areas)
     gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
     circuit, rule = choose_circuit(half, curve, config=config, given=given)
     writer.write_table("nodes", circuit.nodes)
     writer.once("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
-    writer.write_table("completeness", scores.completeness)
+    writer.write_table("completeness", scores.completeness_by_pair)
     row: dict[str, Any] = {
         "metric": runs.metric.name,
         "method": scores.method,
@@ -302,7 +304,7 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
         "frozen": -1 if runs.frozen is None else runs.frozen,
         "pairs": runs.n_pairs,
         "chosen_on": 0 if circuit.given else len(circuit.rows),
-        "judged_on": circuit.judge.runs.n_pairs,
+        "judged_on": circuit.faithfulness_judge.runs.n_pairs,
         "seen": given is not None and given.found_on == task.clean.hash,
         "rule": rule,
         "edges": circuit.n_edges,
@@ -314,7 +316,7 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
         "gap_high": gap["high"],
         **_score_fields(scores),
         **areas.set_index("by").loc["edges"].to_dict(),
-        "jaccard_halves": circuit.jaccard,
+        "jaccard_halves": circuit.jaccard_of_halves,
         "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
     }
     check = nodes = core = None
@@ -327,23 +329,23 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
     if not writer.has("sink.json"):
         writer.write_text("sink.json", json.dumps(sink_fields(circuit, config)))
 
-    def core_table() -> pd.DataFrame:
-        """The table ``core``, for which the edges are scored under the other ablations too."""
+    def compute_core() -> pd.DataFrame:
+        """Compute the table ``core``; edges are scored under the other ablations for it."""
         others: dict[str, Circuit] = {}
-        for one in asked.others:
-            again = asked.runs(one)
+        for one in asked.core_ablations:
+            again = asked.make_runs(one)
             again_scores = score_edges(again, config, writer=writer, name=f"scores-{one}", progress=progress)
-            others[one] = replace(circuit, runs=again, scores=again_scores).smaller(circuit.size)
-        return core_of(circuit, others, pairs=pairs, progress=progress)
+            others[one] = replace(circuit, runs=again, scores=again_scores).with_size(circuit.size)
+        return core_table(circuit, others, pairs=pairs, progress=progress)
 
     if config.core:
-        core = writer.once("core", core_table)
+        core = writer.once("core", compute_core)
     row |= json.loads((writer.folder / "sink.json").read_text("utf-8"))
-    row |= _check_fields(circuit, check, nodes) | _core_fields(circuit, core, half.judge)
-    prompt = first_prompt(runs)
+    row |= _check_fields(circuit, check, nodes) | _core_fields(circuit, core, half.faithfulness_judge)
+    prompt = first_prompt_tokens(runs)
     writer.write_table("prompt", pd.DataFrame({"position": range(len(prompt)), "text": prompt}))
     if not writer.has("attention"):
-        frame, patterns = attention_of(circuit)
+        frame, patterns = explain_attention(circuit)
         if patterns:
             writer.write_tensors("attention_patterns", patterns)
         writer.write_table("attention", frame)
@@ -355,26 +357,26 @@ def _find_and_write(asked: _Asked, *, writer: RunWriter, progress: bool) -> tupl
 
 
 def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
-    """Completeness of EAP-IG's left sum with as many points as the midpoints began with, and on how many pairs.
+    """(completeness of EAP-IG's own left sum with ``steps`` points, number of pairs that it was computed on).
 
-    A few pairs show how far it is off; nan where the run takes no midpoints, or a zero stream.
+    (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
     """
     if not METHODS[config.method].doubles or runs.ablation == "zero":
         return float("nan"), 0
-    few = runs.some(range(min(_LEFT_PAIRS, runs.n_pairs)))
-    return score(few, method="eap-ig-left", steps=config.steps).complete, few.n_pairs
+    few = runs.select_pairs(range(min(_LEFT_PAIRS, runs.n_pairs)))
+    return score_by_gradients(few, method="eap-ig-left", steps=config.steps).completeness_ratio, few.n_pairs
 
 
 def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
-    """The table ``pairs``."""
+    """Make the table ``pairs``: prompts and answers as texts, and the metric of both runs."""
 
-    def text(batch: TokenBatch, row: int) -> str:
-        """A sequence as text; its ids without a tokenizer."""
+    def prompt_text(batch: TokenBatch, row: int) -> str:
+        """A row of a batch as text; ids without a tokenizer."""
         ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
         return str(lens.tokenizer.decode(ids)) if lens.tokenizer is not None else " ".join(map(str, ids))
 
-    def answer(ids: tuple[tuple[int, ...], ...], row: int) -> str:
-        """Answers as text, several with | between them; ids without a tokenizer."""
+    def answer_text(ids: tuple[tuple[int, ...], ...], row: int) -> str:
+        """The answers of a row as text, with | between several; ids without a tokenizer."""
         own = ids[row] if ids else ()
         return "|".join(str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in own)
 
@@ -383,10 +385,10 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
         {
             "pair": list(rows),
             "template": list(task.templates),
-            "clean": [text(task.clean, row) for row in rows],
-            "corrupted": ["" if runs.corrupted is None else text(task.corrupted, row) for row in rows],
-            "correct": [answer(task.correct, row) for row in rows],
-            "incorrect": [answer(task.incorrect, row) for row in rows],
+            "clean": [prompt_text(task.clean, row) for row in rows],
+            "corrupted": ["" if runs.corrupted is None else prompt_text(task.corrupted, row) for row in rows],
+            "correct": [answer_text(task.correct, row) for row in rows],
+            "incorrect": [answer_text(task.incorrect, row) for row in rows],
             "clean_value": runs.clean_values.double().numpy(),
             "corrupted_value": runs.corrupted_values.double().numpy(),
         }
@@ -396,10 +398,10 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
 def choose_circuit(
     half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig, given: SavedCircuit | None
 ) -> tuple[Circuit, str]:
-    """The one circuit of a run, and the rule that chose it.
+    """Choose the circuit of a run, and return it with the rule that chose it.
 
     Args:
-        half: the circuit of as many edges as were asked for, chosen on the half of the pairs that judges none.
+        half: a circuit whose edges were chosen on the half of the pairs that judges none.
         curve: circuits of several sizes, judged on the other half.
         config: says the number of edges, or a threshold, if they are known.
         given: the circuit that is judged, where one was given.
@@ -413,12 +415,13 @@ def choose_circuit(
     """
     share = steady_share(curve)
     if given is not None:
-        mask = given.on(half.graph).chosen
-        circuit, rule = replace(half, chosen=half.judge.on_paths(mask), size=int(mask.sum()), given=True), "given"
+        mask = given.map_to_graph(half.graph).chosen
+        chosen = half.faithfulness_judge.edges_on_paths(mask)
+        circuit, rule = replace(half, chosen=chosen, size=int(mask.sum()), given=True), "given"
     elif config.choice == "threshold" or config.edges is not None:
         circuit, rule = half, "threshold" if config.choice == "threshold" else "asked"
     elif share < 1:
-        circuit, rule = half.smaller(max(1, round(share * half.graph.n_edges))), "smallest"
+        circuit, rule = half.with_size(max(1, round(share * half.graph.n_edges))), "smallest"
     else:
         circuit, rule = half, "none"
     if not circuit.n_edges:
@@ -428,29 +431,29 @@ def choose_circuit(
     return circuit, rule
 
 
-def _judged_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
-    """Rows of the curve: the circuit, its drawn part, all edges but its own, and as many of the largest scores.
+def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
+    """Rows of the curve for the circuit, its drawn part, all other edges, and equally many of the largest scores.
 
-    Scores choose the last, and the part that is drawn if it is not the whole circuit: only pairs that chose no edge
-    judge these. All pairs judge a circuit that was given.
+    Only pairs that chose no edge judge the largest scores, and a drawn part that is not the whole circuit. All pairs
+    judge a circuit that was given.
     """
-    drawn, like = circuit.strongest(), half.smaller(circuit.size) if circuit.given else circuit
+    drawn, like = circuit.strongest_edges(), half.with_size(circuit.size) if circuit.given else circuit
     masks = {"circuit": circuit.chosen, "picture": drawn, "without": ~circuit.chosen, "as_many": like.chosen}
     of_scores = {"as_many"} if (drawn == circuit.chosen).all() else {"as_many", "picture"}
     frames = []
     for judge, names in (
-        (circuit.judge if circuit.given else half.judge, [name for name in masks if name not in of_scores]),
-        (half.judge, [name for name in masks if name in of_scores]),
+        ((circuit if circuit.given else half).faithfulness_judge, [name for name in masks if name not in of_scores]),
+        (half.faithfulness_judge, [name for name in masks if name in of_scores]),
     ):
         some = np.stack([masks[name] for name in names])
         rows = pd.DataFrame([size_fields(judge, mask) for mask in some]).assign(by=names, n=some.sum(1), draw=0)
         rows["share"] = rows["n"] / circuit.graph.n_edges
-        frames.append(pd.concat([rows, judge.faithfulness_of(judge.values(some))], axis=1))
+        frames.append(pd.concat([rows, judge.faithfulness_table(judge.metric_values(some))], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
 def _curve_fields(curve: pd.DataFrame) -> dict[str, Any]:
-    """Fields of the summary from the curve: what the circuit and parts of it keep, and which sizes carry the metric."""
+    """Fields of the summary from the curve: faithfulness of the circuit and its parts, and the steady share."""
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
     parts = {"circuit": "", "without": "without_", "as_many": "as_many_", "picture": "picture_"}
     row = {
@@ -465,12 +468,12 @@ def _curve_fields(curve: pd.DataFrame) -> dict[str, Any]:
 
 
 def _score_fields(scores: Scores) -> dict[str, float]:
-    """Fields of the summary on the metric of both runs, and on what the scores sum to."""
-    errors = scores.completeness["error"].abs().to_numpy(float)
+    """Fields of the summary on the metric of both runs, and on the completeness of the scores."""
+    errors = scores.completeness_by_pair["error"].abs().to_numpy(float)
     return {
         "clean": float(scores.clean.mean()),
         "corrupted": float(scores.corrupted.mean()),
-        "completeness": scores.complete,
+        "completeness": scores.completeness_ratio,
         "completeness_error_median": float(np.median(errors)),
         "completeness_error_largest": float(errors.max()),
         "steps_mean": float(scores.steps.mean()),
@@ -483,17 +486,18 @@ def _check_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFr
     row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
     row["unseen_nodes"] = ""
     if check is not None:
-        made = check_from_table(circuit.scores, circuit.chosen, check)
+        made = make_check(circuit.scores, circuit.chosen, check)
         row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
-        row |= {"outside_over": made.outside[0], "outside_sampled": made.outside[1], "outside_at_most": made.at_most}
+        over, sampled = made.outside_counts
+        row |= {"outside_over": over, "outside_sampled": sampled, "outside_at_most": made.most_outside}
     if nodes is not None:
         unseen = nodes.loc[nodes["unseen"]].sort_values("exact", key=abs, ascending=False)
         row |= {"patched_nodes": len(nodes), "unseen_nodes": " ".join(unseen["node"].tolist())}
     return row
 
 
-def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: Judge) -> dict[str, Any]:
-    """Fields of the summary on the core, and what it keeps alone; counts are -1 without a core.
+def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge) -> dict[str, Any]:
+    """Fields of the summary on the core: numbers of edges (-1 without a core), and the core's faithfulness alone.
 
     An edge is confirmed if its real patch does at least 1% of the difference, and it does not cancel with others.
     """
@@ -504,7 +508,7 @@ def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: Judge) -> d
     inside, together, undecided = (core[name].to_numpy(bool) for name in ("core", "together", "undecided"))
     does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
     mask = np.isin(circuit.graph.names, core.loc[inside, "edge"].to_numpy())
-    (alone,) = judge.faithfulness_of(judge.values(mask[None])).to_dict("records")
+    (alone,) = judge.faithfulness_table(judge.metric_values(mask[None])).to_dict("records")
     return {
         "core_edges": int(inside.sum()),
         "confirmed_edges": int((does & ~together).sum()),

@@ -37,7 +37,7 @@ from ..models.unchanged import TensorValues
 from ..patching.pairs import Sequences, pair_prompts
 from .config import REST, Ablation, CircuitConfig
 from .graph import Graph
-from .stream import Weights, hook_name_of, weights_of, writer_sites, writings
+from .stream import Weights, hook_name_of, read_weights, writer_outputs, writer_sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Runs:
     """The values of the model's weights when the runs were made."""
 
     @classmethod
-    def of(
+    def make(
         cls,
         lens: LensModel,
         clean: Sequences,
@@ -78,7 +78,7 @@ class Runs:
         config: CircuitConfig | None = None,
         **fields: Any,
     ) -> "Runs":
-        """Run every pair once, and find the means where they are asked for.
+        """Run every pair once, and compute the means that the ablation needs.
 
         The configuration says what replaces what a writer adds, a frozen position, pairs in a pass and BOS; fields of
         ``CircuitConfig`` win over it. Means and zero need no corrupted sequences.
@@ -86,8 +86,8 @@ class Runs:
         Raises:
             InputError: what is missing, or a metric that reads the stream.
         """
-        config = make_config(CircuitConfig, config, fields, where="Runs.of")
-        if config.replaced_by == "resample" and corrupted is None:
+        config = make_config(CircuitConfig, config, fields, where="Runs.make")
+        if config.used_ablation == "resample" and corrupted is None:
             raise InputError(
                 "resampling replaces what a node adds by what it adds on a corrupted prompt, and none was given; need "
                 "corrupted, or ablation mean_ordinary, mean_aligned, mean_all or zero"
@@ -105,18 +105,18 @@ class Runs:
         runs = cls(
             lens=lens,
             graph=graph,
-            weights=weights_of(lens, graph),
+            weights=read_weights(lens, graph),
             metric=read,
             clean=pair.clean,
             corrupted=None if corrupted is None else pair.corrupted,
-            ablation=config.replaced_by,
-            frozen=config.frozen,
+            ablation=config.used_ablation,
+            frozen=config.frozen_position,
             batch_size=config.batch_size,
             clean_values=empty,
             corrupted_values=empty,
             values_then=lens.state.unchanged.values(),
         )
-        return runs._prepared()
+        return runs._with_metric_values()
 
     @property
     def n_pairs(self) -> int:
@@ -129,11 +129,11 @@ class Runs:
         return self.clean_values - self.corrupted_values
 
     def check_weights(self) -> None:
-        """Refuse weights that were changed in place since the runs were made; whatever begins passes asks first."""
+        """Refuse a model whose weights were changed in place since the runs were made."""
         self.values_then.check("runs and scores")
 
-    def some(self, rows: Sequence[int]) -> "Runs":
-        """The same runs, with some of the pairs only."""
+    def select_pairs(self, rows: Sequence[int]) -> "Runs":
+        """Copy the runs with the pairs of these indices only."""
         index = torch.as_tensor(list(rows))
         return replace(
             self,
@@ -146,32 +146,32 @@ class Runs:
         )
 
     def batches(self, *, copies: int = 1) -> Iterator[slice]:
-        """Slices of pairs whose stacks fit, or of as many as asked; ``copies`` is how many such stacks there are."""
-        late = self.clean.n_positions - self.begin(slice(None))
-        fit = self.graph.pairs_a_pass(n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies)
+        """Yield slices of ``batch_size`` pairs, or of as many as leave room for ``copies`` tensors of all writers."""
+        late = self.clean.n_positions - self.first_difference(slice(None))
+        fit = self.graph.n_pairs_per_pass(n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies)
         step = self.batch_size or fit
         for start in range(0, self.n_pairs, step):
             yield slice(start, min(start + step, self.n_pairs))
 
-    def begin(self, rows: slice) -> int:
-        """The first position at which clean and replaced runs of some pairs differ."""
+    def first_difference(self, rows: slice) -> int:
+        """The first position at which clean and replaced runs of some pairs differ; 0 unless they are resampled."""
         if self.ablation != "resample" or self.corrupted is None:
             return 0
         differs = (self.clean.tokens[rows] != self.corrupted.tokens[rows]) & self.clean.valid[rows]
         at = differs.any(0).nonzero()
         return int(at[0]) if len(at) else self.clean.n_positions - 1
 
-    def part(self, rows: slice, *, corrupted: bool = False) -> TokenBatch:
-        """The tokens of some pairs."""
+    def pair_tokens(self, rows: slice, *, corrupted: bool = False) -> TokenBatch:
+        """The clean or the corrupted tokens of some pairs."""
         batch = self.corrupted if corrupted and self.corrupted is not None else self.clean
         return batch[rows]
 
-    def outcome(self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Outcome:
-        """One pass of the bridge with hooks over some pairs."""
+    def run_hooked(self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Outcome:
+        """Run the bridge once with hooks on the tokens of some pairs."""
         return run_with_hooks(self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows)
 
-    def values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
-        """The metric of a pass by pair.
+    def metric_values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
+        """Compute the metric of each pair from the outcome of a pass.
 
         Raises:
             InputError: the metric gives one number for all pairs.
@@ -182,20 +182,20 @@ class Runs:
         return found
 
     @torch.no_grad()
-    def writings(self, rows: slice, *, corrupted: bool = False, begin: int = 0) -> tuple[Tensor, Tensor]:
-        """Read what writers add in the clean or corrupted run of some pairs, [pair writer position d_model], and m."""
+    def writer_outputs(self, rows: slice, *, corrupted: bool = False, begin: int = 0) -> tuple[Tensor, Tensor]:
+        """Run some pairs; return all writers' outputs [pair writer position d_model], and the metric by pair."""
         kept: dict[tuple[str, int], Tensor] = {}
         hooks = [
-            (hook_name_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=begin))
+            (hook_name_of(self.lens, *key), partial(keep_from_position, into=kept, key=key, begin=begin))
             for key in writer_sites(self.graph)
         ]
-        outcome = self.outcome(self.part(rows, corrupted=corrupted), rows, hooks)
-        return writings(kept, graph=self.graph, weights=self.weights), self.values(outcome)
+        outcome = self.run_hooked(self.pair_tokens(rows, corrupted=corrupted), rows, hooks)
+        return writer_outputs(kept, graph=self.graph, weights=self.weights), self.metric_values(outcome)
 
     def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
-        """The values that replace each writer's output."""
+        """The values that replace each writer's output under the ablation, from the position ``begin`` on."""
         if self.ablation == "resample":
-            found = self.writings(rows, corrupted=True, begin=begin)[0]
+            found = self.writer_outputs(rows, corrupted=True, begin=begin)[0]
         elif self.means is None:
             found = self.weights.final_norm.gain.new_zeros(()).expand(1, len(self.graph.writers), 1, self.graph.d_model)
         else:
@@ -203,21 +203,21 @@ class Runs:
             found = means[None].to(self.lens.device)
         if self.frozen is None or self.frozen < begin:
             return found
-        clean = self.writings(rows, begin=begin)[0]
+        clean = self.writer_outputs(rows, begin=begin)[0]
         found, at = found.expand_as(clean).clone(), self.frozen - begin
         found[:, :, at] = clean[:, :, at]
         return found
 
-    def inputs(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """The stream before layer 0 of some pairs, replaced and clean: the two ends of integrated gradients."""
+    def embedding_ends(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """(replaced, clean) stream before layer 0 of some pairs: the two ends of integrated gradients."""
         ends = []
         for corrupted in (True, False):
             kept: dict[tuple[str, int], Tensor] = {}
             key = ("resid_pre", 0)
             with torch.no_grad():
-                hook = (hook_name_of(self.lens, *key), partial(keep_late, into=kept, key=key, begin=0))
+                hook = (hook_name_of(self.lens, *key), partial(keep_from_position, into=kept, key=key, begin=0))
                 stop = replace(self.metric, layers=(0,), logits=False, loss=False, sites=())
-                run_with_hooks(self.lens, self.part(rows, corrupted=corrupted), metric=stop, hooks=[hook])
+                run_with_hooks(self.lens, self.pair_tokens(rows, corrupted=corrupted), metric=stop, hooks=[hook])
             ends.append(kept[key])
         if self.ablation != "resample":
             ends[0] = self.replacements(rows, begin=0)[:, 0].to(ends[1].dtype).expand_as(ends[1])
@@ -228,32 +228,32 @@ class Runs:
         return ends[0], ends[1]
 
     def span_masks(self, rows: slice, *, begin: int) -> Float[Tensor, "span pair position"]:
-        """A mask of the positions of each span: 1 at its positions, 0 elsewhere."""
+        """Masks of the spans' positions, from ``begin`` on: 1 at the positions of a span, 0 elsewhere."""
         if self.masks is None:
             return self.clean.valid[rows, begin:][None].to(self.lens.device, self.weights.dtype)
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
 
-    def _prepared(self) -> "Runs":
-        """The runs with their means and the metric of both runs."""
-        found = self if self.ablation in ("resample", "zero") else replace(self, means=self._means())
+    def _with_metric_values(self) -> "Runs":
+        """Copy the runs with the means and the metric of both runs filled in."""
+        found = self if self.ablation in ("resample", "zero") else replace(self, means=self._compute_means())
         clean, corrupted = [], []
         with torch.no_grad():
             for rows in found.batches():
-                part = found.part(rows)
-                clean.append(found.values(found.outcome(part, rows, [])))
-                start, _ = found.inputs(rows)
+                part = found.pair_tokens(rows)
+                clean.append(found.metric_values(found.run_hooked(part, rows, [])))
+                start, _ = found.embedding_ends(rows)
                 hook = (hook_name_of(self.lens, "resid_pre", 0), lambda x, hook, start=start: start)
-                corrupted.append(found.values(found.outcome(part, rows, [hook])))
+                corrupted.append(found.metric_values(found.run_hooked(part, rows, [hook])))
         return replace(found, clean_values=torch.cat(clean), corrupted_values=torch.cat(corrupted))
 
-    def _means(self) -> Tensor:
-        """The mean of each writer over the clean runs, which replaces it."""
+    def _compute_means(self) -> Tensor:
+        """Compute the mean output of each writer over the clean runs."""
         valid = self.clean.valid
         if self.ablation == "mean_ordinary":
             valid = tokens_to_average(self.lens, self.clean, "mean_ordinary").mask
         total: Tensor | int = 0
         for rows in self.batches():
-            added, _ = self.writings(rows)
+            added, _ = self.writer_outputs(rows)
             weight = valid[rows].to(added.device, added.dtype)
             total = total + einsum(
                 added, weight, "pair writer position d_model, pair position -> writer position d_model"
@@ -265,7 +265,7 @@ class Runs:
         return (total.sum(1) / counts.sum())[:, None]  # one position for all
 
 
-def runs_of(
+def make_runs(
     lens: LensModel,
     clean: Sequences,
     corrupted: Sequences | None,
@@ -274,9 +274,9 @@ def runs_of(
     config: CircuitConfig,
     spans: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Runs:
-    """The runs that a configuration asks for, with ``spans`` of each pair; other arguments are those of ``Runs.of``."""
+    """Make the runs of a configuration with its spans; ``spans``: name -> positions in each pair, beside these."""
     graph = Graph.of(lens, neurons=config.neurons_by_layer)
-    found = Runs.of(lens, clean, corrupted, graph=graph, metric=metric, config=config)
+    found = Runs.make(lens, clean, corrupted, graph=graph, metric=metric, config=config)
     at: dict[str, Any] = config.positions_by_span | dict(spans or {})
     for name, positions in at.items():
         if isinstance(positions, str):
@@ -288,9 +288,9 @@ def runs_of(
 
 
 def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence[int]]]) -> Runs:
-    """The runs with every edge once a span; real positions that are in none are one more span, ``rest``.
+    """Copy the runs so that every edge exists once per span; positions in no span form the span ``rest``.
 
-    A span has the same positions in every pair, or those of each pair.
+    ``spans``: name -> positions, the same for all pairs or a list for each pair.
 
     Raises:
         InputError: a position that does not exist, or one in two spans; positions are left and a span is called rest.
@@ -319,18 +319,18 @@ def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence
     return replace(runs, graph=replace(runs.graph, spans=names), masks=masks)
 
 
-def keep_late(
+def keep_from_position(
     x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int
 ) -> None:
-    """Keep a tensor from the first position that differs."""
+    """Store a hook point's tensor, from the position ``begin`` on, in ``into`` under ``key``."""
     into[key] = x.detach()[:, begin:]
 
 
 def _metric_of_rows(metric: Metric, rows: Tensor) -> Metric:
-    """The metric on some of the pairs; what it holds for each pair is looked up by the pair's own number."""
+    """Make a metric for the pairs with these indices from the metric for all pairs."""
 
     def function(run: Outcome) -> Tensor:
-        """The metric of each sequence by itself."""
+        """Evaluate each sequence alone, under its index among all pairs."""
         values = []
         for at, number in enumerate(rows[run.sequences].tolist()):
             one = slice(at, at + 1)

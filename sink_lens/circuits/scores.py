@@ -43,8 +43,8 @@ from .config import TOLERANCE
 from .graph import Graph
 from .methods import METHODS, Method, check_method
 from .rules import rule_hooks
-from .runs import Runs, keep_late
-from .stream import hook_name_of, reader_gradients, sites_of
+from .runs import Runs, keep_from_position
+from .stream import hook_name_of, reader_gradients, reader_sites
 
 _IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
 """Largest difference between the embedding's gradient and the sum over all readers, relative; 0.1 in other types."""
@@ -67,12 +67,12 @@ class Scores:
 
     @property
     def mean(self) -> Float[np.ndarray, " edge"]:
-        """Mean over pairs of every edge."""
+        """Mean score of every edge over pairs."""
         return self.values.mean(0)
 
     @property
-    def completeness(self) -> pd.DataFrame:
-        """One row per pair: what the edges out of input sum to, beside the difference of the metric.
+    def completeness_by_pair(self) -> pd.DataFrame:
+        """Table with a row per pair: the sum of the scores of the input's edges beside the metric's difference.
 
         Columns: ``gap`` (clean - corrupted), ``attributed``, ``steps``, ``error`` (attributed - gap, over the mean
         gap).
@@ -91,13 +91,13 @@ class Scores:
         )
 
     @property
-    def complete(self) -> float:
-        """Return what the edges out of input sum to, over the difference of the metric, both as means over pairs."""
-        gap, attributed = (self.completeness[name].to_numpy().mean() for name in ("gap", "attributed"))
+    def completeness_ratio(self) -> float:
+        """Completeness: the summed scores of the input's edges over the metric's difference, both means over pairs."""
+        gap, attributed = (self.completeness_by_pair[name].to_numpy().mean() for name in ("gap", "attributed"))
         return float(attributed / gap) if gap else float("nan")
 
 
-def score(
+def score_by_gradients(
     runs: Runs,
     *,
     method: Method = "eap-ig",
@@ -107,7 +107,7 @@ def score(
     scale: float | None = None,
     advance: Progress = lambda pairs: None,
 ) -> Scores:
-    """Score all edges.
+    """Score all edges by gradients.
 
     Cost: two forwards per pair, and a forward and a backward pass for each point; ``eap-ig-activations`` takes the
     points of every sublayer.
@@ -140,7 +140,7 @@ def score(
 
 
 def zero_scores(runs: Runs, *, method: Method) -> Scores:
-    """Scores that are 0 for every pair and edge, to be filled."""
+    """Make scores that are 0 for every pair and edge, to be filled in."""
     return Scores(
         graph=runs.graph,
         values=np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32),
@@ -154,25 +154,25 @@ def zero_scores(runs: Runs, *, method: Method) -> Scores:
 def _scores_by_inputs(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Scores of some pairs, with gradients between the two embeddings; and the points of each pair."""
-    begin, how = runs.begin(rows), METHODS[method]
-    difference, _ = runs.writings(rows, begin=begin)
+    """(scores [pair edge], points of each pair) by gradients between both embeddings; doubled while sums are off."""
+    begin, how = runs.first_difference(rows), METHODS[method]
+    difference, _ = runs.writer_outputs(rows, begin=begin)
     difference -= runs.replacements(rows, begin=begin)
-    start, end = runs.inputs(rows)
+    start, end = runs.embedding_ends(rows)
     left = torch.arange(rows.start, rows.stop)
     found = torch.zeros(len(left), runs.graph.n_edges, dtype=torch.float32)
     used = torch.zeros(len(left), dtype=torch.float32)
     from_input = torch.from_numpy(runs.graph.ends[1] == 0)
     while len(left):
-        own, at = runs.some(left.tolist()), left - rows.start
+        own, at = runs.select_pairs(left.tolist()), left - rows.start
         points = how.points(steps)
         some = difference if len(at) == len(difference) else difference[at]
         gradients = Gradients(own, some, begin=begin, rules=how.rules, keep=len(points) > 1)
         for point in points:
             embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
             hook = (hook_name_of(own.lens, "resid_pre", 0), lambda x, hook, new=embedding: new.to(x.device))
-            gradients.add([hook], weight=1 / len(points))
-        found[at] = gradients.contracted()
+            gradients.add_run([hook], weight=1 / len(points))
+        found[at] = gradients.edge_scores()
         used[at] = len(points)
         steps *= 2
         if not how.doubles or steps > most:
@@ -186,39 +186,39 @@ def _scores_by_inputs(
 def _scores_by_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Scores of some pairs, with gradients along one sublayer's output at a time."""
-    begin, graph = runs.begin(rows), runs.graph
-    difference, _ = runs.writings(rows, begin=begin)
+    """(scores [pair edge], number of points of each pair), with gradients along one sublayer's output at a time."""
+    begin, graph = runs.first_difference(rows), runs.graph
+    difference, _ = runs.writer_outputs(rows, begin=begin)
     difference -= runs.replacements(rows, begin=begin)
     kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     groups: dict[tuple[str, int], list[int]] = {}
     for index, writer in enumerate(graph.writers):
         groups.setdefault((kinds[writer.kind], max(writer.layer, 0)), []).append(index)
     found = torch.zeros(rows.stop - rows.start, graph.n_edges, dtype=torch.float32)
-    own = runs.some(range(rows.start, rows.stop))
+    own = runs.select_pairs(range(rows.start, rows.stop))
     writer_of_edge = graph.ends[1]
     for (site, layer), writers in groups.items():
         gradients = Gradients(own, difference, begin=begin)
         change = difference[:, writers].sum(1)
 
-        def moved(x: Tensor, hook: object, *, point: float, change: Tensor = change) -> Tensor:
-            """The site at a point between the two runs."""
+        def move_site(x: Tensor, hook: object, *, point: float, change: Tensor = change) -> Tensor:
+            """Set the site to a point between its values in the two runs."""
             late = x[:, begin:] - (1 - point) * change.to(x.dtype)
             return torch.cat([x[:, :begin], late], dim=1)
 
         for point in METHODS[method].points(steps):
-            hook = (hook_name_of(runs.lens, site, layer), partial(moved, point=point))
-            gradients.add([hook], weight=1 / steps)
+            hook = (hook_name_of(runs.lens, site, layer), partial(move_site, point=point))
+            gradients.add_run([hook], weight=1 / steps)
         chosen = torch.from_numpy(np.isin(writer_of_edge, writers))
-        found[:, chosen] = gradients.contracted()[:, chosen]
+        found[:, chosen] = gradients.edge_scores()[:, chosen]
     return found, torch.full((len(found),), float(steps), dtype=torch.float32)
 
 
 class Gradients:
-    """The mean gradient of every reader of some pairs over several runs, times what the writers differ by.
+    """Gradients of every reader, averaged over several runs, and their products with the change of each writer.
 
-    Gradients are kept and contracted once after the last run. With ``keep=False``, for a single run, each place is
-    contracted as soon as it is there.
+    Products are taken once after the last run. With ``keep=False``, for a single run, they are taken place by place,
+    which needs less memory.
     """
 
     def __init__(
@@ -230,15 +230,15 @@ class Gradients:
         rules: bool = False,
         keep: bool = True,
     ) -> None:
-        """Sum gradients at the readers, or their products with what writers change."""
+        """Begin with no run; ``difference`` is each writer's output minus its replacement."""
         self.runs, self.difference, self.begin, self.rules, self.keep = runs, difference, begin, rules, keep
         self._sums: dict[tuple[str, int], Float[Tensor, "pair reader position d_model"]] = {}
         shape = (len(difference), len(runs.graph.spans), len(runs.graph.writers), len(runs.graph.readers))
         self._scores: Float[Tensor, "pair span writer reader"] = difference.new_zeros(shape)
         self._masks = runs.span_masks(slice(0, len(difference)), begin=begin)
 
-    def add(self, hooks: Sequence[tuple[str, Callable[..., Any]]], *, weight: float) -> None:
-        """Run the pairs under hooks, forwards and backwards, and add the gradients times a weight.
+    def add_run(self, hooks: Sequence[tuple[str, Callable[..., Any]]], *, weight: float) -> None:
+        """Run the pairs forwards and backwards with hooks, and add the readers' gradients, times a weight, to the mean.
 
         Raises:
             InputError: the metric has no gradient.
@@ -253,15 +253,15 @@ class Gradients:
         last = graph.n_layers - 1
         streams = [(site, layer) for layer in range(graph.n_layers) for site in ("resid_pre", "attn_out")]
         for site, layer in [*streams, ("resid_post", last)]:
-            own = partial(keep_late, into=kept, key=(site, layer), begin=self.begin)
+            own = partial(keep_from_position, into=kept, key=(site, layer), begin=self.begin)
             at.append((hook_name_of(lens, site, layer), own))
         for place, layer in graph.places:
-            for site in sites_of((place, layer), graph):
+            for site in reader_sites((place, layer), graph):
                 own = partial(add_zero, into=zeros, key=(site, layer))
                 at.append((hook_name_of(lens, site, 0 if site == "final" else layer), own))
         rows = slice(0, runs.n_pairs)
         with exclusive_use(lens), torch.enable_grad(), freeze_parameters(lens.plain):
-            values = runs.values(runs.outcome(runs.part(rows), rows, at))
+            values = runs.metric_values(runs.run_hooked(runs.pair_tokens(rows), rows, at))
             if not values.requires_grad:
                 raise InputError(
                     f"the metric {runs.metric.name!r} has no gradient; need one made of the run's tensors by "
@@ -275,7 +275,7 @@ class Gradients:
         total = torch.zeros_like(gradients[key])
         for place in graph.places:
             name, layer = place
-            if any((site, layer) not in gradients for site in sites_of(place, graph) if site not in ("gate", "up")):
+            if any((site, layer) not in gradients for site in reader_sites(place, graph) if site not in ("gate", "up")):
                 continue  # behind everything that the metric reads
             x = kept["resid_post", last] if name == "logits" else kept["resid_pre", layer]
             x = x + kept["attn_out", layer] if name == "mlp" and not graph.parallel else x
@@ -284,7 +284,7 @@ class Gradients:
             one = reader_gradients(place, gradients=gradients, x=x, **given)
             total += one.sum(1)
             if not self.keep:
-                self._contract(place, one * weight)
+                self._add_products(place, one * weight)
             elif place in self._sums:
                 self._sums[place].add_(one, alpha=weight)
             else:
@@ -297,18 +297,18 @@ class Gradients:
                 "model whose readers are all known"
             )
 
-    def contracted(self) -> Float[Tensor, "pair edge"]:
-        """The scores: what the writers differ by, times the gradients, summed over the positions of each span."""
+    def edge_scores(self) -> Float[Tensor, "pair edge"]:
+        """Return the score of each edge: its writer's change times its reader's mean gradient, summed over its span."""
         for place, gradient in self._sums.items():
-            self._contract(place, gradient)
+            self._add_products(place, gradient)
         self._sums.clear()
         spans, writers, readers = self.runs.graph.ends
         return self._scores[:, spans, writers, readers].float().cpu()
 
-    def _contract(self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]) -> None:
-        """Add the products with what each writer changes."""
+    def _add_products(self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]) -> None:
+        """Add the products of the gradients at a place with each writer's change to the scores."""
         index = list(self.runs.graph.places[place])
-        first = self.runs.graph.before(index[0])
+        first = self.runs.graph.n_writers_before(index[0])
         for span, mask in enumerate(self._masks):
             self._scores[:, span, :first, index[0] : index[-1] + 1] += einsum(
                 self.difference[:, :first],

@@ -14,19 +14,19 @@ from .config import CircuitConfig
 from .exact import exact_scores
 from .methods import METHODS
 from .runs import Runs
-from .scores import Scores, score, zero_scores
+from .scores import Scores, score_by_gradients, zero_scores
 
 PART = 32
 """Pairs in a part."""
 
 
-def parts_of(n_pairs: int) -> list[range]:
-    """Divide the pairs into the parts that are scored and kept together, 32 pairs each."""
+def divide_pairs(n_pairs: int) -> list[range]:
+    """Divide the indices of the pairs into parts of 32, which are scored and written to a file together."""
     return [range(start, min(start + PART, n_pairs)) for start in range(0, n_pairs, PART)]
 
 
-def part_name(name: str, rows: range) -> str:
-    """The name of the file that holds the scores of these pairs."""
+def scores_file_name(name: str, rows: range) -> str:
+    """Name of the file that holds the scores ``name`` of the pairs ``rows``."""
     return f"{name}-{rows.start // PART:03d}"
 
 
@@ -39,9 +39,10 @@ def score_edges(
     only: Collection[str] | None = None,
     progress: bool = False,
 ) -> Scores:
-    """Score every edge; the scores of other pairs than those of ``only``, the names of a shard's parts, stay 0.
+    """Score every edge of all pairs by the configuration's method.
 
-    The run folder of ``writer`` has and gets the parts; without one nothing is kept.
+    With ``writer``, parts that the run folder has are read, and others are written to it. With ``only``, the names of a
+    shard's parts, the scores of all other parts stay 0.
     """
     method = config.method
     limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps, "tolerance": config.tolerance}
@@ -49,16 +50,15 @@ def score_edges(
     found = zero_scores(runs, method=method)
     with tqdm(total=runs.n_pairs, desc=f"{name} ({method})", unit="pair", disable=not progress, leave=False) as bar:
 
-        def as_batch(some: Runs) -> Scores:
-            """The scores of the pairs of one pass."""
+        def score_batch(some: Runs) -> Scores:
             if METHODS[method].along == "patches":
                 own, n = zero_scores(some, method=method), some.graph.n_edges
                 own.values[:] = exact_scores(some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n))
                 return own
-            return score(some, method=method, **limits, scale=scale, advance=bar.update)
+            return score_by_gradients(some, method=method, **limits, scale=scale, advance=bar.update)
 
-        def is_read(file: str, rows: range) -> bool:
-            """Take the scores of some pairs if the folder has them."""
+        def read_if_kept(file: str, rows: range) -> bool:
+            """Read the scores of some pairs if the folder has them; return False if not."""
             if writer is None or not writer.has(file):
                 return False
             held = load_file(writer.folder / f"{file}.safetensors")
@@ -66,25 +66,25 @@ def score_edges(
             bar.update(len(rows))
             return True
 
-        def write(file: str, rows: range) -> None:
-            """Write the scores of some pairs, once."""
+        def write_once(file: str, rows: range) -> None:
+            """Write the scores of some pairs unless the folder has them."""
             if writer is not None and not writer.has(file):
                 writer.write_tensors(file, {"scores": found.values[rows], "steps": found.steps[rows]})
 
-        for rows in [range(runs.n_pairs)] if writer is None else parts_of(runs.n_pairs):
-            part = part_name(name, rows)
+        for rows in [range(runs.n_pairs)] if writer is None else divide_pairs(runs.n_pairs):
+            part = scores_file_name(name, rows)
             if only is not None and part not in only:
                 continue
-            if not is_read(part, rows):
-                some = runs.some(rows)
+            if not read_if_kept(part, rows):
+                some = runs.select_pairs(rows)
                 for batch in some.batches(copies=3):
                     own = rows[batch]
                     name_of_pass = part if own == rows else f"{part}-pairs-{own.start}-{own.stop}"
-                    if not is_read(name_of_pass, own):
-                        one = as_batch(some.some(range(batch.start, batch.stop)))
+                    if not read_if_kept(name_of_pass, own):
+                        one = score_batch(some.select_pairs(range(batch.start, batch.stop)))
                         found.values[own], found.steps[own] = one.values, one.steps
-                        write(name_of_pass, own)
-                write(part, rows)
+                        write_once(name_of_pass, own)
+                write_once(part, rows)
             if writer is not None:
                 writer.clear(f"{part}-pairs-")
     return found

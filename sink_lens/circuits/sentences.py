@@ -23,7 +23,7 @@ _OFF = 0.1
 
 
 def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) -> tuple[str, ...]:
-    """The table ``summary`` of a run in sentences, how good the circuit is first; ``sizes`` are those of the run."""
+    """Describe the table ``summary`` of a run in sentences, faithfulness first; ``sizes`` are the curve's sizes."""
     row = summary.to_dict("records")[0]
     sentences = [_faithfulness_sentence(row)]
     if not is_complete(row):
@@ -58,7 +58,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
         f"{capital(name_in_words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
         f"{number(row['corrupted'])} with {replaced} replaced.",
     ]
-    if _integrates(row):
+    if _has_integrated_scores(row):
         sentences.append(
             f"The edges out of the input sum to {percent(row['completeness'])} of that difference "
             f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
@@ -83,14 +83,14 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
 
 
 def is_complete(row: Mapping[str, Any]) -> bool:
-    """Check that scores sum to what they should, where they should."""
-    if not _integrates(row):
+    """Check whether the scores sum to the metric's difference within 10%; True for methods that need not."""
+    if not _has_integrated_scores(row):
         return True
     return not any(abs(off) > _OFF for off in (row["completeness"] - 1, row["completeness_error_median"]))
 
 
-def _integrates(row: Mapping[str, Any]) -> bool:
-    """Check whether scores are integrals from the replaced to the clean input."""
+def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
+    """Check whether the run's scores are integrals from the replaced to the clean input."""
     method = METHODS.get(row["method"])
     return method is not None and method.integrates and method.along == "inputs"
 
@@ -117,7 +117,7 @@ def _nodes_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Say how much of the scores is the sink's, and warn where faithfulness is too; where prompts differ, nothing."""
+    """Say which share of the scores lies at the sink, and warn if faithfulness does too; empty without a share."""
     kept, share = row["without_sink_faithfulness"], row["sink_share"]
     if not np.isfinite(kept) or share == 0:
         return []
@@ -152,13 +152,13 @@ def _edges_text(n: int) -> str:
 
 
 def faithfulness_text(row: Mapping[str, Any], name: str = "") -> str:
-    """A faithfulness with its interval, from a row of the summary."""
+    """A faithfulness with its interval as percentages; ``name`` is the prefix of the row's fields."""
     f, low, high = (float(row[f"{name}faithfulness{end}"]) for end in ("", "_low", "_high"))
     return f"{percent(f)}{f' [{percent(low)}, {percent(high)}]' * bool(np.isfinite(low))}"
 
 
 def edges_sentence(row: Mapping[str, Any]) -> str:
-    """Say which share of all edges the circuit has."""
+    """The circuit's number of edges and their share of all edges, as the beginning of a sentence."""
     return f"{row['edges']:,} of {row['all_edges']:,} edges ({_share_text(row['edges'] / row['all_edges'])})"
 
 
@@ -231,5 +231,5 @@ def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
 
 
 def is_gap_clear(row: Mapping[str, Any]) -> bool:
-    """Check whether the metric of no edges is told from that of all, so that a share of it means something."""
+    """Check whether the metric clearly differs between all edges and none: the interval of the gap leaves out 0."""
     return row["gap_low"] > 0 or row["gap_high"] < 0

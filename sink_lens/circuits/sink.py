@@ -21,34 +21,34 @@ _TOP, _PAIRS = 200, 8
 """Largest scores, and pairs, whose scores are parted by position."""
 
 
-def with_position_apart(runs: Runs, position: int) -> Runs:
-    """The same runs, with the edges at one position as a span of their own."""
+def with_sink_span(runs: Runs, position: int) -> Runs:
+    """Copy the runs with two spans: the sink's position, and all other positions."""
     whole = replace(runs, graph=replace(runs.graph, spans=("",)), masks=None)
     return with_spans(whole, {"sink": [position]})
 
 
 def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
-    """Fields of the summary: the sink's share of the scores, and the metric that all other edges keep.
+    """Fields of the summary on the sink: its share of the scores, and the faithfulness of all edges at other positions.
 
-    Cost: scores of 8 pairs, and about three forwards of the judged pairs; nothing where both prompts begin alike.
+    Cost: scores of 8 pairs, and about three forwards of the judged pairs; none if both prompts begin alike.
 
     Returns:
-        ``sink_share`` of the summed magnitudes, ``sink_share_top`` of the 200 largest (both nan for real patches), and
-        ``without_sink_faithfulness`` with ``_low`` and ``_high``.
+        ``sink_share`` (of the summed magnitudes of scores), ``sink_share_top`` (share of the 200 largest scores that
+        lie there), both nan for real patches; ``without_sink_faithfulness`` with ``_low`` and ``_high``.
     """
-    position, judge = config.sink_position, circuit.judge
+    position, judge = config.sink_position, circuit.faithfulness_judge
     share = top = np.nan
     names = [f"without_sink_faithfulness{end}" for end in ("", "_low", "_high")]
-    if circuit.runs.begin(slice(None)) > position or config.freeze:
-        return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(names, 1.0 if judge.defined else np.nan)
+    if circuit.runs.first_difference(slice(None)) > position or config.freeze:
+        return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(names, 1.0 if judge.is_gap_clear else np.nan)
     if METHODS[config.method].along != "patches":
-        some = with_position_apart(circuit.runs.some(range(min(_PAIRS, circuit.runs.n_pairs))), position)
+        some = with_sink_span(circuit.runs.select_pairs(range(min(_PAIRS, circuit.runs.n_pairs))), position)
         size, there = np.abs(score_edges(some, config).mean), some.graph.ends[0] == 0
         largest = np.argsort(-size, kind="stable")[:_TOP]
         share, top = float(size[there].sum() / (size.sum() or np.nan)), float(there[largest].mean())
-    runs = with_position_apart(judge.runs, position)
-    kept = judge.faithfulness_of(replace(judge, runs=runs).values((runs.graph.ends[0] != 0)[None])).to_dict("records")[
-        0
-    ]
+    runs = with_sink_span(judge.runs, position)
+    kept = judge.faithfulness_table(replace(judge, runs=runs).metric_values((runs.graph.ends[0] != 0)[None])).to_dict(
+        "records"
+    )[0]
     found = (float(kept[name]) for name in ("faithfulness", "low", "high"))
     return {"sink_share": share, "sink_share_top": top} | dict(zip(names, found, strict=True))

@@ -24,7 +24,7 @@ _AT_ONCE = 32
 def draw_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
-    """Weights of the pairs in each bootstrap sample, each row sums to 1; pairs are drawn within their template."""
+    """Draw bootstrap samples of pairs within each template; return the pairs' weights, which sum to 1 in a sample."""
     names = np.asarray(templates, dtype=object)
     weights = np.zeros((draws, len(names)), dtype=np.float32)
     for name in dict.fromkeys(names.tolist()):
@@ -34,10 +34,10 @@ def draw_weights(
     return weights / len(names)
 
 
-def inclusion(
+def inclusion_probabilities(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"], *, n: int
 ) -> Float[np.ndarray, " edge"]:
-    """Share of the bootstrap samples in which each edge is among the n largest by magnitude."""
+    """Share of the bootstrap samples in which the mean score of each edge is among the n largest magnitudes."""
     counts = np.zeros(values.shape[1])
     for start in range(0, len(weights), _AT_ONCE):
         for mean in weights[start : start + _AT_ONCE] @ values:
@@ -53,18 +53,18 @@ def interval_bounds(
     return low, high
 
 
-def verdicts(
+def edge_verdicts(
     settings: Mapping[str, Float[np.ndarray, " edge"]],
     circuits: Mapping[str, Bool[np.ndarray, " edge"]],
     *,
     within: Bool[np.ndarray, " edge"] | bool = True,
 ) -> np.ndarray:
-    """One of core, undecided, contingent and none for every edge; see the module.
+    """Return core, undecided, contingent or none for every edge, as the docstring of this file defines them.
 
     Args:
         settings: name of a setting -> inclusion probabilities there.
         circuits: name of a setting -> the edges chosen there.
-        within: the edges of the circuit; one that is sure everywhere and on no path of it is undecided.
+        within: mask of the edges that can be core; others with at least 95% everywhere are undecided.
     """
     sure = np.array([found >= CORE for found in settings.values()])
     return np.select(
@@ -75,23 +75,22 @@ def verdicts(
 
 
 def most_edges_outside(found: int, *, sampled: int, total: int) -> int:
-    """Upper 95% bound of the number of edges of some kind outside a circuit, from a sample of them.
+    """Upper 95% bound of how many of ``total`` edges outside a circuit are of some kind.
 
-    Exact for a sample without replacement: with one edge more, so few in the sample have a probability of at most 5%.
-    ``found`` of the ``sampled`` edges are of the kind.
+    ``found`` of ``sampled`` edges, drawn without replacement, are of this kind. The bound is exact (hypergeometric).
     """
     counts = range(found, total - sampled + found + 1)
     return found - 1 + bisect_left(counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05))
 
 
 def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:
-    """Number of edges that two circuits share, over the number that either has; nan if both are empty."""
+    """Number of edges in both circuits, divided by the number in at least one of them; nan if both are empty."""
     either = int((first | second).sum())
     return float((first & second).sum()) / either if either else float("nan")
 
 
 def random_halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Two random halves of the pairs, of every template alike: one to choose edges on, one to judge them."""
+    """Divide the pairs of every template at random: (indices to choose edges on, indices to judge them on)."""
     names = np.asarray(templates, dtype=object)
     halves: tuple[list[int], list[int]] = [], []
     for name in dict.fromkeys(names.tolist()):

@@ -61,65 +61,64 @@ class Weights:
     """Type of sums and gradients: the model's, float32 at least."""
 
 
-def weights_of(lens: LensModel, graph: Graph) -> Weights:
-    """Read the weights of the nodes, mostly without copies."""
+def read_weights(lens: LensModel, graph: Graph) -> Weights:
+    """Read the weights of all nodes of a graph from the model, mostly without copies."""
     dtype = torch.promote_types(lens.dtype, torch.float32)
 
-    def of(tensor: Tensor) -> Tensor:
-        """The tensor in the type of the scores."""
+    def cast(tensor: Tensor) -> Tensor:
         return tensor.detach().to(lens.device, dtype)
 
-    def in_dtype(norm: Norm) -> Norm:
-        """The norm in that type."""
+    def cast_norm(norm: Norm) -> Norm:
         return replace(norm, gain=norm.gain.to(dtype), bias=norm.bias.to(dtype))
 
-    def norm(layer: int, which: NormName) -> Norm | None:
-        """A layer's norm in that type."""
+    def read_norm(layer: int, which: NormName) -> Norm | None:
+        """Read a norm of a layer; None if the layer has none."""
         found = norm_weights(lens, layer=layer, which=which)
-        return None if found is None else in_dtype(found)
+        return None if found is None else cast_norm(found)
 
     layers = []
     for layer in range(graph.n_layers):
         attention = attention_weights(lens, layer=layer)
         by_head = {
-            kind: (of(getattr(attention, f"w_{kind}")), of(getattr(attention, f"b_{kind}"))) for kind in ("q", "k", "v")
+            kind: (cast(getattr(attention, f"w_{kind}")), cast(getattr(attention, f"b_{kind}")))
+            for kind in ("q", "k", "v")
         }
         if graph.gated:
             gate = lens.layer(layer).get_submodule(f"{lens.family.attention}.head_gate")
             assert isinstance(gate, nn.Linear)
-            weight = of(gate.weight).unflatten(0, (graph.n_heads, -1))
+            weight = cast(gate.weight).unflatten(0, (graph.n_heads, -1))
             by_head["g"] = weight, torch.zeros_like(weight[..., 0])
         w_gate = w_up = w_down = None
         if chosen := list(graph.neurons.get(layer, ())):
             mlp = mlp_weights(lens, layer=layer)
-            w_gate = None if mlp.w_gate is None else of(mlp.w_gate[chosen])
-            w_up, w_down = of(mlp.w_up[chosen]), of(mlp.w_down[:, chosen])
+            w_gate = None if mlp.w_gate is None else cast(mlp.w_gate[chosen])
+            w_up, w_down = cast(mlp.w_up[chosen]), cast(mlp.w_down[:, chosen])
         layers.append(
             NodeWeights(
-                attn_norm=norm(layer, "attn_norm"),
-                mlp_norm=norm(layer, "mlp_norm"),
-                attn_after=norm(layer, "attn_post_norm"),
-                mlp_after=norm(layer, "mlp_post_norm"),
+                attn_norm=read_norm(layer, "attn_norm"),
+                mlp_norm=read_norm(layer, "mlp_norm"),
+                attn_after=read_norm(layer, "attn_post_norm"),
+                mlp_after=read_norm(layer, "mlp_post_norm"),
                 by_head=by_head,
-                w_o=of(attention.w_o),
-                b_o=of(attention.b_o),
+                w_o=cast(attention.w_o),
+                b_o=cast(attention.b_o),
                 w_gate=w_gate,
                 w_up=w_up,
                 w_down=w_down,
             )
         )
-    return Weights(layers=tuple(layers), final_norm=in_dtype(final_norm(lens)), dtype=dtype)
+    return Weights(layers=tuple(layers), final_norm=cast_norm(final_norm(lens)), dtype=dtype)
 
 
 def hook_name_of(lens: LensModel, site: str, layer: int) -> str:
-    """Name of the bridge's hook point of a site; ``g`` is the projection that gates the heads' output."""
+    """Name of the bridge's hook point for a site of a layer; the site ``g`` is the gate of the heads' output."""
     if site == "g":
         return f"blocks.{layer}.attn.head_gate.hook_out"
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 
 def apply_norm(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tensor, "*batch d_model"]:
-    """The stream as the projections read it; the stream itself where there is no norm."""
+    """Apply a norm, or a multiplier, to the stream; return the stream itself if there is none."""
     if norm is None:
         return x
     if not norm.divides:
@@ -128,16 +127,16 @@ def apply_norm(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[T
     return x * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.gain + norm.bias
 
 
-def pull_back(
+def gradient_before_norm(
     u: Float[Tensor, "batch reader position d_model"],
     x: Float[Tensor, "batch position d_model"],
     norm: Norm | None,
     *,
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Gradients with respect to the normed stream -> gradients with respect to the stream.
+    """Turn gradients after a norm (``u``) into gradients of the stream ``x`` before the norm.
 
-    With ``held`` they are those that the stream would have, were the norm's divisor a constant.
+    With ``held``, the norm's divisor is taken as a constant.
     """
     if norm is None:
         return u
@@ -160,13 +159,14 @@ def reader_gradients(
     x: Float[Tensor, "batch position d_model"],
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Gradient of every reader at one place of the stream (``x``), from ``gradients`` at the sites behind it.
+    """Gradient of the metric for the stream as each reader at one place reads it.
 
-    A place is attention, mlp or logits, and its layer; with ``held`` the divisors of norms are constants.
+    ``place``: (attention, mlp or logits; layer). ``x``: the stream there. ``gradients``: (site, layer) -> gradient at
+    q, k, v and the other sites that the readers make. With ``held``, divisors of norms are constants.
     """
     name, layer = place
     if name == "logits":
-        return pull_back(gradients["final", layer][:, None], x, weights.final_norm, held=held)
+        return gradient_before_norm(gradients["final", layer][:, None], x, weights.final_norm, held=held)
     own = weights.layers[layer]
     if name == "attention":
         parts = []
@@ -174,19 +174,19 @@ def reader_gradients(
             given = gradients[kind, layer]
             given = given.unflatten(-1, (weight.shape[0], -1)) if given.dim() == 3 else given
             parts.append(einsum(given, weight, _TO_READERS))
-        return pull_back(torch.cat(parts, dim=1), x, own.attn_norm, held=held)
+        return gradient_before_norm(torch.cat(parts, dim=1), x, own.attn_norm, held=held)
     whole = gradients["mlp_in", layer]
     if own.w_up is None:
-        return pull_back(whole[:, None], x, own.mlp_norm, held=held)
+        return gradient_before_norm(whole[:, None], x, own.mlp_norm, held=held)
     chosen = list(graph.neurons[layer])
     of_neurons = gradients["up", layer][..., chosen] @ own.w_up
     if own.w_gate is not None:
         of_neurons = of_neurons + gradients["gate", layer][..., chosen] @ own.w_gate
-    return pull_back(torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm, held=held)
+    return gradient_before_norm(torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm, held=held)
 
 
-def sites_of(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
-    """The sites at which a backward pass stops for the readers of one place."""
+def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
+    """The sites whose gradients give those of the readers at one place of the stream."""
     name, layer = place
     if name == "logits":
         return ("final",)
@@ -196,7 +196,7 @@ def sites_of(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
 
 
 def writer_sites(graph: Graph) -> list[tuple[str, int]]:
-    """(site, layer) of everything that ``writings`` needs of a run."""
+    """(site, layer) of every tensor of a run that ``writer_outputs`` needs."""
     found = [("resid_pre", 0)]
     for layer in range(graph.n_layers):
         found += [("z", layer), ("mlp_out", layer)]
@@ -205,21 +205,21 @@ def writer_sites(graph: Graph) -> list[tuple[str, int]]:
     return found
 
 
-def writings(
+def writer_outputs(
     tensors: Mapping[tuple[str, int], Tensor], *, graph: Graph, weights: Weights
 ) -> Float[Tensor, "batch writer position d_model"]:
-    """The output that every writer adds to the stream in one run; 0 in layers that the run did not reach."""
+    """Compute every writer's output from one run's tensors at ``writer_sites``; 0 in layers that were not run."""
     first = tensors["resid_pre", 0].to(weights.dtype)
     batch, positions, width = first.shape
     found = first.new_zeros(batch, len(graph.writers), positions, width)
     found[:, 0] = first
     for layer in range(graph.n_layers):
         if ("z", layer) in tensors:
-            write_layer(tensors, found[:, graph.written_by(layer)], layer=layer, graph=graph, weights=weights)
+            fill_layer(tensors, found[:, graph.writers_of_layer(layer)], layer=layer, graph=graph, weights=weights)
     return found
 
 
-def write_layer(
+def fill_layer(
     tensors: Mapping[tuple[str, int], Tensor],
     into: Float[Tensor, "batch writer position d_model"],
     *,
@@ -228,25 +228,25 @@ def write_layer(
     weights: Weights,
     which: str = "both",
 ) -> None:
-    """Fill in the outputs of a layer's heads, neurons and MLP; ``which`` may name one of them."""
+    """Write the outputs of a layer's heads, neurons and MLP into ``into``; ``which``: both, attention or mlp."""
     own = weights.layers[layer]
     if which in ("both", "attention"):
         z = tensors["z", layer].to(weights.dtype)
         heads = einsum(z, own.w_o, _TO_READERS)
-        into[:, : graph.n_heads] = heads * factor_behind(heads.sum(1) + own.b_o, own.attn_after)[:, None]
+        into[:, : graph.n_heads] = heads * post_norm_factor(heads.sum(1) + own.b_o, own.attn_after)[:, None]
     if which in ("both", "mlp") and ("mlp_out", layer) in tensors:
         whole = tensors["mlp_out", layer].to(weights.dtype)
         if own.w_down is not None:
             chosen = list(graph.neurons[layer])
             part = tensors["neurons", layer][..., chosen].to(weights.dtype) @ own.w_down.T
-            part = part * factor_behind(tensors["down_out", layer].to(weights.dtype), own.mlp_after)
+            part = part * post_norm_factor(tensors["down_out", layer].to(weights.dtype), own.mlp_after)
             into[:, graph.n_heads] = part
             whole = whole - part
         into[:, -1] = whole
 
 
 def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
-    """The bias of each layer's output projection: a part of attention that belongs to no head."""
+    """The bias that each layer's attention adds to the stream, which belongs to no head."""
     rows = []
     for own in weights.layers:
         after = own.attn_after
@@ -255,8 +255,8 @@ def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_mode
     return torch.stack(rows)
 
 
-def factor_behind(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
-    """The factor by which a norm or multiplier behind a sublayer multiplies each part of its output; on its device."""
+def post_norm_factor(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
+    """The factor by which a norm or multiplier after a sublayer multiplies each part of the output; 1 without one."""
     if after is None:
         return total.new_ones(1, 1, 1)
     if not after.divides:

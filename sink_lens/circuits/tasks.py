@@ -18,7 +18,7 @@ from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
 from .config import CircuitConfig, ReadyTask
-from .pairs import TokenPair, pairs_that_fit
+from .pairs import TokenPair, make_token_pairs
 
 if TYPE_CHECKING:
     from ..edits.metrics import Metric
@@ -51,7 +51,7 @@ class Task:
 
     @property
     def sha256(self) -> str:
-        """Hash of what the pairs have beside their tokens."""
+        """Hash of the answers, templates and spans of the pairs."""
         held = self.correct, self.incorrect, self.templates, sorted(self.spans.items())
         return sha256(repr(held).encode()).hexdigest()
 
@@ -103,13 +103,13 @@ def task_of(
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}; circuits.find takes token ids")
     generator = np.random.default_rng([config.seed, 0]) if generator is None else generator
-    kept = pairs_that_fit(config, lens.tokenizer, d_vocab=lens.d_vocab, generator=generator)
+    kept = make_token_pairs(config, lens.tokenizer, d_vocab=lens.d_vocab, generator=generator)
     if not kept:
         raise InputError(
             f"with the tokenizer of {lens.name}, no pair of {name!r} has prompts of equal length and answers of "
             "one token; need another task, or a file of pairs"
         )
-    whole, right = _batch_task(name, kept, lens=lens, bos=config.bos), list[int]()
+    whole, right = _make_task(name, kept, lens=lens, bos=config.bos), list[int]()
     for start in range(0, len(kept), step := config.batch_size or _A_PASS):
         rows = slice(start, min(start + step, len(kept)))
         outcome = run_with(lens, whole.clean[rows], layers=(0,), loss=False, logits=True)
@@ -122,22 +122,21 @@ def task_of(
             "model"
         )
     chosen = [kept[row] for row in right[: config.pairs]]
-    return replace(_batch_task(name, chosen, lens=lens, bos=config.bos), n_tried=len(kept), n_answered=len(right))
+    return replace(_make_task(name, chosen, lens=lens, bos=config.bos), n_tried=len(kept), n_answered=len(right))
 
 
-def _batch_task(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
-    """The task of these pairs, with all clean and all corrupted prompts as batches."""
+def _make_task(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
+    """Make a task from tokenised pairs: batches of all clean and of all corrupted prompts."""
     lengths = torch.tensor([len(one.clean) for one in kept])
 
-    def batch(prompts: Sequence[list[int]]) -> TokenBatch:
-        """All clean, or all corrupted, prompts."""
+    def make_batch(prompts: Sequence[list[int]]) -> TokenBatch:
         tokens = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True)
         return replace(from_tensor(tokens, lengths=lengths, tokenizer=lens.tokenizer), bos_condition=bos)
 
     return Task(
         name=name,
-        clean=batch([one.clean for one in kept]),
-        corrupted=batch([one.corrupted for one in kept]),
+        clean=make_batch([one.clean for one in kept]),
+        corrupted=make_batch([one.corrupted for one in kept]),
         correct=tuple(one.correct for one in kept),
         incorrect=tuple(one.incorrect for one in kept),
         templates=tuple(one.template for one in kept),

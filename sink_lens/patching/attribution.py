@@ -17,9 +17,9 @@ from typing import Any
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from .config import PatchConfig
-from .first_order import first_order
+from .first_order import first_order_effects
 from .pairs import Sequences
-from .results import AttributionResult, grid_frame, shared_facts
+from .results import AttributionResult, part_table, sweep_fields
 from .run_pair import patch_config, prepare_runs
 
 
@@ -51,12 +51,12 @@ def attribution_patch(
         )
     values_then = lens.state.unchanged.values()
     runs, grid, pair = prepare_runs(lens, clean, corrupted, config=settings)
-    effects, n = first_order(runs, grid, steps=settings.steps)
-    frame = grid_frame(grid, settings.by)
+    effects, n = first_order_effects(runs, grid, steps=settings.steps)
+    frame = part_table(grid, settings.by)
     frame["effect"] = effects.numpy()
     frame["method"] = "gradient" if settings.steps == 1 else "integrated gradients"
-    frame["changed"] = [runs.differs(part) for part in grid]
+    frame["changed"] = [runs.has_difference(part) for part in grid]
     frame["n"] = n.numpy()
     return AttributionResult(
-        frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **shared_facts(runs, pair, settings)
+        frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **sweep_fields(runs, pair, settings)
     )

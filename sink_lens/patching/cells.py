@@ -25,7 +25,7 @@ def cell_of_patch(
     source: Mapping[tuple[str, int], Tensor],
     edits: tuple[Edit, ...] = (),
 ) -> Cell:
-    """The patch of a part as a cell; it begins at the first of the part's positions where the two runs differ."""
+    """Make the engine's cell that patches a part with source values, from the first position that differs on."""
     site, begin = part.site, 0
     keys = [site_key(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
@@ -38,10 +38,10 @@ def cell_of_patch(
         begin = min(part.positions or (0,))
     own = open_whole_axes(part, sizes=run[keys[0]].shape[1:])
 
-    def change(values: Tensor, at: At) -> Tensor:
+    def source_values(values: Tensor, at: At) -> Tensor:
         return copy_to_device(own.select(source[site, at.layer][at.sequences]), values.device, values.dtype)
 
-    patch = edit(site, change, **{**own.where, "label": f"patch {site}"})
+    patch = edit(site, source_values, **{**own.where, "label": f"patch {site}"})
     touched, first = cone(edits)
     if edits:
         begin = min(begin, first)
@@ -49,7 +49,7 @@ def cell_of_patch(
 
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
-    """The edit that ``make`` makes of a part as a cell, beside ``edits``; refuses an edit of another site.
+    """Make the cell of the engine that edits a part with the edit that ``make`` returns, beside other edits.
 
     Raises:
         InputError: what was made is no edit of this site.

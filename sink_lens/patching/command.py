@@ -15,7 +15,7 @@ from ..records import default_folder
 from ..text import interval_text, number, plural, token_text
 from .attribution import attribution_patch
 from .config import PatchConfig, PatchView
-from .passes import check_before
+from .passes import check_before_loading
 from .patch import patch
 from .results import AttributionResult, PatchResult, write_result
 from .run_folder import open_run
@@ -36,7 +36,7 @@ def run(
     """Run the command ``patch``: the patches that a configuration asks for, or their approximation, in a run folder."""
     if shard is not None and config.approximate:
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
-    check_before(config)
+    check_before_loading(config)
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
     folder = default_folder(config.model) if out is None else Path(out)
     if not config.approximate:
@@ -52,7 +52,7 @@ def run(
 
 
 def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
-    """Yield what the command prints: the conclusion, where the prompts differ, the strongest patches, a check."""
+    """Yield the terminal output: the conclusion, where the prompts differ, the strongest patches, a check."""
     from rich.text import Text
 
     from ..report.html import conclusion
@@ -103,6 +103,6 @@ def _text_table(heads: tuple[str, ...], lines: list[Any]) -> "PageTable":
 
 
 def answer(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:
-    """The fields of ``--json``: metric, differences between the prompts, and strongest patches."""
+    """Return the fields of ``--json``: metric, differences between the prompts, and strongest patches."""
     tables = {"differences": found.differences, "strongest": found.strongest(view.top)}
     return {"metric": found.metric, **tables}

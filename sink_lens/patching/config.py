@@ -32,7 +32,7 @@ _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
 def refuse_equal_tokens(differ: bool) -> None:
-    """Refuse clean and corrupted prompts of the same tokens (``differ`` is False): every patch would change nothing."""
+    """Refuse clean and corrupted prompts if they do not differ in a token: no patch would change anything."""
     if not differ:
         raise InputError(
             "the clean and the corrupted prompts have the same tokens, so that every patch puts in what is there; need "
@@ -43,7 +43,7 @@ def refuse_equal_tokens(differ: bool) -> None:
 def check_lengths(
     clean: Sequence[int], corrupted: Sequence[int], told: Callable[[int], str] = lambda index: ""
 ) -> None:
-    """Refuse sequences that are not one for one, or of different lengths; ``told`` is what the error says of a pair."""
+    """Refuse different numbers or lengths of clean and corrupted sequences; ``told`` gives the text on a pair."""
     if len(clean) != len(corrupted):
         raise InputError(
             f"there are {len(clean)} clean and {len(corrupted)} corrupted sequences; need one of each per pair"
@@ -129,11 +129,11 @@ class PatchConfig:
 
     @property
     def chosen_indices(self) -> dict[str, Any]:
-        """Axis -> its chosen indices, None for all, as ``parts.parts_to_patch`` takes them."""
+        """Axis (layers, positions, heads, keys, units) -> the chosen indices, None for all."""
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
-    def spec(self, **how: Any) -> MetricSpec:
-        """The metric by its name and options; the arguments are those of ``named_metrics.make_spec``."""
+    def metric_spec(self, **how: Any) -> MetricSpec:
+        """Return the specification of the named metric with its options; arguments are those of ``make_spec``."""
         check_metric_fields(self, self.metric)
         return make_spec(self, self.metric, **how)
 

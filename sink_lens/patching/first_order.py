@@ -13,12 +13,14 @@ from .parts import site_key
 from .run_pair import RunPair
 
 
-def first_order(
+def first_order_effects(
     runs: RunPair, grid: Sequence[Part], *, steps: int = 1
 ) -> tuple[Float[Tensor, " sample"], Int[Tensor, " sample"]]:
-    """(x' - x) . dm/dx of each part: source minus run's values times the metric's gradient; and how many sequences.
+    """Approximate the effect of patching each part: source minus baseline values, times the metric's gradient.
 
-    It is the mean over sequences that have the part and a metric, or the sum if the metric is one number for all.
+    Returns:
+        The mean effect of each part over the sequences that have it and a metric (the sum, if the metric is one number
+        for all sequences), and the number of these sequences.
     """
     gradients = _mean_gradients(runs, steps=steps)
     products = {}
@@ -32,14 +34,14 @@ def first_order(
             effects[number] += part.select(products[key]).flatten(1).sum(1)
         effects[number] = runs.nan_where_short(part, effects[number])
     effects, undefined = effects.double(), runs.baseline.isnan()
-    if runs.is_whole:
+    if runs.has_single_value:
         return effects.sum(1), torch.full((len(grid),), 1 - int(undefined.sum()))
     effects = effects[:, ~undefined]
     return effects.nanmean(1), (~effects.isnan()).sum(1)
 
 
 def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tensor]:
-    """(site, layer) -> gradient of the metric summed over sequences, mean over ``steps`` between the two runs."""
+    """(site, layer) -> gradient of the metric, averaged over ``steps`` points between the two runs' embeddings."""
     run = {"lens": runs.lens, "batch": runs.run, "metric": runs.metric, "at": runs.held}
     if steps == 1:
         return metric_gradients(**run)

@@ -44,7 +44,7 @@ def patch_map(
     title: str = "",
     unit: str = "",
 ) -> Figure:
-    """A column of a sweep as heat maps over pairs of its swept columns; red is above 0, blue below.
+    """Draw a column of a sweep as heat maps over pairs of its swept columns; red is above 0, blue below.
 
     One panel for one or two swept columns. For more, one panel for each of the others against the first, in which a
     pixel is the strongest (largest in magnitude, with its sign) along what the panel leaves out.
@@ -137,7 +137,7 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
 
 
 def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Position, layers and strongest value of each run of layers in which patching the position does about the same."""
+    """(position, layers, value) of each range of layers in which patching a position has about the same effect."""
     runs: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
         layers: tuple[int, int] | None = None
@@ -162,7 +162,7 @@ def _metric_text(run: Run) -> str:
 
 
 def _strongest_text(table: pd.DataFrame) -> str:
-    """Where the first patch of the table is, its effect, and its share of the difference between the prompts."""
+    """The first patch of the table in words: place, effect, and share of the difference between the prompts."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
     text, share = f"{where}: {number(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
@@ -174,7 +174,7 @@ def _strongest_text(table: pd.DataFrame) -> str:
 
 
 def _prompt_sentences(run: Run) -> list[str]:
-    """The clean and the corrupted prompt and what differs, each as a sentence's part, as far as the run has them."""
+    """The clean prompt, the corrupted prompt, and the tokens that differ, as texts; fewer if the run lacks some."""
     sentences = []
     for name in ("clean", "corrupted"):
         texts = run.config.get(name) or []

@@ -53,10 +53,10 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     first, second = batches
     tables = tuple(decode_tokens(batch, lens.tokenizer) for batch in batches)
 
-    def told(index: int) -> str:
+    def pair_text(index: int) -> str:
         return "".join(f" ({' | '.join(table[table['sequence'] == index]['text'])})" for table in tables)
 
-    check_lengths(first.lengths.tolist(), second.lengths.tolist(), told)
+    check_lengths(first.lengths.tolist(), second.lengths.tolist(), pair_text)
     joined = tables[0].merge(tables[1], on=["sequence", "position"], suffixes=("_clean", "_corrupted"))
     differing = joined.query("token_id_clean != token_id_corrupted")
     names = {"text_clean": "clean", "text_corrupted": "corrupted"}
@@ -78,7 +78,7 @@ def _position_labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positi
 
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
-    """The labels of a pair of single prompts, for the run folder: position, text; empty for several prompts."""
+    """Make the table ``tokens`` of the run folder from the labels: position, text; empty for several prompts."""
     known = {position: text.removesuffix("*") for position, text in labels.items() if text.strip("*")}
     frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
     return frame.astype({"position": int, "text": str})

@@ -41,9 +41,9 @@ def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: i
 def indices_by_axis(
     model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
 ) -> dict[str, Indices]:
-    """The chosen indices of each axis of a site, and the layers; arguments and errors are those of ``parts_to_patch``.
+    """Axis of a site, or layer -> its chosen indices; arguments and errors are those of ``parts_to_patch``.
 
-    None is all, where layers differ in how many those are.
+    The indices are None, for all, if the size of the axis differs between layers.
     """
     known = site_of(site, family=model.family)
     names = known.parts
@@ -74,13 +74,13 @@ def indices_by_axis(
     return chosen | {"layer": asked if SITES[site].per_layer else (model.n_layers - 1,)}
 
 
-def identity_of(part: Part) -> str:
-    """A text that is the same for equal parts of a site only, whatever the sweep's axes."""
+def part_identity(part: Part) -> str:
+    """A text that identifies a part of a site, whatever the axes of the sweep."""
     return json.dumps([part.layers, part.index])
 
 
 def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:
-    """The same part with None on the axes of which everything is chosen."""
+    """Copy a part with None on each axis whose indices are all chosen."""
     whole = {
         f"{axis}s": None
         for axis, size in zip(SITES[part.site].parts, sizes, strict=True)
@@ -94,12 +94,12 @@ def site_key(site: str, layer: int) -> tuple[str, int]:
     return (site, layer if SITES[site].per_layer else 0)
 
 
-def random_parts_like(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
-    """Random parts of as many indices in the same layers: other units, else other heads, positions or keys.
+def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
+    """Draw up to ``draws`` random parts of the same size and layers: other units, else heads, positions or keys.
 
-    None of the part's own indices is drawn, nor a position that the shortest sequence lacks. There are fewer than
-    ``draws`` where there are not so many, and none if the part is everything that its layers have. Parts that differ
-    only in the drawn axis share their draws.
+    They have none of the part's own indices, and no position that the shortest sequence lacks. There are fewer if too
+    few indices are left, and none for a part that is whole on all axes. Parts that differ only in the drawn axis share
+    their draws.
     """
     names = SITES[part.site].parts
     size_of = dict(zip(names, sizes, strict=True))
@@ -118,7 +118,7 @@ def random_parts_like(part: Part, *, sizes: Sequence[int], shortest: int, draws:
 
 
 def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
-    """The chosen indices of an axis of ``size``, all if None; refuses those that do not exist."""
+    """Check the chosen indices of an axis of this size, and return them; all if None."""
     if given is None:
         return tuple(range(size))
     if not given:
@@ -136,13 +136,13 @@ def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tu
 def check_put(config: PatchConfig) -> None:
     """Refuse a configuration whose ``put`` does not fit the site or its options."""
     if config.put != "source":
-        put_spec(config, Part(site=config.sites[0]))
+        make_put_spec(config, Part(site=config.sites[0]))
     elif config.factor is not None:
         raise InputError("source takes no factor; leave it out")
 
 
-def put_spec(config: PatchConfig, part: Part) -> EditSpec:
-    """The edit that a configuration puts into a part; all parts have the configuration's seed."""
+def make_put_spec(config: PatchConfig, part: Part) -> EditSpec:
+    """Make the specification of the edit that a configuration puts into a part."""
     options = {name: getattr(config, name, None) for name in OPTIONS}
     if config.put in KINDS and "seed" not in KINDS[config.put].takes:
         options["seed"] = None  # it is the seed of the controls then

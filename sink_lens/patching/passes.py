@@ -10,7 +10,7 @@ from ..models.bundled import find_header
 from ..models.header import axis_sizes
 from ..models.sites import SITES
 from .config import PatchConfig, check_lengths, refuse_equal_tokens
-from .parts import check_put, identity_of, indices_by_axis, parts_to_patch, random_parts_like
+from .parts import check_put, draw_random_parts, indices_by_axis, part_identity, parts_to_patch
 
 _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
@@ -32,7 +32,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     if config.put == "source":
         refuse_equal_tokens(clean != corrupted)
     made, backwards = 0.0, 0
-    read = config.spec().last_layer(header)
+    read = config.metric_spec().last_layer(header)
     last = header.n_layers if read is None else read + 1
     for name in config.sites:
         grid = parts_to_patch(header, name, by=config.by, n_positions=n_positions, **config.chosen_indices)
@@ -43,8 +43,8 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
             grid = grid[: config.check if config.approximate else config.screen]
         axes = axis_sizes(header, site.axes, n_positions=n_positions)
         draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
-        drawn = [random_parts_like(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
-        every = {identity_of(part): part for parts in (grid, *drawn) for part in parts}
+        drawn = [draw_random_parts(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
+        every = {part_identity(part): part for parts in (grid, *drawn) for part in parts}
         if config.put == "source" and site.by_token:
             every = {own: part for own, part in every.items() if max(part.positions or (0,)) >= first}
         for part in every.values():
@@ -60,8 +60,8 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     )
 
 
-def check_before(config: PatchConfig) -> None:
-    """Refuse, before the weights are read, all that ``patch`` would refuse and that the model's header tells.
+def check_before_loading(config: PatchConfig) -> None:
+    """Refuse a configuration that does not fit the model's header, before the weights are read.
 
     Raises:
         InputError: which field, and what is needed.
@@ -75,13 +75,13 @@ def check_before(config: PatchConfig) -> None:
         longest = max_n_tokens([*config.clean, *config.corrupted])
         for site in config.sites:
             indices_by_axis(header, site, by=config.by, n_positions=longest, **config.chosen_indices)
-        config.spec().last_layer(header)
+        config.metric_spec().last_layer(header)
     if all(site in SITES for site in config.sites):
         check_put(config)
 
 
 def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int:
-    """The first position at which a clean sequence and its corrupted one differ; their length if none does."""
+    """The first position at which a clean sequence differs from its corrupted one; the longest length if none does."""
     check_lengths([*map(len, clean)], [*map(len, corrupted)])
     found = [max(map(len, clean))]
     for one, other in zip(clean, corrupted, strict=True):

@@ -32,11 +32,11 @@ from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, refuse_unhashed_code
 from ..records.shards import check_shard, compute_run
 from .config import ADDED, EVERY, PatchConfig
-from .first_order import first_order
+from .first_order import first_order_effects
 from .pairs import PromptPair, Sequences
-from .parts import check_put, identity_of, random_parts_like
-from .results import PatchResult, grid_frame, join_sites, shared_facts, write_result
-from .run_folder import Kept, Measured, open_run
+from .parts import check_put, draw_random_parts, part_identity
+from .results import PatchResult, join_sites, part_table, sweep_fields, write_result
+from .run_folder import KeptBlocks, MeasuredPatch, open_run
 from .run_pair import RunPair, patch_config, prepare_runs
 
 
@@ -103,40 +103,40 @@ def patch(
 def _patch_site(
     request: "_Request", out: str | Path | None, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
 ) -> PatchResult:
-    """Patch one site, and return its result; ``reopen`` goes on with a run that the folder holds."""
+    """Patch one site, in a run folder if ``out`` is given; ``reopen`` goes on with a run that the folder holds."""
     if out is None:
-        return request.result(None, progress=progress)
-    code, runs = request.code(), request.runs
+        return request.make_result(None, progress=progress)
+    code, runs = request.hash_functions(), request.runs
     if shard is not None:
         refuse_unhashed_code(code)
     about: dict[str, Any] = {"pair": request.pair, "config": request.config, "metric": runs.metric, "code": code}
     plans: list[Plan | None] = []
 
-    def begin(writer: RunWriter) -> dict[str, int]:
-        """Plan the patches; the number of each block's."""
-        kept = Kept(writer, only=())
-        request.measure(kept, progress=False)
+    def plan_patches(writer: RunWriter) -> dict[str, int]:
+        """Plan the patches; return the name of each block -> its number of patches."""
+        kept = KeptBlocks(writer, only=())
+        request.measure_patches(kept, progress=False)
         plans.append(kept.plan)
         return kept.sizes
 
-    def compute(writer: RunWriter, parts: Collection[str]) -> None:
-        request.measure(Kept(writer, planned=plans[0], only=parts), progress=progress)
+    def measure_parts(writer: RunWriter, parts: Collection[str]) -> None:
+        request.measure_patches(KeptBlocks(writer, planned=plans[0], only=parts), progress=progress)
 
     found = compute_run(
         Path(out),
         shard=shard,
         overwrite=overwrite,
         opened=partial(open_run, lens=runs.lens, reopen=reopen, **about),
-        begin=begin,
-        compute=compute,
-        finish=partial(request.finish, progress=progress and shard is None),
+        begin=plan_patches,
+        compute=measure_parts,
+        finish=partial(request.finish_run, progress=progress and shard is None),
     )
-    return request.unfinished(Path(out)) if found is None else found
+    return request.make_unfinished_result(Path(out)) if found is None else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """Everything that determines the numbers of a patch."""
+    """The runs, parts, controls and configuration that determine the numbers of a patch sweep of one site."""
 
     runs: RunPair
     grid: list[Part]
@@ -145,26 +145,26 @@ class _Request:
     controls: list[list[Part]]
     approximations: list[float] | None
 
-    def code(self) -> dict[str, Any]:
-        """Name -> hash of each function that was given: a run that goes on must have the same."""
+    def hash_functions(self) -> dict[str, Any]:
+        """Hash the functions that were given as metric, put and edits: a run goes on only with the same."""
         asked = self.config
         found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
         found |= {"put": hash_code(asked.put)} if callable(asked.put) else {}
         return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
 
-    def measure(self, kept: Kept | None, *, progress: bool) -> dict[str, Measured]:
-        """Identity of a part -> the metric under its patch, of all patches or of those of a shard."""
+    def measure_patches(self, kept: KeptBlocks | None, *, progress: bool) -> dict[str, MeasuredPatch]:
+        """Measure the metric under every patch and control, or under a shard's: identity of the part -> metric."""
         make = self.runs.edit_maker(self.config)
-        named = {identity_of(part): part for some in (self.grid, *self.controls) for part in some}
-        return self.runs.measure(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
+        named = {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
+        return self.runs.measure_all(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
 
-    def result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
-        """Measure all patches that are not kept, and make the result with its tables."""
-        runs, found = self.runs, self.measure(kept, progress=progress)
-        measured = [found[identity_of(part)] for part in self.grid]
+    def make_result(self, kept: KeptBlocks | None, *, progress: bool) -> PatchResult:
+        """Measure the patches that the folder lacks, and make the result with its table of effects."""
+        runs, found = self.runs, self.measure_patches(kept, progress=progress)
+        measured = [found[part_identity(part)] for part in self.grid]
         values = torch.stack([one.values for one in measured]) if measured else runs.baseline.repeat(0, 1)
         before = runs.baseline.double().numpy()
-        drawn = [[found[identity_of(part)].values.double().numpy() for part in some] for some in self.controls]
+        drawn = [[found[part_identity(part)].values.double().numpy() for part in some] for some in self.controls]
         effects = effect_table(
             values.double().numpy(),
             before,
@@ -180,20 +180,20 @@ class _Request:
             effects["approximation"] = self.approximations
         every = torch.cat([runs.baseline[None], runs.source[None], values]).double()
         return PatchResult(
-            frame=grid_frame(self.grid, self.config.by).join(effects),
+            frame=part_table(self.grid, self.config.by).join(effects),
             values=values.double(),
             baselines=every[:2],
-            **shared_facts(runs, self.pair, self.config),
+            **sweep_fields(runs, self.pair, self.config),
         )
 
-    def unfinished(self, folder: Path) -> PatchResult:
-        """The result of a shard that is done while others are not: without any patch."""
+    def make_unfinished_result(self, folder: Path) -> PatchResult:
+        """Make the result, without any patch, of a shard that is done while others are not."""
         nothing = replace(self, grid=[], controls=[], approximations=None)
-        return replace(nothing.result(None, progress=False), folder=folder, finished=False)
+        return replace(nothing.make_result(None, progress=False), folder=folder, finished=False)
 
-    def finish(self, writer: RunWriter, *, progress: bool) -> PatchResult:
-        """Measure what the folder lacks, write the tables, and return the result."""
-        result = self.result(Kept(writer), progress=progress)
+    def finish_run(self, writer: RunWriter, *, progress: bool) -> PatchResult:
+        """Measure the patches that the folder lacks, write the tables, and return the result."""
+        result = self.make_result(KeptBlocks(writer), progress=progress)
         write_result(writer, result)
         return replace(result, folder=writer.folder)
 
@@ -201,7 +201,7 @@ class _Request:
 def _make_request(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> _Request:
-    """Collect all that determines the numbers; both runs are made, and the cells are screened if asked for."""
+    """Check the configuration, make both runs, screen the parts if asked for, and draw the controls."""
     if config.approximate:
         raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
     config.check_together()
@@ -214,11 +214,11 @@ def _make_request(
     runs, grid, pair = prepare_runs(lens, clean, corrupted, config=config)
     approximations = None
     if config.screen:  # the largest effects to first order, in the order of the grid
-        effects, _ = first_order(runs, grid, steps=config.steps)
+        effects, _ = first_order_effects(runs, grid, steps=config.steps)
         largest = effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[: config.screen]
         best = sorted(largest.tolist())
         grid, approximations = [grid[number] for number in best], effects[best].tolist()
     at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
     at |= {"draws": config.controls, "seed": config.seed}
-    controls = [random_parts_like(part, **at) for part in grid]
+    controls = [draw_random_parts(part, **at) for part in grid]
     return _Request(runs=runs, grid=grid, pair=pair, config=config, controls=controls, approximations=approximations)

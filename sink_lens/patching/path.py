@@ -162,11 +162,11 @@ def path_patch(
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     every = [*senders, end]
-    edits_for_model(lens, [_replace_part(part, own[_site_key(part)]) for part in every], n_positions=run.n_positions)
+    edits_for_model(lens, [_part_edit(part, own[_site_key(part)]) for part in every], n_positions=run.n_positions)
     edits = [
         [
-            _replace_part(start, other[_site_key(start)]),
-            *frozen_edits(lens, sender=start, receiver=end, baseline=own, which=asked.freeze),
+            _part_edit(start, other[_site_key(start)]),
+            *make_frozen_edits(lens, sender=start, receiver=end, baseline=own, which=asked.freeze),
         ]
         for start in senders
     ]
@@ -179,7 +179,7 @@ def path_patch(
         received = outcomes(receiving, edits, needs=receiving.needs, advance=bar.update)
         before = end.select(receiving.read_outcome(receiving.needs).tensors[key])
         values = [outcome.tensors[key] for outcome, _ in received]
-        puts = [[] if torch.equal(end.select(value), before) else [_replace_part(end, value)] for value in values]
+        puts = [[] if torch.equal(end.select(value), before) else [_part_edit(end, value)] for value in values]
         ended = outcomes(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
@@ -204,10 +204,10 @@ def path_patch(
     )
 
 
-def frozen_edits(
+def make_frozen_edits(
     lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
-    """The edits that freeze the outputs between sender and receiver (all, or of attention alone) at baseline values."""
+    """Make the edits that freeze outputs (all, or of attention) between sender and receiver at baseline values."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if which == "attention" and name == "mlp_out":
@@ -227,7 +227,7 @@ def frozen_edits(
 def _baseline_runs(
     lens: LensModel, run: TokenBatch, *, receiver: Part, edits: Sequence[Sequence[Edit]], metric: Metric
 ) -> tuple[BaselineRun, BaselineRun]:
-    """The baseline run as the metric reads it, and one that keeps the receiver's tensor, by the same checked plan."""
+    """(baseline run that keeps what the metric reads, baseline run that keeps the receiver's tensor), by one plan."""
     needs, last = Needs.of_metrics([metric], lens=lens), not SITES[receiver.site].per_layer
     at = {"keys": needs.keys or (0,), "layers": (_layer_of(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
@@ -238,7 +238,7 @@ def _baseline_runs(
 
 
 def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
-    """The part of one layer that a sender or receiver gives; refuses another form, and what does not exist."""
+    """Turn a sender or receiver, such as (site, layer, head), into a part of one layer, and check that it exists."""
     if not isinstance(given, Part):
         if not isinstance(given, tuple) or len(given) not in (2, 3):
             raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part")
@@ -259,13 +259,13 @@ def _site_key(part: Part) -> tuple[str, int]:
     return site_key(part.site, _layer_of(part))
 
 
-def _replace_part(part: Part, value: Tensor) -> Edit:
-    """An edit that puts the values of another run into a part."""
+def _part_edit(part: Part, value: Tensor) -> Edit:
+    """Make the edit that puts another run's tensor of the site into a part."""
     _, layer = _site_key(part)
     where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
     return freeze(part.site, {layer: part.select(value)}, **where)
 
 
 def _order_of(part: Part, lens: LensModel) -> tuple[int, int]:
-    """The place of a part in the order of computation, as numbers to compare."""
+    """(layer, place of the site in its layer): parts that are computed later have larger ones."""
     return (_layer_of(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])

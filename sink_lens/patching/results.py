@@ -23,7 +23,7 @@ from ..records import RunWriter, display
 from ..stats import largest_rows
 from .config import ADDED, EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
-from .parts import identity_of
+from .parts import part_identity
 from .run_pair import RunPair
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class SweepResult:
     """Members that real patches and their approximation share."""
 
     frame: pd.DataFrame
@@ -73,7 +73,7 @@ class Swept:
         return largest_rows(self.frame, "effect", n=n)
 
     def heatmap(self, value: str = "effect") -> "Figure":
-        """The sweep as a heat map; with three axes, it shows the strongest effect along the third."""
+        """Draw the sweep as a heat map; with three axes, the strongest effect along the third is shown."""
         from .page import patch_map
 
         how = ", to first order" if isinstance(self, AttributionResult) else ""
@@ -81,14 +81,14 @@ class Swept:
         return patch_map(self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit)
 
 
-def grid_frame(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
-    """A table with a row per part: its index on each axis in ``by``."""
+def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
+    """Make a table with a row per part: its index on each axis in ``by``."""
     indices = [[chosen[0] for axis in by if (chosen := part.indices_on(axis)) is not None] for part in grid]
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 
 
-def shared_facts(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
-    """The fields of ``Swept`` but the table, as keyword arguments."""
+def sweep_fields(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
+    """The fields of ``SweepResult`` except the table, as keyword arguments."""
     return {
         "site": runs.site,
         "metric": runs.metric.name,
@@ -103,7 +103,7 @@ def shared_facts(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatchResult(Swept):
+class PatchResult(SweepResult):
     """The effect of every patch of a sweep on the metric."""
 
     frame: pd.DataFrame
@@ -134,7 +134,7 @@ class PatchResult(Swept):
         }
 
     def to_transformer_lens(self) -> PatchingResult:
-        """The same numbers as the result object of ``transformer_lens.patching``, with its axis names.
+        """Convert to the result object of ``transformer_lens.patching``: the same numbers, with its axis names.
 
         ``values`` has one axis a swept axis if all their combinations were patched, else one axis of all patches, and
         the sequences last. ``normalized(result.baselines[1])`` is 0 at the baseline run and 1 at the source run.
@@ -188,7 +188,7 @@ class Check:
 
     @property
     def sentence(self) -> str:
-        """The approximation's errors in a sentence."""
+        """The errors of the approximation in a sentence."""
         return (
             f"against {self.n} real patches: mean error {self.mean_error:.2g} on effects of {self.mean_effect:.2g}, "
             f"rank correlation {self.rank_correlation:.2f}, same sign in {self.same_sign_frac:.0%}"
@@ -196,7 +196,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttributionResult(Swept):
+class AttributionResult(SweepResult):
     """The first-order approximation of every patch's effect on the metric."""
 
     frame: pd.DataFrame
@@ -238,8 +238,8 @@ class AttributionResult(Swept):
             raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
         drawn = torch.randperm(len(able), generator=generator)[:n].tolist()
         numbers = sorted(able[one] for one in drawn)
-        parts = {identity_of(self.grid[number]): self.grid[number] for number in numbers}
-        found = self.runs.measure(parts, progress=progress)
+        parts = {part_identity(self.grid[number]): self.grid[number] for number in numbers}
+        found = self.runs.measure_all(parts, progress=progress)
         values = torch.stack([found[name].values for name in parts])
         frame = _folder_columns(self.frame).iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
         frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
@@ -260,7 +260,7 @@ class AttributionResult(Swept):
 
 
 def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
-    """One result from those of several sites, which differ in nothing else; the last axis is ``site``."""
+    """Join the results of several sites, site -> result, into one whose last axis is ``site``."""
     first, names = next(iter(results.values())), list(results)
     order = np.arange(len(first.frame) * len(names)).reshape(len(names), -1).T.flatten()  # the sites vary fastest
     frames = [one.frame.assign(site=name) for name, one in results.items()]
@@ -274,7 +274,7 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
 
 
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:
-    """Write the result's tables, the heat map, and the strongest patches as the summary."""
+    """Write the result's tables, its heat map, and its strongest patches (``summary``) into the run folder."""
     for name, frame in result.tables.items():
         writer.write_table(name, _folder_columns(frame))
     if result.by:
@@ -284,7 +284,7 @@ def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> 
 
 
 def _folder_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table with the column names of a run folder, in which an approximation stands beside real effects."""
+    """Rename a table's columns for the run folder: an approximation's ``effect`` becomes ``approximation``."""
     if "method" not in frame:
         return frame
     return frame.drop(columns="method").rename(columns={"effect": "approximation"})

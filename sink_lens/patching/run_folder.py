@@ -26,7 +26,7 @@ Row = tuple[str, int, float, bool]
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured:
+class MeasuredPatch:
     """The metric under one patch."""
 
     values: Float[Tensor, " sample"]
@@ -35,7 +35,7 @@ class Measured:
     """True if the patch changed any value."""
 
 
-class Kept:
+class KeptBlocks:
     """The blocks of patches in a run folder, so that an interrupted run goes on where it was, by the same plan."""
 
     def __init__(self, writer: RunWriter, *, planned: Plan | None = None, only: Collection[str] | None = None) -> None:
@@ -47,17 +47,17 @@ class Kept:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the forwards that the run began with; None if it has not begun."""
+        """The plan of forward passes with which the run began; None if it has not begun."""
         held = self._planned is None and self._writer.has("plan")
         return read_plan(self._writer.folder / "plan.json") if held else self._planned
 
-    def own_blocks(self, blocks: Sequence[Block]) -> list[Block]:
-        """Those of the blocks that are measured here: all, or those of a shard."""
+    def blocks_to_measure(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return the blocks that this process measures: all, or a shard's; and note the size of every block."""
         self.sizes = {_BLOCK.format(block.number): len(block.cells) for block in blocks}
         return [one for one in blocks if self._only is None or _BLOCK.format(one.number) in self._only]
 
     def keep_plan(self, plan: Plan) -> None:
-        """Write the plan of the forwards, and drop blocks that were made by another."""
+        """Write the plan of forward passes, and delete blocks, which belong to another plan."""
         self._writer.clear()  # blocks without a plan were made by a plan that is lost
         self._writer.write_text("plan.json", plan.as_json())
 
@@ -86,7 +86,7 @@ def open_run(
     part: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> RunWriter:
-    """Open the folder, which may hold a part of the same run; ``how`` is for ``create_run``.
+    """Open the run folder of a patch sweep, new or with a part of the same run; ``how`` is for ``create_run``.
 
     Functions and edits are recorded by their names, and by ``code``, the hashes of what they do.
     """

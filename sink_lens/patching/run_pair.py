@@ -29,8 +29,8 @@ from ..progress import tqdm
 from .cells import MakesEdit, cell_of_edit, cell_of_patch
 from .config import PatchConfig, refuse_equal_tokens
 from .pairs import PromptPair, Sequences, pair_prompts
-from .parts import identity_of, open_whole_axes, parts_to_patch, put_spec, site_key
-from .run_folder import Kept, Measured, Row
+from .parts import make_put_spec, open_whole_axes, part_identity, parts_to_patch, site_key
+from .run_folder import KeptBlocks, MeasuredPatch, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class RunPair:
     """What is changed in both runs, and beside every patch."""
 
     @classmethod
-    def of(
+    def make(
         cls,
         lens: LensModel,
         run: TokenBatch,
@@ -67,7 +67,7 @@ class RunPair:
         edits: tuple[Edit, ...] = (),
         is_source: bool = True,
     ) -> "RunPair":
-        """Make both runs and keep their values at the site; warns if these are equal and ``is_source``."""
+        """Run both sequences and keep the site's tensors; warns if these are equal and patches put in source values."""
         layers = sorted({layer for part in grid for layer in part.layers or ()})
         options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
@@ -101,60 +101,60 @@ class RunPair:
         return tuple(next(iter(self.held.values())).shape[1:])
 
     @property
-    def is_whole(self) -> bool:
+    def has_single_value(self) -> bool:
         """Check whether the metric gives one number for all sequences."""
         return len(self.baseline) != self.run.n_sequences
 
     def can_change(self, part: Part) -> bool:
         """Check whether patching a part can change the metric: its values differ, and the metric reads what follows."""
-        return self.reads(part) and self.differs(part)
+        return self.is_before_metric(part) and self.has_difference(part)
 
-    def reads(self, part: Part) -> bool:
+    def is_before_metric(self, part: Part) -> bool:
         """Check whether the metric reads something that comes after a part."""
         return self.metric.whole or max(self.metric.read_layers(self.lens.n_layers)) >= min(part.layers or (0,))
 
-    def differs(self, part: Part) -> bool:
+    def has_difference(self, part: Part) -> bool:
         """Check whether the two runs have different values in a part."""
         keys = {site_key(part.site, layer) for layer in part.layers or ()}
         return any(not torch.equal(part.select(self.held[key]), part.select(self.given[key])) for key in keys)
 
     def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
-        """A copy of numbers by sequence, nan where a sequence is too short to have the part."""
+        """Copy values by sequence, with nan where a sequence is too short to have the part."""
         short = self.run.lengths < open_whole_axes(part, sizes=self.sizes).tokens
         return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
-        """The maker of the edit that a configuration puts in; None if it puts in the source run's values."""
+        """Return a function that makes the configuration's edit of a part; None if source values are put in."""
         if callable(config.put):
             return config.put
         if config.put == "source":
             return None
         references = References(self.lens, self.run, known=self.held)
 
-        def make(site: str, **where: Unpack[Where]) -> Edit:
-            return put_spec(config, Part.of_site(site, where)).make_edit(references)
+        def make_put_edit(site: str, **where: Unpack[Where]) -> Edit:
+            return make_put_spec(config, Part.of_site(site, where)).make_edit(references)
 
-        return make
+        return make_put_edit
 
-    def measure(
+    def measure_all(
         self,
         parts: Mapping[str, Part],
         *,
         make: MakesEdit | None = None,
-        kept: Kept | None = None,
+        kept: KeptBlocks | None = None,
         batch_size: int | None = None,
         progress: bool = False,
-    ) -> dict[str, Measured]:
-        """Identity -> the metric under the part's patch, by sequence, and whether the patch changed anything.
+    ) -> dict[str, MeasuredPatch]:
+        """Patch every part, and measure the metric by sequence: identity of a part -> result.
 
-        ``make`` makes the edit of a part; None puts in the values of the source run. ``kept`` is what an interrupted
-        run has measured, to which each block of patches is added.
+        ``make`` makes the edit of a part; None puts in the values of the source run. ``kept`` reads the blocks of
+        patches that the run folder has, and writes the others.
         """
         found = {
-            name: Measured(values=self.nan_where_short(part, self.baseline), changed=False)
+            name: MeasuredPatch(values=self.nan_where_short(part, self.baseline), changed=False)
             for name, part in parts.items()
         }
-        able = self.can_change if make is None else self.reads
+        able = self.can_change if make is None else self.is_before_metric
         todo = [part for part in parts.values() if able(part)]
         if make is None:
             patches = [cell_of_patch(part, run=self.held, source=self.given, edits=self.edits) for part in todo]
@@ -163,13 +163,13 @@ class RunPair:
         if not patches:
             return found
         engine = self._engine(patches, kept=kept, batch_size=batch_size)
-        blocks = engine.blocks if kept is None else kept.own_blocks(engine.blocks)
+        blocks = engine.blocks if kept is None else kept.blocks_to_measure(engine.blocks)
         rows: list[Row] = []
 
-        def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
+        def add_rows(number: int, outcome: Outcome, changed: list[bool]) -> None:
             values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
-            first = 0 if self.is_whole else outcome.sequences.start
-            rows.extend((identity_of(todo[number]), first + place, value, did) for place, value in enumerate(values))
+            first = 0 if self.has_single_value else outcome.sequences.start
+            rows.extend((part_identity(todo[number]), first + place, value, did) for place, value in enumerate(values))
 
         with tqdm(
             total=sum(len(block.cells) for block in blocks),
@@ -181,7 +181,7 @@ class RunPair:
             for block in blocks:
                 before = None if kept is None else kept.read_block(block.number)
                 if before is None:
-                    engine.map(block, take, advance=bar.update)
+                    engine.map(block, add_rows, advance=bar.update)
                     if kept is not None:
                         kept.write_block(block.number, rows)
                 else:
@@ -194,18 +194,18 @@ class RunPair:
                 rows.clear()
         return found
 
-    def _engine(self, patches: Sequence[Cell], *, kept: Kept | None, batch_size: int | None) -> Engine:
-        """The engine of patches, by the plan that an interrupted run began with, else by a new one."""
+    def _engine(self, patches: Sequence[Cell], *, kept: KeptBlocks | None, batch_size: int | None) -> Engine:
+        """Make the engine that runs the patches, with the plan of an interrupted run if there is one."""
         plan = None if kept is None else kept.plan
         if plan is not None:
             return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
         options = {} if kept is None else {"keep_plan": kept.keep_plan}
-        whole = self.is_whole
+        whole = self.has_single_value
         return make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
 
 
 def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """Run the model, under edits if any are given, and keep what a metric reads."""
+    """Run the model, under edits if any are given, and keep the tensors that a metric reads."""
     return run_with(
         lens,
         tokens,
@@ -218,22 +218,22 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
     )
 
 
-def _named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
-    """The metric that a configuration names, on the tokens of a pair."""
+def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
+    """Make the metric that a configuration names, for the tokens of a pair of prompts."""
 
     def token(text: str, *, option: str) -> str:
-        """The text that an option gives, which is a token behind the prompts."""
+        """Return the text of an option that names a token; refuse it without a tokenizer."""
         if lens.tokenizer is None:
             raise InputError(
                 f"{lens.name} has no tokenizer; need one for --{option}, or metrics.logit_difference(7, 8)"
             )
         return text
 
-    return config.spec(token=token).make_metric(lens, partial(baseline_logits, lens, pair.clean))
+    return config.metric_spec(token=token).make_metric(lens, partial(baseline_logits, lens, pair.clean))
 
 
 def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
-    """A call's configuration: ``config`` (the default if None) with the fields that are not None over it."""
+    """Make a call's configuration: ``config``, or the default, with those fields replaced that are not None."""
     given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
     found = make_config(PatchConfig, config, given, where="patch")
     for one in found.edits:
@@ -247,7 +247,7 @@ def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping
 def prepare_runs(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> tuple[RunPair, list[Part], PromptPair]:
-    """The two runs of a patch sweep, the parts to patch, and the pair of prompts; arguments are those of ``patch``."""
+    """Make (the two runs of a sweep, the parts to patch, the pair of prompts); arguments are those of ``patch``."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
     for texts in (clean, corrupted):
@@ -258,9 +258,9 @@ def prepare_runs(
     if is_source:
         refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
-    read = _named_metric(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
+    read = _metric_of_config(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
     read = metric_for_tokens(read, pair.clean, pair.corrupted)
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.chosen_indices)
     at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}
-    return RunPair.of(lens, run, source, **at, is_source=is_source), grid, pair
+    return RunPair.make(lens, run, source, **at, is_source=is_source), grid, pair

@@ -35,7 +35,7 @@ def advantage(row):
 def test_parts_sum_to_the_advantage_that_the_pattern_shows(monkeypatch):
     monkeypatch.setattr(attention, "MOST_PARTS", 10_000)
     found, tokens = circuit("llama")
-    frame, patterns = attention.attention_of(found)
+    frame, patterns = attention.explain_attention(found)
     real = patterns_of(found.runs.lens.plain, tokens)
     assert len(patterns) > 3
     for (head, _, by), own in frame.groupby(["head", "side", "by"]):
@@ -51,7 +51,7 @@ def test_a_part_is_what_taking_its_writer_from_the_keys_does(monkeypatch):
     monkeypatch.setattr(attention, "MOST_PARTS", 10_000)
     found, tokens = circuit("llama")
     plain = found.runs.lens.plain
-    frame, _ = attention.attention_of(found)
+    frame, _ = attention.explain_attention(found)
     deep = frame.loc[frame["side"].eq("key") & frame["by"].eq("writer") & frame["part"].eq("m0")]
     name = deep["head"].iloc[0]
     layer, number = (int(one[1:]) for one in name.split("."))
@@ -79,9 +79,9 @@ def test_a_part_is_what_taking_its_writer_from_the_keys_does(monkeypatch):
 
 def test_a_norm_of_keys_leaves_the_advantage_to_the_rest_and_long_prompts_have_none(monkeypatch):
     found, _ = circuit("qwen3")
-    frame, _ = attention.attention_of(found)
+    frame, _ = attention.explain_attention(found)
     for _, own in frame.groupby(["head", "side", "by"]):
         assert own["value"].sum() == pytest.approx(own["advantage"].iloc[0], abs=1e-4)
     monkeypatch.setattr(attention, "LONGEST", 4)
-    frame, patterns = attention.attention_of(found)
+    frame, patterns = attention.explain_attention(found)
     assert (len(frame), patterns) == (0, {})

@@ -5,12 +5,12 @@ import pytest
 
 from sink_lens.circuits.choice import (
     connected_edges,
+    draw_random_circuit,
     edges_between,
     greedy_edges,
     largest_edges,
     node_scores,
-    outputs_of,
-    random_circuit_like,
+    output_readers,
 )
 from sink_lens.circuits.graph import Graph
 from sink_lens.edits import metrics
@@ -33,7 +33,7 @@ def test_a_random_circuit_has_as_many_edges_between_layers():
     graph = Graph(n_layers=3, n_heads=4, n_kv_heads=2, d_model=4)
     values = np.random.default_rng(0).normal(size=graph.n_edges)
     found = greedy_edges(graph, values, 30, outputs=[len(graph.readers) - 1])
-    other = random_circuit_like(graph, found, generator=np.random.default_rng(1))
+    other = draw_random_circuit(graph, found, generator=np.random.default_rng(1))
     layers = [np.array([one.layer for one in some]) for some in (graph.writers, graph.readers)]
     for mask in (found, other):
         assert mask.sum() == 30
@@ -108,7 +108,7 @@ def test_a_metric_is_read_at_the_logits_or_at_queries_and_keys_of_its_layers():
     graph = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4)
 
     def outputs(metric):
-        return {graph.readers[one].name for one in outputs_of(metric, graph)}
+        return {graph.readers[one].name for one in output_readers(metric, graph)}
 
     assert outputs(metrics.logit_difference([1], [2])) == outputs(metrics.loss()) == {"logits"}
     assert outputs(metrics.sink_mass(0, layers=[1])) == {"a1.h0<q>", "a1.h1<q>", "a1.kv0<k>"}

@@ -43,7 +43,7 @@ def pair(*, n=6, length=9, at=3):
 def test_the_difference_that_shares_are_of_is_that_of_every_edge(ablation):
     one = circuit(ablation=ablation)
     rows, edges = list(range(one.runs.n_pairs)), np.zeros((1, one.graph.n_edges), dtype=bool)
-    nothing = circuit_values(one.runs.some(rows), edges)[0].mean()
+    nothing = circuit_values(one.runs.select_pairs(rows), edges)[0].mean()
     expected = float(one.runs.clean_values.double().mean() - nothing)
     assert one.difference == pytest.approx(expected, rel=1e-5)
     alone = float(one.runs.gap.double().mean())
@@ -73,13 +73,13 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
 def test_the_loss_is_that_of_the_clean_tokens_in_both_runs():
     """Else the difference is that of two texts, which no edge explains."""
     found = circuit(metric=metrics.loss(), most_steps=40)
-    assert found.scores.complete == pytest.approx(1, abs=0.02)
+    assert found.scores.completeness_ratio == pytest.approx(1, abs=0.02)
 
 
 def test_a_circuit_above_a_threshold_has_smaller_ones_of_as_many_edges_as_asked():
     found = circuit(choice="threshold", threshold=1e-9)
     assert len(found.frame) >= found.n_edges > 150
-    assert found.smaller(20).n_edges == circuit().n_edges
+    assert found.with_size(20).n_edges == circuit().n_edges
     with pytest.raises(InputError, match="need a threshold above 0"):
         CircuitConfig(choice="threshold").check_together()
 
@@ -161,7 +161,7 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
         assert row[own] == row["least"]
         assert f"undecided: {row['least']:.0%} under {row['where']}" in told
     assert (core["exact"].notna() == core["core"]).all()
-    some = found.circuit.runs.some(range(4))
+    some = found.circuit.runs.select_pairs(range(4))
     real = exact_scores(some, [found.circuit.graph.index[core["edge"][0]]]).mean()
     assert core["exact"][0] == pytest.approx(real, abs=1e-6)
     confirmed = int((core["exact"].abs() >= 0.01 * abs(found.circuit.runs.gap.mean().item())).sum())
@@ -190,9 +190,11 @@ def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
     fields = {"task": "file", "pairs_file": str(file), "pairs": 16, "edges": 15, "sizes": (0.1, 1.0), "check": 4}
     fields |= {"check_pairs": 2, "random": 1, "most_steps": 5, "tolerance": 0.5, "core": True, "report": False}
     whole, out = circuits.run(lens, out=tmp_path / "whole", **fields), tmp_path / "run"
-    scored, n_scored = scoring.score, []
+    scored, n_scored = scoring.score_by_gradients, []
     monkeypatch.setattr(
-        scoring, "score", lambda runs, **how: (n_scored.append((runs.ablation, runs.n_pairs)), scored(runs, **how))[1]
+        scoring,
+        "score_by_gradients",
+        lambda runs, **how: (n_scored.append((runs.ablation, runs.n_pairs)), scored(runs, **how))[1],
     )
     for shard in ("2/3", "3/3", "2/3"):  # one is requeued
         assert not circuits.run(lens, out=out, shard=shard, **fields).finished
@@ -225,7 +227,7 @@ def asked_of(tmp_path, **more):
 def test_a_kill_within_a_part_loses_one_pass_and_no_bit(tmp_path, monkeypatch):
     fields = asked_of(tmp_path, batch_size=5)
     whole = circuits.run(speaking("llama"), out=tmp_path / "whole", **fields)
-    scored, passes = scoring.score, []
+    scored, passes = scoring.score_by_gradients, []
 
     def killed(runs, **how):
         passes.append(runs.n_pairs)
@@ -233,7 +235,7 @@ def test_a_kill_within_a_part_loses_one_pass_and_no_bit(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return scored(runs, **how)
 
-    monkeypatch.setattr(scoring, "score", killed)
+    monkeypatch.setattr(scoring, "score_by_gradients", killed)
     with pytest.raises(KeyboardInterrupt):
         circuits.run(speaking("llama"), out=tmp_path / "run", **fields)
     again = circuits.run(speaking("llama"), out=tmp_path / "run", **fields)
@@ -247,9 +249,9 @@ def test_a_kill_within_a_part_loses_one_pass_and_no_bit(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["eap-ig", "exact"])
 def test_the_size_of_a_pass_changes_no_number(method, monkeypatch):
     lens, sizes = wrap(tiny("llama", num_hidden_layers=1)), []
-    outcome = Runs.outcome
+    outcome = Runs.run_hooked
     monkeypatch.setattr(
-        Runs, "outcome", lambda runs, batch, *of: (sizes.append(batch.n_sequences), outcome(runs, batch, *of))[1]
+        Runs, "run_hooked", lambda runs, batch, *of: (sizes.append(batch.n_sequences), outcome(runs, batch, *of))[1]
     )
     found = {size: circuit(lens=lens, method=method, batch_size=size) for size in (None, 1, 4)}
     for size, one in found.items():

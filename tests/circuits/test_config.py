@@ -8,7 +8,7 @@ from lenses import lens_of
 
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.methods import METHODS, Method, check_method
-from sink_lens.circuits.scores import score
+from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.errors import InputError
 
 from .tiny_runs import runs_of
@@ -35,9 +35,9 @@ def test_a_gradient_at_a_zero_stream_is_refused(method):
     with pytest.raises(InputError, match=text):
         CircuitConfig(method=method, ablation="zero").check_together()
     with pytest.raises(InputError, match=text):
-        CircuitConfig(method=method, ablation="zero").check_found()
+        CircuitConfig(method=method, ablation="zero").check_for_find()
     with pytest.raises(InputError, match=text):
-        score(runs_of(lens_of("llama"), ablation="zero"), method=method)
+        score_by_gradients(runs_of(lens_of("llama"), ablation="zero"), method=method)
     CircuitConfig(method=method).check_together()
 
 

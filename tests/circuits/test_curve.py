@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.circuits.curve import area, steady_share
+from sink_lens.circuits.curve import steady_share, trapezoid_area
 from sink_lens.errors import InputError
 
 from .tiny_runs import circuit
@@ -19,11 +19,11 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
     assert not set(first) & set(second)
     whole = curve.frame[(curve.frame["by"] == "edges") & (curve.frame["share"] == 1)]
     assert whole["value"].item() == pytest.approx(found.runs.clean_values[second].mean().item(), abs=1e-5)
-    nothing = found.judge.nothing.mean()
+    nothing = found.faithfulness_judge.values_without_edges.mean()
     assert nothing == pytest.approx(found.runs.corrupted_values[second].mean().item(), abs=1e-5)
     small = curve.frame[curve.frame["share"] == 0.1]
     assert len(small[small["by"] == "random"]) == 2
-    if found.judge.defined:
+    if found.faithfulness_judge.is_gap_clear:
         f = (small["value"] - nothing) / curve.gap.estimate
         assert small["faithfulness"].to_numpy() == pytest.approx(f.to_numpy())
     else:
@@ -32,9 +32,9 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
 
 def test_the_area_of_a_straight_line():
     share = np.array([0.001, 0.01, 0.1, 1.0])
-    assert area(share, share) == pytest.approx((1 - 0.001**2) / 2)
-    assert area(share, np.array([0.0, 1.0, 2.0, 3.0]), logarithmic=True) == pytest.approx(1.5)
-    assert np.isnan(area(share[:1], share[:1]))
+    assert trapezoid_area(share, share) == pytest.approx((1 - 0.001**2) / 2)
+    assert trapezoid_area(share, np.array([0.0, 1.0, 2.0, 3.0]), logarithmic=True) == pytest.approx(1.5)
+    assert np.isnan(trapezoid_area(share[:1], share[:1]))
 
 
 def test_areas_are_those_of_the_table():

@@ -9,7 +9,7 @@ from lenses import lens_of
 from analyses.tiny_families import HYBRID_FAMILIES
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
-from sink_lens.circuits.scores import score
+from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, ModelError
 
@@ -25,14 +25,14 @@ def test_what_has_no_circuit_is_refused():
     lens = lens_of("llama")
     clean, _ = pair()
     with pytest.raises(InputError, match="corrupted"):
-        Runs.of(lens, clean, None, graph=Graph.of(lens), metric=METRIC)
+        Runs.make(lens, clean, None, graph=Graph.of(lens), metric=METRIC)
     with pytest.raises(InputError, match="reads the residual stream"):
         runs_of(lens, metric=metrics.norm(0, layer=1))
     with pytest.raises(InputError, match="neurons"):
         Graph.of(lens, neurons={1: [80]})
     with pytest.raises(ModelError, match="something else reads the stream"):
         of_stream = {"name": "size", "function": lambda run: run.state_at(5)[1].square().sum(-1), "positions": (5,)}
-        score(runs_of(lens, metric=metrics.Metric(**of_stream, logits=True)), method="eap")
+        score_by_gradients(runs_of(lens, metric=metrics.Metric(**of_stream, logits=True)), method="eap")
 
 
 def test_numbers_of_edges_are_those_of_eap_ig():
@@ -79,7 +79,7 @@ def test_there_is_an_edge_from_every_writer_to_every_reader_that_comes_after_it(
     assert (matrix == 0).sum() == matrix.size - len(wanted)
     for reader in range(len(graph.readers)):
         mine = graph.ends[1][(graph.ends[2] == reader) & (graph.ends[0] == 0)]
-        assert mine.tolist() == [*range(graph.before(reader))]
+        assert mine.tolist() == [*range(graph.n_writers_before(reader))]
 
 
 def test_a_writer_is_computed_from_the_readers_of_its_own_node():
@@ -101,6 +101,6 @@ def test_a_writer_is_computed_from_the_readers_of_its_own_node():
 def test_a_batch_has_as_many_pairs_as_what_writers_add_fits():
     graph = Graph(n_layers=2, n_heads=3, n_kv_heads=3, d_model=1024)
     size = 9 * 100 * 1024 * 4  # writers, positions, width, bytes
-    assert graph.pairs_a_pass(n_positions=100, copies=20) == 192 * 2**20 // (20 * size)
-    assert graph.pairs_a_pass(n_positions=1) == 32
-    assert graph.pairs_a_pass(n_positions=10**6) == 1
+    assert graph.n_pairs_per_pass(n_positions=100, copies=20) == 192 * 2**20 // (20 * size)
+    assert graph.n_pairs_per_pass(n_positions=1) == 32
+    assert graph.n_pairs_per_pass(n_positions=10**6) == 1

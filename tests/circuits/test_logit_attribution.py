@@ -151,7 +151,7 @@ def test_a_planted_fault_of_the_attribution_is_an_error(plant, monkeypatch):
         faulty = dataclasses.replace(norm, **planted[plant])
         monkeypatch.setattr(logit_attribution, "final_norm", lambda lens: faulty)
     elif plant == "norm behind":
-        monkeypatch.setattr(logit_attribution, "factor_behind", lambda total, after: torch.ones(1, 1, 1))
+        monkeypatch.setattr(logit_attribution, "post_norm_factor", lambda total, after: torch.ones(1, 1, 1))
     else:
         right = logit_attribution.unembedding_vectors
         sign, other = (-1, 0) if plant == "sign" else (1, 1)

@@ -10,9 +10,9 @@ from lenses import speaking
 from analyses.zoo.mechanisms import wire
 from sink_lens import circuits, wrap
 from sink_lens.circuits.checks import cancelling_groups, patch_core
-from sink_lens.circuits.circuit import circuit_of_runs
+from sink_lens.circuits.circuit import find_in_runs
 from sink_lens.circuits.config import CircuitConfig
-from sink_lens.circuits.curve import Judge, steady_share
+from sink_lens.circuits.curve import FaithfulnessJudge, steady_share
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import CIRCUIT, edge_circuit
 from sink_lens.circuits.runs import Runs
@@ -31,9 +31,9 @@ def found_in(name, family):
     """The circuit of a mechanism at its own size, on all pairs."""
     mechanism, lens = wired(name, family)
     clean, corrupted, metric = mechanism.pairs(10, generator=torch.Generator().manual_seed(7))
-    runs = Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=metric)
+    runs = Runs.make(lens, clean, corrupted, graph=Graph.of(lens), metric=metric)
     size = len(mechanism.carrying("resample"))
-    return mechanism, circuit_of_runs(runs, config=CircuitConfig(edges=size, most_steps=10))
+    return mechanism, find_in_runs(runs, config=CircuitConfig(edges=size, most_steps=10))
 
 
 @pytest.mark.parametrize(("name", "family"), [("opposed", "gpt2"), ("negation", "llama")])
@@ -48,7 +48,7 @@ def test_a_size_at_which_parts_of_a_mechanism_cancel_is_no_answer(name, family):
     steady = round(steady_share(curve.frame) * n)
     assert steady > reached
     assert f.loc[steady:].between(0.8, 1.2).all()
-    assert circuit.smaller(steady).n_edges <= len(mechanism.carrying("resample"))
+    assert circuit.with_size(steady).n_edges <= len(mechanism.carrying("resample"))
 
 
 @pytest.mark.parametrize(("name", "family"), [("opposed", "gpt2"), ("negation", "llama"), ("backup", "llama")])
@@ -62,7 +62,9 @@ def test_core_edges_that_cancel_can_go_together_and_all_others_are_confirmed(nam
     if name == "opposed":
         without = np.ones(circuit.graph.n_edges, dtype=bool)
         without[core[together]] = False
-        kept = circuit.judge.faithfulness_of(circuit.judge.values(without[None]))["faithfulness"].item()
+        kept = circuit.faithfulness_judge.faithfulness_table(circuit.faithfulness_judge.metric_values(without[None]))[
+            "faithfulness"
+        ].item()
         assert kept == pytest.approx(1, abs=0.05)
         assert together.sum() >= 4
 
@@ -96,7 +98,9 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     held = circuits.read(tmp_path / "c.json")
     assert (held.chosen == run.circuit.chosen).all()
     curve = run.tables["curve"].set_index("by")
-    again = run.circuit.judge.faithfulness_of(run.circuit.judge.values(held.chosen[None])).iloc[0]
+    again = run.circuit.faithfulness_judge.faithfulness_table(
+        run.circuit.faithfulness_judge.metric_values(held.chosen[None])
+    ).iloc[0]
     assert curve.loc["circuit", "faithfulness"] == summary["faithfulness"] == pytest.approx(again["faithfulness"])
     assert f"9 of 110 edges (8.2%) and keeps {again['faithfulness']:.0%}" in run.sentences[1]
     assert summary["picture_edges"] == run.frame["drawn"].sum() == 9
@@ -109,7 +113,7 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     low, high = (f"{summary[f'faithfulness_{end}']:.0%}" for end in ("low", "high"))
     of = "of what all edges add to the logit difference"
     assert CIRCUIT.title(read).endswith(f"9 of 110 edges (8.2%) keep 100% [{low}, {high}] {of}")
-    assert len(edge_circuit(read).drawn) == 9
+    assert len(edge_circuit(read).drawn_edges) == 9
     held = circuits.read(tmp_path / "run")
     assert (held.chosen == run.circuit.chosen).all()
     half = circuits.read(tmp_path / "c.json").edges.head(6)
@@ -119,14 +123,14 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     (told,) = given.tables["summary"].to_dict("records")
     assert (told["rule"], told["edges"], told["chosen_on"]) == ("given", 6, 0)
     mask = np.isin(held.graph.names, half["edge"].to_numpy())
-    every, part = Judge(runs=given.circuit.runs, seed=0), run.circuit.judge
-    judged = every.faithfulness_of(every.values(np.stack([mask, ~mask])))["faithfulness"]
+    every, part = FaithfulnessJudge(runs=given.circuit.runs, seed=0), run.circuit.faithfulness_judge
+    judged = every.faithfulness_table(every.metric_values(np.stack([mask, ~mask])))["faithfulness"]
     assert told["judged_on"] == given.circuit.runs.n_pairs == 2 * part.runs.n_pairs  # a given circuit chooses nothing
     assert [told["faithfulness"], told["without_faithfulness"]] == pytest.approx(judged.tolist())
     assert told["gap"] == pytest.approx(every.gap.estimate)
     assert told["picture_faithfulness"] == told["faithfulness"]
     like = given.tables["curve"].set_index("by").loc["as_many", "value"]
-    assert like == pytest.approx(part.values(run.circuit.smaller(6).chosen[None]).mean())
+    assert like == pytest.approx(part.metric_values(run.circuit.with_size(6).chosen[None]).mean())
     assert f"on all {told['judged_on']} pairs. All other" in "".join(given.sentences)
     assert not told["seen"]
     asked |= {"circuit": str(tmp_path / "run")}
@@ -136,10 +140,10 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
 
 def test_a_picture_is_the_strongest_part_and_a_circuit_of_its_own():
     _, circuit = found_in("negation", "llama")
-    drawn = circuit.strongest(4)
+    drawn = circuit.strongest_edges(4)
     assert 0 < drawn.sum() <= 4
     assert set(np.flatnonzero(drawn)) < set(np.flatnonzero(circuit.chosen))
-    assert (circuit.strongest() == circuit.chosen).all()
+    assert (circuit.strongest_edges() == circuit.chosen).all()
 
 
 def ids(row):

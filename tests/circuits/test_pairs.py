@@ -45,7 +45,7 @@ def test_the_answer_of_a_year_is_its_next_token():
         known.pre_tokenizer = Split(Regex(rf"\d{{{width}}}"), "isolated")
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
         config = CircuitConfig(task="greater-than", pairs=4, bos="without")
-        for one in pairs.pairs_that_fit(config, tokenizer, d_vocab=200, generator=np.random.default_rng(0)):
+        for one in pairs.make_token_pairs(config, tokenizer, d_vocab=200, generator=np.random.default_rng(0)):
             ids = (*one.correct, *one.incorrect, one.clean[3 if width == 1 else 2])
             right, wrong, year = (tokenizer.decode([each]) for each in ids)
             assert len(right) == width
@@ -63,7 +63,7 @@ def test_an_answer_is_the_token_that_it_is_behind_the_prompt():
     assert len(text_ids(mary, tokenizer)) == 2
     assert tokenizer.convert_ids_to_tokens(answer_id(mary, "a", tokenizer)) == f"▁{pairs._NAMES[0]}"
     config = CircuitConfig(task="ioi", pairs=4, bos="without")
-    found = pairs.pairs_that_fit(config, tokenizer, d_vocab=len(words), generator=np.random.default_rng(0))
+    found = pairs.make_token_pairs(config, tokenizer, d_vocab=len(words), generator=np.random.default_rng(0))
     assert len(found) == 8
     for one in found:
         assert {*one.correct, *one.incorrect} <= set(one.clean)
@@ -134,11 +134,11 @@ def test_a_span_or_an_answer_that_does_not_fit_is_refused_with_its_pair(second, 
     file = write_rows(tmp_path / "p.jsonl", ROW, {**ROW, "clean": [3, 4, 5, 8]} | second)
     config = CircuitConfig(task="file", pairs_file=str(file), spans=("subject=at",))
     with pytest.raises(InputError, match=says):
-        pairs.pairs_that_fit(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+        pairs.make_token_pairs(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
 
 
 def test_a_pair_whose_answer_is_both_right_and_wrong_is_left_out(tmp_path):
     file = write_rows(tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]})
     config = CircuitConfig(task="file", pairs_file=str(file))
-    found = pairs.pairs_that_fit(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+    found = pairs.make_token_pairs(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
     assert [(one.correct, one.incorrect) for one in found] == [((8, 9), (10,))]

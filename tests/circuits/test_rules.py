@@ -8,7 +8,7 @@ from analyses.zoo.mechanisms import wire
 from sink_lens.circuits import rules
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
-from sink_lens.circuits.scores import score
+from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.circuits.stream import apply_norm
 from sink_lens.models.load import wrap
 from sink_lens.models.weights import norm_weights
@@ -19,18 +19,21 @@ from .written_out import HeldNorms, written_out
 
 @pytest.mark.parametrize("family", DENSE)
 def test_rules_for_the_backward_pass_know_the_norms_of_every_family(family):
-    score(runs_of(exact_lens(family)), method="gim")  # refuses where a norm is not found
+    score_by_gradients(runs_of(exact_lens(family)), method="gim")  # refuses where a norm is not found
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gpt_neox"])
 def test_rules_for_the_backward_pass_equal_autograd_with_norms_held(family, monkeypatch):
     monkeypatch.setattr(rules, "TEMPERATURE", 1.0)
     lens = exact_lens(family)
-    found = score(runs_of(lens), method="gim")
+    found = score_by_gradients(runs_of(lens), method="gim")
     theirs = written_out(lens, found.graph.names, made=HeldNorms).float().detach().numpy()
     off = np.abs(found.values - theirs).max()
     assert off < 5e-6 * np.abs(theirs).max()  # the model's own norms round to float32
-    assert np.abs(found.values - score(runs_of(lens), method="eap").values).max() > 0.01 * np.abs(theirs).max()
+    assert (
+        np.abs(found.values - score_by_gradients(runs_of(lens), method="eap").values).max()
+        > 0.01 * np.abs(theirs).max()
+    )
 
 
 @pytest.mark.parametrize(("name", "ablation", "method"), [("redundant", "resample", "eap"), ("copy", "zero", "eap-ig")])
@@ -38,13 +41,13 @@ def test_rules_see_edges_that_a_saturated_softmax_and_norms_hide(name, ablation,
     mechanism = wire(name, seed=20, family="llama")
     clean, corrupted, metric = mechanism.pairs(6, generator=torch.Generator().manual_seed(0))
     lens = wrap(mechanism.model)
-    runs = Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=metric, ablation=ablation)
+    runs = Runs.make(lens, clean, corrupted, graph=Graph.of(lens), metric=metric, ablation=ablation)
     names = runs.graph.names
     needed = np.isin(names, list(mechanism.needed(ablation)))
     judged = ~np.isin(names, list(mechanism.unjudged(ablation, names)))
 
     def share_found(method):
-        size = np.where(judged, np.abs(score(runs, method=method, most_steps=10).mean), -1)
+        size = np.where(judged, np.abs(score_by_gradients(runs, method=method, most_steps=10).mean), -1)
         return needed[np.argsort(-size)[: needed.sum()]].mean()
 
     assert share_found("gim") >= 0.8

@@ -37,7 +37,7 @@ def test_writings_and_the_metric_are_those_of_the_plain_model():
     at = [one.name for one in runs.graph.writers].index("m1")
     for corrupted, tokens in enumerate(pair()):
         by_hand, logits = written_by_mlp(lens, tokens, 1)
-        added, values = runs.writings(slice(0, 3), corrupted=bool(corrupted))
+        added, values = runs.writer_outputs(slice(0, 3), corrupted=bool(corrupted))
         torch.testing.assert_close(added[:, at], by_hand, rtol=1e-4, atol=1e-5)
         rows = torch.arange(3)
         wanted = logits[rows, -1, [5, 6, 9]] - logits[rows, -1, [7, 8, 10]]
@@ -69,26 +69,26 @@ def test_what_replaces_a_writer_is_a_mean_of_the_clean_runs(ablation, monkeypatc
 
 
 def test_nothing_is_computed_before_the_first_position_that_differs():
-    assert runs_of(lens_of("llama")).begin(slice(0, 3)) == 3
-    assert runs_of(lens_of("llama"), ablation="mean_all").begin(slice(0, 3)) == 0
+    assert runs_of(lens_of("llama")).first_difference(slice(0, 3)) == 3
+    assert runs_of(lens_of("llama"), ablation="mean_all").first_difference(slice(0, 3)) == 0
     clean, _ = pair()
-    same = Runs.of(lens_of("llama"), clean, clean, graph=Graph.of(lens_of("llama")), metric=METRIC)
-    assert same.begin(slice(0, 3)) == 10
+    same = Runs.make(lens_of("llama"), clean, clean, graph=Graph.of(lens_of("llama")), metric=METRIC)
+    assert same.first_difference(slice(0, 3)) == 10
     assert float(same.gap.abs().max()) == 0
 
 
 def test_some_of_the_pairs_have_their_own_numbers():
     runs = runs_of(lens_of("llama"))
-    some = runs.some([2, 0])
+    some = runs.select_pairs([2, 0])
     assert torch.equal(some.clean.tokens, runs.clean.tokens[[2, 0]])
     assert torch.equal(some.clean_values, runs.clean_values[[2, 0]])
-    _, values = some.writings(slice(0, 2))
+    _, values = some.writer_outputs(slice(0, 2))
     torch.testing.assert_close(values, runs.clean_values[[2, 0]], rtol=1e-5, atol=1e-5)
 
 
 def test_batches_cover_every_pair_once(monkeypatch):
     runs = runs_of(lens_of("llama"))
-    monkeypatch.setattr(Graph, "pairs_a_pass", lambda self, **sizes: 2)
+    monkeypatch.setattr(Graph, "n_pairs_per_pass", lambda self, **sizes: 2)
     assert [*runs.batches()] == [slice(0, 2), slice(2, 3)]
 
 

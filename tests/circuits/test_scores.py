@@ -7,7 +7,7 @@ from lenses import lens_of
 from transformer_lens.tools.analysis import attribution_patching as reference
 
 from sink_lens.circuits.ablated import circuit_values
-from sink_lens.circuits.scores import Gradients, score
+from sink_lens.circuits.scores import Gradients, score_by_gradients
 from sink_lens.edits import metrics
 
 from .tiny_runs import DENSE, SINGLE, exact_lens, pair, runs_of
@@ -18,7 +18,7 @@ from .written_out import written_out
 def test_scores_equal_autograd_through_readers_written_out_one_by_one(family):
     lens = exact_lens(family)
     runs = runs_of(lens)
-    found = score(runs, method="eap").values
+    found = score_by_gradients(runs, method="eap").values
     expected = written_out(lens, runs.graph.names).numpy()
     scale = np.abs(expected).max()
     assert scale > 0, family
@@ -29,7 +29,7 @@ def test_scores_equal_autograd_through_readers_written_out_one_by_one(family):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "phi3", "granite"])
 def test_neurons_of_their_own_split_the_mlps_edges_and_change_no_other(family):
     lens = exact_lens(family)
-    whole, split = (score(runs_of(lens, neurons=one), method="eap") for one in (None, {1: [3, 5, 9]}))
+    whole, split = (score_by_gradients(runs_of(lens, neurons=one), method="eap") for one in (None, {1: [3, 5, 9]}))
     own = {name: split.values[:, at] for name, at in split.graph.index.items()}
     scale = np.abs(whole.values).max()
     for name, at in whole.graph.index.items():
@@ -44,7 +44,7 @@ def test_scores_equal_transformer_lens_on_gpt2():
     lens = lens_of("gpt2")
     clean, corrupted = pair()
     runs = runs_of(lens)
-    found = score(runs, method="eap-corrupted")
+    found = score_by_gradients(runs, method="eap-corrupted")
     total = np.zeros(runs.graph.n_edges)
     for row, (right, wrong) in enumerate(zip([5, 6, 9], [7, 8, 10], strict=True)):
         one = reference.attribution_patch(
@@ -69,21 +69,21 @@ def theirs(node):
 def test_edges_out_of_the_input_sum_to_the_difference_of_the_metric():
     lens = lens_of("llama")
     for ablation in ("resample", "mean_ordinary", "mean_all", "mean_aligned"):
-        found = score(runs_of(lens, ablation=ablation), steps=5)
-        assert found.completeness["error"].abs().max() < 0.01, ablation
-        assert found.complete == pytest.approx(1, abs=0.01)
+        found = score_by_gradients(runs_of(lens, ablation=ablation), steps=5)
+        assert found.completeness_by_pair["error"].abs().max() < 0.01, ablation
+        assert found.completeness_ratio == pytest.approx(1, abs=0.01)
         assert found.steps.max() > 5
-    few = score(runs_of(lens), steps=1, most_steps=1)
-    assert few.completeness["error"].abs().max() > 0.05
+    few = score_by_gradients(runs_of(lens), steps=1, most_steps=1)
+    assert few.completeness_by_pair["error"].abs().max() > 0.05
 
 
 def test_gradients_along_one_sublayer_equal_a_sum_over_runs_by_hand():
     lens = lens_of("gemma2")
     runs = runs_of(lens)
-    found = score(runs, method="eap-ig-activations", steps=2)
-    begin, rows = runs.begin(slice(0, 3)), slice(0, 3)
-    clean, _ = runs.writings(rows, begin=begin)
-    replaced, _ = runs.writings(rows, corrupted=True, begin=begin)
+    found = score_by_gradients(runs, method="eap-ig-activations", steps=2)
+    begin, rows = runs.first_difference(slice(0, 3)), slice(0, 3)
+    clean, _ = runs.writer_outputs(rows, begin=begin)
+    replaced, _ = runs.writer_outputs(rows, corrupted=True, begin=begin)
     at = [index for index, writer in enumerate(runs.graph.writers) if writer.layer == 0 and writer.kind == "head"]
     total = (clean - replaced)[:, at].sum(1)
     gradients = Gradients(runs, clean - replaced, begin=begin)
@@ -92,8 +92,8 @@ def test_gradients_along_one_sublayer_equal_a_sum_over_runs_by_hand():
         def put(x, hook, point=point):
             return torch.cat([x[:, :begin], x[:, begin:] - (1 - point) * total], 1)
 
-        gradients.add([("blocks.0.hook_attn_out", put)], weight=0.5)
-    expected = gradients.contracted().numpy()
+        gradients.add_run([("blocks.0.hook_attn_out", put)], weight=0.5)
+    expected = gradients.edge_scores().numpy()
     own = np.isin(runs.graph.ends[1], at)
     assert np.abs(found.values[:, own] - expected[:, own]).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected[:, own]).max() > 1e-3
@@ -104,8 +104,8 @@ def test_spans_share_the_score_of_an_edge():
     masks = torch.zeros(2, 3, 11, dtype=torch.bool)
     masks[0, :, :6], masks[1, :, 6:] = True, True
     whole, apart = (
-        score(runs_of(lens), method="eap"),
-        score(runs_of(lens, spans=("early", "late"), masks=masks), method="eap"),
+        score_by_gradients(runs_of(lens), method="eap"),
+        score_by_gradients(runs_of(lens, spans=("early", "late"), masks=masks), method="eap"),
     )
     by_span = apart.graph.matrix(apart.mean)
     assert by_span.sum(0) == pytest.approx(whole.graph.matrix(whole.mean)[0], abs=1e-5)
@@ -119,8 +119,8 @@ def test_spans_share_the_score_of_an_edge():
 def test_sink_mass_is_explained_by_queries_and_keys_up_to_its_layer():
     lens = lens_of("llama")
     runs = runs_of(lens, metric=metrics.sink_mass(0, layers=[1]))
-    found = score(runs, steps=20)
-    assert found.complete == pytest.approx(1, abs=0.01)
+    found = score_by_gradients(runs, steps=20)
+    assert found.completeness_ratio == pytest.approx(1, abs=0.01)
     names = runs.graph.names[np.abs(found.values).max(0) > 1e-6]
     assert len(names)
     assert not any("a2." in name.split("->")[1] or "logits" in name or "a1.kv0<v>" in name for name in names)

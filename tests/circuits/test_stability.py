@@ -11,9 +11,9 @@ from .tiny_runs import circuit
 def test_an_edge_is_core_undecided_or_contingent_by_how_sure_each_setting_is():
     settings = {"resample": np.array([1.0, 0.96, 0.5, 0.0]), "mean": np.array([0.95, 0.2, 0.1, 0.0])}
     circuits = {"resample": np.array([1, 1, 1, 0], dtype=bool), "mean": np.array([1, 0, 0, 0], dtype=bool)}
-    assert stability.verdicts(settings, circuits).tolist() == ["core", "undecided", "contingent", "none"]
+    assert stability.edge_verdicts(settings, circuits).tolist() == ["core", "undecided", "contingent", "none"]
     without = np.array([0, 1, 1, 1], dtype=bool)
-    assert stability.verdicts(settings, circuits, within=without)[0] == "undecided"
+    assert stability.edge_verdicts(settings, circuits, within=without)[0] == "undecided"
 
 
 def test_a_sample_bounds_the_edges_that_are_missed():
@@ -29,8 +29,8 @@ def test_a_sample_bounds_the_edges_that_are_missed():
     check = found.check(edges=12, pairs=2)
     outside = check.frame[check.frame["drawn"] == "other"]
     assert check.weakest == np.abs(found.scores.mean[found.chosen]).min()
-    assert check.outside == ((outside["exact"].abs() > check.weakest).sum(), 6)
-    assert check.outside[0] <= check.at_most <= check.n_outside == found.graph.n_edges - found.n_edges
+    assert check.outside_counts == ((outside["exact"].abs() > check.weakest).sum(), 6)
+    assert check.outside_counts[0] <= check.most_outside <= check.n_outside == found.graph.n_edges - found.n_edges
 
 
 def test_a_sure_edge_is_in_every_draw_and_a_template_keeps_its_share():
@@ -38,7 +38,7 @@ def test_a_sure_edge_is_in_every_draw_and_a_template_keeps_its_share():
     weights = stability.draw_weights(["a"] * 10 + ["b"] * 30, draws=200, generator=np.random.default_rng(1))
     assert weights.sum(1) == pytest.approx(np.ones(200))
     assert weights[:, :10].sum(1) == pytest.approx(np.full(200, 0.25))  # a template keeps its share
-    found = stability.inclusion(values.astype(np.float32), weights, n=3)
+    found = stability.inclusion_probabilities(values.astype(np.float32), weights, n=3)
     assert found[:2] == pytest.approx([1, 1])
     assert found.sum() == pytest.approx(3)
     assert found[2:].max() < 1
@@ -55,7 +55,7 @@ def test_inclusion_and_bounds_are_those_of_a_loop_over_draws():
         mean = sum(weight * one for weight, one in zip(row, values, strict=True))
         means.append(mean)
         counts[sorted(range(7), key=lambda edge: -abs(mean[edge]))[:3]] += 1
-    assert stability.inclusion(values, weights, n=3) == pytest.approx(counts / 70)
+    assert stability.inclusion_probabilities(values, weights, n=3) == pytest.approx(counts / 70)
     low, high = stability.interval_bounds(values, weights)
     assert low == pytest.approx(np.percentile(means, 2.5, axis=0), abs=1e-6)
     assert high == pytest.approx(np.percentile(means, 97.5, axis=0), abs=1e-6)

@@ -106,7 +106,7 @@ def test_a_span_by_pair_is_the_same_part_of_every_pair(tmp_path):
     with pytest.raises(InputError, match="is the column 'at' of a file of pairs, which were not read with it"):
         circuits.find(lens, task.clean, task.corrupted, metric=task.metric, spans=spans)
     with pytest.raises(InputError, match="positions of 8 pairs; need those of 2"):
-        with_spans(found.runs.some([0, 1]), task.spans)
+        with_spans(found.runs.select_pairs([0, 1]), task.spans)
 
 
 def test_a_run_does_not_go_on_with_other_answers_or_spans_in_the_same_file(tmp_path):

@@ -36,7 +36,7 @@ def exact_lens(family):
 def runs_of(lens, *, neurons=None, metric=METRIC, **more):
     graph = Graph.of(lens, neurons=neurons, spans=more.pop("spans", ("",)))
     masks = more.pop("masks", None)
-    return replace(Runs.of(lens, *pair(), graph=graph, metric=metric, **more), masks=masks)
+    return replace(Runs.make(lens, *pair(), graph=graph, metric=metric, **more), masks=masks)
 
 
 def circuit(family="llama", **more):

@@ -17,7 +17,7 @@ from sink_lens.engine.engine import Engine
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.patching.config import Put
-from sink_lens.patching.parts import parts_to_patch, random_parts_like
+from sink_lens.patching.parts import draw_random_parts, parts_to_patch
 from sink_lens.records import read_run
 from sink_lens.report.html import page_content
 from sink_lens.stats import paired_differences
@@ -58,7 +58,7 @@ def test_an_effect_has_its_interval_over_pairs_and_random_parts_beside_it():
     assert (frame["n_controls"] == 5).all()
     grid = parts_to_patch(lens(), "resid_pre", by=("layer", "position"), n_positions=T, layers=[1, 2])
     for row, part in enumerate(grid):
-        drawn = random_parts_like(part, sizes=(T, 48), shortest=T, draws=5, seed=0)
+        drawn = draw_random_parts(part, sizes=(T, 48), shortest=T, draws=5, seed=0)
         places = [T * (part.layers[0] - 1) + one.index[0][0] for one in drawn]
         assert row not in places
         assert frame["control_effect"][row] == pytest.approx(effects[places].mean(), abs=1e-6)
@@ -74,13 +74,13 @@ def test_controls_are_other_heads_units_or_positions_of_the_layer_and_none_of_it
         (("unit",), "neurons", (T, 80), 1),
     ):
         for part in parts_to_patch(lens(), site, by=by, n_positions=T, layers=[1])[:12]:
-            drawn = random_parts_like(part, sizes=sizes, shortest=T, draws=3, seed=0)
+            drawn = draw_random_parts(part, sizes=sizes, shortest=T, draws=3, seed=0)
             assert len(drawn) == 3
             for one in drawn:
                 assert not set(one.index[axis]) & set(part.index[axis])
                 assert [*one.index[:axis], *one.index[axis + 1 :]] == [*part.index[:axis], *part.index[axis + 1 :]]
     (whole,) = parts_to_patch(lens(), "z", by=(), n_positions=T, layers=[1])
-    assert random_parts_like(whole, sizes=(T, 4, 12), shortest=T, draws=3, seed=0) == []
+    assert draw_random_parts(whole, sizes=(T, 4, 12), shortest=T, draws=3, seed=0) == []
 
 
 def test_one_pair_has_no_interval():

@@ -16,7 +16,7 @@ from analyses.rates import auroc_of, share
 from analyses.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED
 from sink_lens import wrap
-from sink_lens.circuits.circuit import Circuit, circuit_of_runs
+from sink_lens.circuits.circuit import Circuit, find_in_runs
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
@@ -81,11 +81,9 @@ def count(name: str, family: str, seed: int) -> pd.DataFrame:
     clean, corrupted, metric = mechanism.pairs(PAIRS, generator=torch.Generator().manual_seed(seed))
     rows = []
     for method, ablation in ASKED:
-        runs = Runs.of(lens, clean, corrupted, graph=graph, metric=metric, ablation=ablation)
+        runs = Runs.make(lens, clean, corrupted, graph=graph, metric=metric, ablation=ablation)
         size = int(np.isin(graph.names, list(mechanism.carrying(ablation))).sum())
-        circuit = circuit_of_runs(
-            runs, config=CircuitConfig(method=method, edges=size, most_steps=MOST_STEPS, seed=seed)
-        )
+        circuit = find_in_runs(runs, config=CircuitConfig(method=method, edges=size, most_steps=MOST_STEPS, seed=seed))
         key = {"mechanism": name, "family": family, "ablation": ablation, "method": method}
         rows.append(key | judge(circuit, mechanism, ablation))
     return pd.DataFrame(rows)

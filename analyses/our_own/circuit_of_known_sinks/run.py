@@ -18,7 +18,7 @@ from sink_lens import wrap
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
-from sink_lens.circuits.scores import score
+from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits import metrics
 from sink_lens.records import write_whole
 from sink_lens.report.style import BLUE, INK, ORANGE, QUIET, canvas, legend, panel, without_formulas
@@ -72,14 +72,18 @@ def judge(name: str, family: str) -> pd.DataFrame:
     graph = Graph.of(lens)
     tokens = zoo.draw(SEQUENCES, length=LENGTH, generator=torch.Generator().manual_seed(SEED))
     metric = metrics.sink_mass(0, layers=zoo.truth.locked)
-    runs = Runs.of(lens, tokens, None, graph=graph, metric=metric, ablation="mean_ordinary")
+    runs = Runs.make(lens, tokens, None, graph=graph, metric=metric, ablation="mean_ordinary")
     needed = np.isin(graph.names, list(truth.needed))
     others = ~needed & ~np.isin(graph.names, list(truth.spare))
-    real = np.abs(exact_scores(runs.some(range(PATCHED)), range(graph.n_edges)).mean(0)) / float(runs.gap.mean())
+    real = np.abs(exact_scores(runs.select_pairs(range(PATCHED)), range(graph.n_edges)).mean(0)) / float(
+        runs.gap.mean()
+    )
     confirmed = bool(real[needed].min() >= SMALL and real[others].max() < SMALL)
     rows = []
     for method in METHODS:
-        size = real if method == "exact" else np.abs(score(runs, method=method, most_steps=MOST_STEPS).mean)
+        size = (
+            real if method == "exact" else np.abs(score_by_gradients(runs, method=method, most_steps=MOST_STEPS).mean)
+        )
         order = np.argsort(-np.where(needed | others, size, -1), kind="stable")
         row = {"mechanism": name, "family": family, "method": method, "edges": graph.n_edges, "needed": needed.sum()}
         row |= {"auroc": auroc_of(size, needed, others), "found": needed[order[: needed.sum()]].mean()}

@@ -18,14 +18,14 @@ from analyses.rates import auroc_of, share
 from analyses.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
 from analyses.zoo.wiring import WIRED, vocabulary
 from sink_lens import wrap
-from sink_lens.circuits.checks import CONFIRMED, check_from_table
-from sink_lens.circuits.circuit import Circuit, circuit_of_runs
+from sink_lens.circuits.checks import CONFIRMED, make_check
+from sink_lens.circuits.circuit import Circuit, find_in_runs
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.core import inclusion_by_setting
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
-from sink_lens.circuits.stability import verdicts
+from sink_lens.circuits.stability import edge_verdicts
 from sink_lens.models.lens import LensModel
 from sink_lens.records import write_whole
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
@@ -125,7 +125,7 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
 
         def runs_of(pairs: list[Any], ablation: Any = ablation) -> Runs:
             clean, corrupted, metric = mechanism.prompts(pairs)
-            return Runs.of(lens, clean, corrupted, graph=graph, metric=metric, ablation=ablation)
+            return Runs.make(lens, clean, corrupted, graph=graph, metric=metric, ablation=ablation)
 
         runs, of, real = runs_of(drawn), Edges(mechanism, graph, ablation), None
         whole = float(runs.gap.mean()) if ablation == "resample" else whole
@@ -133,10 +133,10 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
             of.row(RANDOM, np.random.default_rng([seed, *f"{name} {family}".encode()]).normal(size=graph.n_edges))
         )
         if seed in WHOLE:
-            real = exact_scores(runs.some(range(PATCHED)), range(graph.n_edges)).mean(0)
+            real = exact_scores(runs.select_pairs(range(PATCHED)), range(graph.n_edges)).mean(0)
             rows.append(of.row(EXACT, real) | {"confirmed": float(of.confirmed(np.abs(real) / whole))})
         for method in (METHODS if ablation == "resample" else METHODS[:3]) if seed in WHOLE else CHECKED:
-            circuit = circuit_of_runs(
+            circuit = find_in_runs(
                 runs, config=CircuitConfig(method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed)
             )
             rows.append(of.row(method, circuit.scores.mean))
@@ -147,7 +147,7 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
         if ablation == "resample" and real is not None:
             effects = np.abs(real) / whole
             config = CircuitConfig(edges=of.size, most_steps=MOST_STEPS)
-            again = circuit_of_runs(runs_of(mechanism.rows(PAIRS, generator=generator)), config=config)
+            again = find_in_runs(runs_of(mechanism.rows(PAIRS, generator=generator)), config=config)
             circuits.append({"ablation": "repeated", "method": "eap-ig"} | of.repeated(kept["resample"], again))
             if family == "gpt2" and mechanism.sink_layer is None:
                 answers = [(vocabulary(right), vocabulary(wrong)) for _, right, _, wrong in drawn]
@@ -190,15 +190,15 @@ class Edges:
         frame = pd.DataFrame({"edge": numbers, "score": scores[numbers], "exact": real[numbers]})
         frame["error"] = frame["score"] - frame["exact"]
         frame["drawn"] = ["circuit"] * len(some[0]) + ["other"] * len(some[1])
-        check = check_from_table(circuit.scores, circuit.chosen, frame)
+        check = make_check(circuit.scores, circuit.chosen, frame)
         order = np.argsort(-np.abs(circuit.scores.mean), kind="stable")[: self.size]
         return {
             "ablation": self.ablation,
             "missed_sampled": check.missed,
             "missed_true": float(np.abs(scores - real).sum() / np.abs(real).sum()),
             "lost": 1 - float(self.needed[order].sum() / self.needed.sum()),
-            "bound": check.at_most / check.n_outside,
-            "bound_holds": float((np.abs(real[outside]) > check.weakest).sum() <= check.at_most),
+            "bound": check.most_outside / check.n_outside,
+            "bound_holds": float((np.abs(real[outside]) > check.weakest).sum() <= check.most_outside),
         }
 
     def repeated(self, circuit: Circuit, again: Circuit) -> dict[str, float]:
@@ -213,7 +213,7 @@ class Edges:
 
         With the real effects of all edges, the same of the core edges that their own real patch confirms.
         """
-        core = verdicts(*inclusion_by_setting(circuit, others), within=circuit.chosen) == "core"
+        core = edge_verdicts(*inclusion_by_setting(circuit, others), within=circuit.chosen) == "core"
         found = self._counted("core", core)
         return found | ({} if effects is None else self._counted("real", core & (effects >= CONFIRMED)))
 
@@ -229,7 +229,7 @@ def of_transformer_lens(lens: LensModel, runs: Runs, answers: list[tuple[int, in
         found = theirs.attribution_patch(
             lens.bridge,
             runs.clean.tokens[row : row + 1],
-            runs.part(slice(row, row + 1), corrupted=True).tokens,
+            runs.pair_tokens(slice(row, row + 1), corrupted=True).tokens,
             lambda logits, right=right, wrong=wrong: logits[0, -1, right] - logits[0, -1, wrong],
             theirs.EdgeAttributionConfig(granularity="edge"),
         )

@@ -105,7 +105,7 @@ def test_needed_edges_change_the_sink_and_edges_without_a_part_do_not(name, fami
     others = np.random.default_rng(0).choice(np.flatnonzero(~needed & ~spare), 40, replace=False)
     tokens = zoo.draw(4, length=12, generator=torch.Generator().manual_seed(0))
     metric = metrics.sink_mass(0, layers=zoo.truth.locked)
-    runs = Runs.of(lens, tokens, None, graph=graph, metric=metric, ablation="mean_ordinary")
+    runs = Runs.make(lens, tokens, None, graph=graph, metric=metric, ablation="mean_ordinary")
     effects = np.abs(exact_scores(runs, [*map(int, (*np.flatnonzero(needed), *others))]).mean(0)) / float(
         runs.gap.mean()
     )
@@ -146,7 +146,7 @@ CONFIRMED = [(name, WIRED[at % 6]) for at, name in enumerate(sorted(MECHANISMS, 
 def runs_of(mechanism, ablation, *, n=3):
     clean, corrupted, metric = mechanism.pairs(n, generator=torch.Generator().manual_seed(mechanism.seed))
     lens = wrap(mechanism.model)
-    return Runs.of(lens, clean, corrupted, graph=Graph.of(lens), metric=metric, ablation=ablation)
+    return Runs.make(lens, clean, corrupted, graph=Graph.of(lens), metric=metric, ablation=ablation)
 
 
 def without(runs, edges):
