@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name="std",
         sites=("z",),
         function=lambda view: view["z"].flatten(2).std(-1),
-        layers=frozenset(found.feeding(lens.attention_layers)),
+        layers=frozenset(found.feeding_layers(lens.attention_layers)),
     )
     tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64)
     by_position = stream(lens, tokens, [deviation]).frame("std", axes=["position"]).groupby("position")["value"].mean()

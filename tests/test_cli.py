@@ -51,7 +51,7 @@ def traced(monkeypatch):
     said = lambda config, passes: f"{config.sequences} sequences of {config.length} tokens"  # noqa: E731
     monkeypatch.setattr("sink_lens.estimate.estimate", said)
     monkeypatch.setattr("sink_lens.estimate.cost_table", lambda cost: cost)
-    monkeypatch.setattr("sink_lens.chain.terminal.brief", lambda result: f"The sink of {result.folder}.")
+    monkeypatch.setattr("sink_lens.chain.terminal.brief_answer", lambda result: f"The sink of {result.folder}.")
     return calls
 
 

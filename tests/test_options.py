@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.trace import _call_config
+from sink_lens.chain.trace import _make_call_config
 from sink_lens.cli.options import add_config_options, build_config, off_option_name, option_name
 from sink_lens.configuration import choices_of, field_docs, make_config
 from sink_lens.data.cache import CacheConfig
@@ -295,7 +295,7 @@ def from_python(command, name, given):
     """What the Python call of a command makes of a model's name and fields."""
     kind, rest = COMMANDS[command], {one: value for one, value in given.items() if one != "model"}
     if command == "trace":
-        return _call_config(name, given=None, fields=rest)
+        return _make_call_config(name, given=None, fields=rest)
     if command == "patch":
         return patch_config(None, lens=types.SimpleNamespace(name=name), fields=rest)
     return make_study_config(kind, name, config=None, tokens=None, fields=rest)
@@ -371,10 +371,10 @@ def test_floors_are_written_as_a_table_or_as_pairs(read, tmp_path):
     config = read("trace", file=tmp_path / "floors.toml")
     assert config == read("trace", "--floor", "key_sink=0.5", "--floor", "intervention=1")
     assert config == make_config(TraceConfig, None, {"floors": {"key_sink": 0.5, "intervention": 1}})
-    assert config.own_floors == {"key_sink": 0.5, "intervention": 1.0}
-    assert config.moved == ("floors",)
-    assert TraceConfig(threshold=0.2, growth_factor=3.0).moved == ("threshold", "growth_factor")
-    assert TraceConfig(sequences=3, controls=19).moved == ()
+    assert config.floors_by_link == {"key_sink": 0.5, "intervention": 1.0}
+    assert config.changed_thresholds == ("floors",)
+    assert TraceConfig(threshold=0.2, growth_factor=3.0).changed_thresholds == ("threshold", "growth_factor")
+    assert TraceConfig(sequences=3, controls=19).changed_thresholds == ()
     with pytest.raises(InputError, match="a floor is 'key_sink=much'; need LINK=NUMBER"):
         TraceConfig(floors=("key_sink=much",))
 

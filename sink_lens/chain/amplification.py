@@ -18,11 +18,11 @@ from .setting import Setting
 def amplification_curve(
     setting: Setting, *, means: CentringMeans, factors: Sequence[float] = FACTORS, progress: bool = False
 ) -> pd.DataFrame:
-    """Attention to the target position in the five layers after the first growth step, by centre and factor.
+    """Amplify the variance at the target position and measure the attention that it gets: a row per centre and factor.
 
-    ``change`` is the mass that the edit adds, with its interval over sequences; ``times`` is the mass over that without
-    an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control. There are no rows where no
-    layer with attention comes before the growth.
+    Attention is read in the five layers after the first growth step. ``change`` is the mass that the edit adds, with
+    its interval over sequences; ``times`` is the ratio to the mass without the edit, which may be near 0. The centre
+    ``none`` is the norm-only control. The table is empty if no layer with attention comes before the growth.
     """
     layers, reads, rng = setting.early_layers, setting.next_layers, np.random.default_rng(setting.config.seed)
     columns = column_names("trace", "amplification")
@@ -37,7 +37,7 @@ def amplification_curve(
     rows = [
         {"centre": centre, "factor": factor}
         | always
-        | mass_added(setting, run, factor=factor, reads=reads, generator=rng)
+        | compute_mass_added(setting, run, factor=factor, reads=reads, generator=rng)
         for (centre, factor), run in zip(cells, runs, strict=True)
     ]
     return pd.DataFrame(rows, columns=columns)
@@ -46,17 +46,17 @@ def amplification_curve(
 def amplification_edits(
     setting: Setting, cells: Sequence[tuple[Centre, float]], *, layers: Sequence[int], means: CentringMeans | None
 ) -> list[list[Edit]]:
-    """The edits of each centre and factor at the target position; none at the factor 1, which is the baseline run."""
+    """Make one list of edits per (centre, factor) of ``cells``; the list of factor 1, the baseline run, is empty."""
     at = {"positions": [setting.target_position], "layers": layers, "site": setting.lens.family.aggregated}
     return [[amplify(factor, centre=centre, means=means, **at)] if factor != 1 else [] for centre, factor in cells]
 
 
-def mass_added(
+def compute_mass_added(
     setting: Setting, run: Outcome, *, factor: float, reads: Sequence[int], generator: np.random.Generator
 ) -> dict[str, float]:
-    """Attention to the target position in the layers ``reads``, its ratio to the baseline's, and what is added.
+    """Compare the attention to the target position, in the layers ``reads``, in an edited and in the baseline run.
 
-    At the factor 1 nothing is added.
+    Returns the mean mass, its ratio to the baseline mass, and the difference with its interval (0 at the factor 1).
     """
     before, after = (one.mass_at(setting.target_position, layers=reads) for one in (setting.baseline, run))
     if factor == 1:
@@ -69,12 +69,12 @@ def mass_added(
 
 
 def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
-    """The factor of a centre at which the target position gets the most attention."""
+    """Return the factor of a centre at which the target position gets the most attention."""
     return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 
 def strongest_amplification(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
-    """The amplification that makes the strongest sink, of both centres; None where no factor makes any."""
+    """Return the amplification that gives the target position the most attention; None if no factor adds any."""
     if not len(curve):
         return None
     top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]

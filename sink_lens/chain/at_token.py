@@ -26,7 +26,7 @@ _FEWEST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrences:
-    """Rows with one occurrence each."""
+    """Sequences that each hold one occurrence of a token, all at the same position."""
 
     tokens: TokenBatch
     position: int
@@ -39,7 +39,7 @@ class Occurrences:
 
 
 def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occurrences:
-    """The occurrences of the token that ``config.at`` names.
+    """Cut sequences around each occurrence of the token that ``config.at`` names.
 
     Raises:
         InputError: no such token, or too few occurrences with tokens before and after them.
@@ -57,7 +57,7 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
-    """Ids of a token: the number itself, or every id whose text is the string, with or without a space before it.
+    """Return the ids of a token: the number itself, or every id whose text is the string or a space and the string.
 
     Raises:
         InputError: the id is outside the vocabulary, no id has this text, or the model has no tokenizer.
@@ -79,12 +79,12 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
 
 
 def _id_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """The text of the first of the ids, quoted; its number without a tokenizer."""
+    """Return the quoted text of the first id, or ``id N`` if there is no tokenizer."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 
 def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
-    """Cut a row around each occurrence, (sequence, position), as many rows as sequences; first occurrences go first."""
+    """Cut a row around each (sequence, position) of ``places``; no more rows than sequences, first ones first."""
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)
@@ -114,10 +114,10 @@ def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[in
 
 
 def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> int:
-    """The token that most often draws a sink where it does not stand first.
+    """Return the id of the token that has the highest sink rate at position 8 or later.
 
     Raises:
-        InputError: none does in at least ``min_sink_rate`` of (layer, head).
+        InputError: no token is a sink in at least ``min_sink_rate`` of (layer, head).
     """
     rate = sink_rates(lens, batch, threshold=config.threshold).nanmean(0).nan_to_num(0.0)  # sequence, key
     of_token: dict[int, list[float]] = {}

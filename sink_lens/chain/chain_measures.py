@@ -27,7 +27,7 @@ _READ = frozenset(
 
 
 def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SINK_THRESHOLD) -> pd.DataFrame:
-    """The chain at position 0 in numbers, from one pass: measure, layer, position, threshold, value, unit.
+    """Measure the chain at position 0 in one pass: a table of measure, layer, position, threshold, value, unit.
 
     A row without a layer is of the whole model: a mean over layers, a count, the largest norm ratio. Sink rate at each
     threshold and mean mass by layer; ``uniform_mass``, what uniform attention would give; dominance ratio and norm
@@ -57,8 +57,8 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
     panel = measure(lens, tokens, plan=everywhere, config=config, only=_READ)
     rows = _Rows()
-    _attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
-    _state_rows(rows, panel)
+    _add_attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
+    _add_state_rows(rows, panel)
     growing = panel.location.growth_layers
     rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):
@@ -69,11 +69,11 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
         rows.add("super_neurons", count, layer=layer, unit="neurons")
     rows.add("super_neurons", sum(counts.values()), unit="neurons")
     rows.add("loss", panel["loss"].nanmean(), unit="nats")
-    return rows.frame()
+    return rows.to_frame()
 
 
 class _Rows:
-    """The tidy table while it is filled."""
+    """Rows of the table of measures, which are added one by one."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, int | None, int | None, float, float, str]] = []
@@ -88,23 +88,25 @@ class _Rows:
         threshold: float = float("nan"),
         unit: str | None = None,
     ) -> None:
-        """Add one row; if no unit is given, it is the measure's own in the table of measures."""
+        """Add one row; the unit is the measure's own in ``MEASURES`` if none is given."""
         unit = MEASURES[measure].unit if unit is None else unit
         self._rows.append((measure, layer, position, threshold, float(value), unit))
 
-    def by_layer(self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None) -> None:
-        """Add one row per layer, from the layer ``first`` on, and one row for the whole model."""
+    def add_layers(
+        self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None
+    ) -> None:
+        """Add one row per layer, the first of which is the layer ``first``, and one row for the whole model."""
         for index, value in enumerate(values):
             self.add(measure, value, layer=first + index, unit=unit)
         self.add(measure, whole, unit=unit)
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         columns = ["measure", "layer", "position", "threshold", "value", "unit"]
         frame = pd.DataFrame(self._rows, columns=columns)
         return frame.astype({"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"})
 
 
-def _attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor) -> None:
+def _add_attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor) -> None:
     """Add the rows on attention to position 0, a sink rate for each of ``levels``; ``valid`` is False at padding."""
     score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
@@ -112,25 +114,25 @@ def _attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Seque
         for layer, value in enumerate(over.nanmean(dim=(1, 2))):
             rows.add("sink_rate", value, layer=layer, threshold=level)
         rows.add("sink_rate", panel.sink_rate(level).nanmean(), threshold=level)
-    rows.by_layer("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
+    rows.add_layers("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
     by_layer = torch.full((lens.n_layers,), torch.nan, dtype=torch.float32)
     for layer in lens.attention_layers:
         by_layer[layer] = uniform_mass(valid, key=0, reach=lens.reach(layer)).nanmean()
-    rows.by_layer("uniform_mass", by_layer, whole=by_layer.nanmean(), unit=MEASURES["sink_mass"].unit)
+    rows.add_layers("uniform_mass", by_layer, whole=by_layer.nanmean(), unit=MEASURES["sink_mass"].unit)
     s2 = panel["std:z"].nanmean(1)
     for layer, by_position in enumerate(s2):
         for position, value in zip(panel.positions.tolist(), by_position, strict=True):
             rows.add("s2", value, layer=layer, position=position)
     ratio = panel.std_ratio("z").nanmean(1)
-    rows.by_layer("s2_ratio", ratio, whole=ratio.nanmean(), unit="1")
+    rows.add_layers("s2_ratio", ratio, whole=ratio.nanmean(), unit="1")
 
 
-def _state_rows(rows: _Rows, panel: Panel) -> None:
+def _add_state_rows(rows: _Rows, panel: Panel) -> None:
     """Add the rows on the residual stream: dominance ratio, effective rank and norm ratio, by layer."""
     dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.states()])
-    rows.by_layer("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
+    rows.add_layers("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
     rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit
     for index, name in enumerate(("effective_rank", "effective_rank_without")):
-        rows.by_layer(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
+        rows.add_layers(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
     ratio = panel.norm_ratio().nanmean(1)
-    rows.by_layer("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")
+    rows.add_layers("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")

@@ -188,13 +188,13 @@ class TraceConfig(Question):
         return QUICK_CHOOSING_SEQUENCES if self.quick else CHOOSING_SEQUENCES
 
     @property
-    def own_floors(self) -> dict[str, float]:
-        """The user's own floors: link or ``EVERY_INTERVENTION`` -> floor."""
+    def floors_by_link(self) -> dict[str, float]:
+        """The floors that the user set: name of a link, or ``EVERY_INTERVENTION``, -> floor."""
         pairs = (pair.partition("=") for pair in self.floors or ())
         return {name.strip(): float(value) for name, _, value in pairs}
 
     @property
-    def moved(self) -> tuple[str, ...]:
+    def changed_thresholds(self) -> tuple[str, ...]:
         """Names of the floors and thresholds that the user changed from the calibrated ones."""
         defaults = {one.name: one.default for one in fields(self)}
         return tuple(name for name in _CALIBRATED if (getattr(self, name) or None) != (defaults[name] or None))

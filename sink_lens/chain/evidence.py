@@ -32,10 +32,10 @@ class Evidence:
     def interval(
         self, values: Tensor, *, generator: np.random.Generator, most: int | None = None, **options: Any
     ) -> Interval:
-        """The interval of a statistic over sequences, the first axis: studentised for means and ratios of means.
+        """Compute a statistic of ``values`` and its interval over sequences, which are the first axis.
 
-        Others (``options``) have a percentile interval, whose coverage at few sequences is lower. ``most`` bounds
-        the number of resamples.
+        The interval is studentised for a mean (the default) and ``ratio_of_means``. Another ``statistic`` has a
+        percentile interval, which covers less at few sequences. ``most`` bounds the number of resamples.
         """
         n_resamples = min(self.n_resamples, most or self.n_resamples)
         statistic = options.get("statistic")
@@ -48,12 +48,12 @@ class Evidence:
         return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
 
     @property
-    def tested(self) -> list[int]:
-        """Sequences on which super neurons are tested: those on which they were not chosen, if there are any."""
+    def tested_sequences(self) -> list[int]:
+        """Indices of the sequences on which super neurons are tested; the others, if any, are for choosing."""
         return sequences_to_test(self.panel.n_sequences, config=self.config)
 
     def generator(self) -> torch.Generator:
-        """A new random generator for the controls, seeded alike at each call."""
+        """Make a new random generator for the controls; each call gives the same draws."""
         return torch.Generator().manual_seed(self.config.seed)
 
 
@@ -80,9 +80,9 @@ class Statistic:
 
 
 def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
-    """The evidence of a panel, with its growth steps split by neurons.
+    """Make the evidence from a panel: split its growth steps by neurons and choose super neurons.
 
-    Super neurons are chosen on all sequences on which they are not tested: they were measured anyway.
+    Super neurons are chosen on all sequences that are not set aside to test them.
     """
     test = set(sequences_to_test(panel.n_sequences, config=config))
     chosen = [one for one in range(panel.n_sequences) if one not in test] or list(range(panel.n_sequences))
@@ -97,19 +97,19 @@ def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source
 
 
 def not_asked_statistic(name: str) -> Statistic:
-    """The statistic of a question that is not asked: a hybrid's token grows before any layer has attention."""
+    """Make the statistic of a question that cannot be asked, since the token grows before any layer has attention."""
     return replace(undefined_statistic(name, "no layer with attention comes before the growth"), asked=False)
 
 
 def why_too_short(panel: Panel) -> str:
-    """Reason why nothing can be compared with other tokens, if nothing can."""
+    """Return the reason why the token cannot be compared with other tokens; empty if it can."""
     if panel.norm_ratio().isnan().all():
         return f"the sequences have no other token at or after position {OTHERS_FROM}"
     return ""
 
 
 def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
-    """A statistic that says why there are no neurons to look at, or None where there are."""
+    """Make the statistic of a model without a growth step, which has no super neurons; None if there is a step."""
     if evidence.panel.location.steps:
         return None
     short = why_too_short(evidence.panel)
@@ -117,7 +117,7 @@ def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
 
 
 def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
-    """The 95th percentile over other positions of a position's standard deviation over the median."""
+    """Return the 95th percentile, over other positions, of a position's standard deviation over their median."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan
@@ -127,18 +127,18 @@ def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
 
 
 def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
-    """The statistic of the growth step that shows a link least, renamed: a link must hold at every step."""
+    """Return the statistic of the growth step with the lowest estimate, renamed: a link must hold at every step."""
     estimates = [statistic.interval.estimate for statistic in by_step]
     least = by_step[int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))]
     return Statistic(name=name, interval=least.interval, nulls=least.nulls, layers=least.layers)
 
 
 def ratio_of_means(rows: np.ndarray) -> float:
-    """Mean of the first column over the mean of the second; nan where that is 0."""
+    """Divide the mean of the first column by the mean of the second; nan if the second is 0."""
     below = rows[:, 1].mean()
     return float(rows[:, 0].mean() / below) if below else math.nan
 
 
 def largest_control(controls: Iterable[float]) -> float:
-    """The largest of the controls, nan ones left out; nan if none is left."""
+    """Return the largest control that is not nan; nan if all are."""
     return max((control for control in controls if not math.isnan(control)), default=math.nan)

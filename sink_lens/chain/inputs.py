@@ -1,4 +1,4 @@
-"""The other BOS condition of a trace's sequences, and its run's record."""
+"""The sequences of a trace: the other BOS condition, the ones that have the sink, and the record of them."""
 
 import dataclasses
 import logging
@@ -23,7 +23,7 @@ _FEWEST_HEADS = 3
 
 
 def other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
-    """The same sequences without BOS where they have it, with it where they do not; None if no BOS exists."""
+    """Make the same sequences without BOS if they have it, or with BOS if they lack it; None if that is impossible."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
     try:
@@ -36,10 +36,10 @@ def other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConf
 def align_sinks(
     batch: TokenBatch, rate: Float[Tensor, "layer batch key"], *, position: int, min_sink_rate: float
 ) -> TokenBatch | None:
-    """Cut each sequence so that its own sink stands at one common position; None where that is not needed.
+    """Cut each sequence so that its own sink stands at one common position; None if that is not needed.
 
-    It is needed where sequences have sinks and the studied position is not one in most of them, as where a delimiter
-    draws attention wherever it stands. Sequences without a sink that has tokens before and after it are left out.
+    It is needed if sequences have sinks, but at different positions: a delimiter may draw attention wherever it stands.
+    Sequences are left out if their sink has too few tokens before or after it.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     strongest = of_sequence.max(1).values
@@ -58,11 +58,11 @@ def align_sinks(
     return dataclasses.replace(batch, tokens=tokens, lengths=torch.full((len(cuts),), length))
 
 
-def sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:
-    """Sequence -> position of its sink, for each sequence whose sink is not at the studied position.
+def find_sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:
+    """Find the sequences whose sink is not at the studied position: index of the sequence -> position of its sink.
 
-    The studied position has less than half of the sink rate that it has on average, another one at least that half.
-    None where it is so in half of the sequences or more.
+    In such a sequence the sink rate at the studied position is under half of its mean over sequences, and another
+    position reaches that half. The result is empty if half of the sequences or more are such.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     least = float(of_sequence[:, position].mean()) / 2
@@ -75,21 +75,23 @@ def sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) ->
     return found if len(found) < len(of_sequence) / 2 else {}
 
 
-def mask_having_sink(rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: float) -> Bool[Tensor, " batch"]:
-    """Mark the sequences that have the sink: at least a quarter of the sink rate of those that pass the minimum.
+def mask_sequences_with_sink(
+    rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: float
+) -> Bool[Tensor, " batch"]:
+    """Mark the sequences that have the sink, from the sink rate of each sequence at its position.
 
-    Sequences that are too short to tell count as having it. All do if those that pass have it in fewer than three of
-    the ``n_heads`` heads of all layers: none or one of them is chance then.
+    A sequence has the sink if its rate is nan (too short to tell), or a quarter of the mean rate of the sequences above
+    ``min_sink_rate``. All have the sink if that mean is under three of ``n_heads``: a lower rate may then be chance.
     """
     passes = rates >= min_sink_rate
     typical = rates[passes].mean() if bool(passes.any()) else torch.tensor(0.0)
     return (rates >= typical / 4) | rates.isnan() | (typical * n_heads < _FEWEST_HEADS)
 
 
-def marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, " batch"]]:
-    """The position with most tokens that ``sink_mask`` marks, and a mask of the sequences that have it marked.
+def find_marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, " batch"]]:
+    """Find the position that ``sink_mask`` marks most often, and mark the sequences in which it is a sink.
 
-    The mask is empty if no token is marked, or less than half of them stand there.
+    No sequence is marked if less than half of all marked tokens stand at that position.
     """
     marked = sink_mask(lens, batch)
     counts = marked.sum(0)
@@ -98,7 +100,7 @@ def marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, "
 
 
 def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
-    """Provenance of a trace (model, tokens, kernel, thresholds), for its ``run.json``."""
+    """Return the provenance of a trace for its ``run.json``: model, tokens, kernel, seeds and thresholds."""
     thresholds = [*(one.name for one in dataclasses.fields(Thresholds)), "super_share"]
     seeds = dict.fromkeys(("bootstrap", "controls", "random_init", "centring"), config.seed)
     return describe_provenance(lens, batch, kernel=kernel) | {

@@ -34,7 +34,7 @@ from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
 from .readings import OTHERS_FROM
-from .setting import BAR, Setting, mean_mass, sequences_to_choose_by, setting_of, why_no_interventions, with_makers
+from .setting import BAR, Setting, add_makers, make_setting, mean_mass, sequences_to_choose_by, why_no_interventions
 
 CENTRING_TOKENS = 4096
 """Random tokens over which the means that amplification moves values away from are taken."""
@@ -50,12 +50,12 @@ def effect_table(
     links: Sequence[Link] = LINKS,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """Run every intervention; the table has one row an intervention.
+    """Run every intervention of every link: a table with one row per intervention.
 
-    ``share`` is the attention that came to the target position (interventions that make a sink) or left the sink
-    position, over what the sink has in the baseline run, with its 95% interval over sequences; ``control_share`` is the
-    same of the controls' mean. ``control_mean`` and ``control_sd`` are of the attention at that position under the
-    controls. Cost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
+    ``share`` is the attention that the target position gained, or that the sink position lost, over the attention that
+    the sink has in the baseline run; its 95% interval is over sequences. ``control_share`` is the mean of that share
+    over the controls; ``control_mean`` and ``control_sd`` are of the attention to that position under the controls.
+    Cost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
     """
     trial = Trial(setting=setting, generator=setting.generator(), means=means, curve=curve)
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
@@ -90,20 +90,20 @@ class Studied:
 
 
 class RunTables:
-    """The tables of a trace: each is written when it is made, and read if an earlier start has written it."""
+    """The tables of a run folder: each is written when it is made, and read if an earlier start has written it."""
 
     def __init__(self, writer: RunWriter, *, begin: Callable[[str], None]) -> None:
-        """Keep tables in a run folder; ``begin`` is told each that is about to be made."""
+        """Take the folder's writer, and ``begin``, which is called with the name of each table before it is made."""
         self.frames: dict[str, pd.DataFrame] = {}
         self.writer, self._begin = writer, begin
 
     def write(self, name: str, frame: pd.DataFrame) -> None:
-        """Write a table."""
+        """Write a table into the run folder, and keep it under its name."""
         self.frames[name] = frame
         self.writer.write_table(name, frame)
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """The table, made unless an earlier start has written it."""
+        """Return the table ``name``: read it if an earlier start has written it, else make and write it."""
         self._begin(name)
         self.frames[name] = self.writer.once(name, make)
         collect_garbage()
@@ -113,7 +113,7 @@ class RunTables:
 def causal_tables(
     studied: Studied, tables: RunTables, *, config: TraceConfig, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> None:
-    """Make the tables of ``TABLES``, each through ``tables.once``; empty ones if nothing can be changed."""
+    """Make all tables of interventions (``TABLES``) and write them; they are empty if the model cannot be changed."""
     lens, batch, once = studied.lens, studied.batch, tables.once
     at = {"location": studied.location, "target_position": config.target_position, "super_neurons": studied.supers}
 
@@ -124,7 +124,7 @@ def causal_tables(
     @functools.cache
     def place() -> Setting:
         """The setting without makers."""
-        found = setting_of(lens, batch, config=config, **at)
+        found = make_setting(lens, batch, config=config, **at)
         tables.writer.write_text("plan.json", found.baseline_run.plan.as_json())
         return found
 
@@ -134,7 +134,7 @@ def causal_tables(
         target, found = makers.choose_target(place(), lacks_sink=studied.lacks_sink), None
         if target is not None:
             chosen = sequences_to_choose_by(batch.n_sequences, config=config)
-            choosing = setting_of(lens, batch, config=config, chosen=chosen, **at)
+            choosing = make_setting(lens, batch, config=config, chosen=chosen, **at)
             found = makers.find_makers(choosing, target=target, progress=progress)
             del choosing  # it holds activations of every layer
             collect_garbage()
@@ -152,7 +152,7 @@ def causal_tables(
     @functools.cache
     def setting() -> Setting:
         """The setting with the makers that were found."""
-        return with_makers(place(), makers.makers_in(table_of_makers))
+        return add_makers(place(), makers.read_makers(table_of_makers))
 
     @functools.cache
     def means() -> CentringMeans:
@@ -180,10 +180,10 @@ def causal_tables(
 
 
 def _loss_without_sink(setting: Setting) -> Float[Tensor, " batch"]:
-    """Loss if no query may attend to the sink position: what the sink itself is worth.
+    """Return the loss of each sequence if queries cannot attend to the sink position.
 
-    The first queries (8, or a quarter of a short sequence) still may: the second token, shown only itself, would
-    be the next sink, and the loss would be that of a sink that has moved.
+    The first queries (8, or a quarter of a short sequence) still can. Else the second token would see only itself and
+    become the next sink.
     """
     position, length = setting.sink_position, setting.tokens.n_positions
     first = max(position + 1, min(OTHERS_FROM, length // 4))
@@ -200,7 +200,7 @@ def _loss_without_sink(setting: Setting) -> Float[Tensor, " batch"]:
 def _intervention_row(
     setting: Setting, link: str, one: Intervention, *, uniform: Tensor, masked: Tensor, rng: np.random.Generator
 ) -> dict[str, object]:
-    """One intervention as a row of ``effects``, with its controls."""
+    """Run an intervention and its controls, and return its row of the table ``effects``."""
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
     # Quiet: an edit of a later layer may find its work done by that of an earlier one. ``outcome`` says what changed.
     baseline, whole = setting.baseline, setting.run(one.edits, loss=True, quiet=True)
@@ -214,7 +214,7 @@ def _intervention_row(
 
     decides = one.is_primary or one.carries  # an answer hangs on the largest control
     with_loss, without = one.controls[:FEW_CONTROLS], one.controls[FEW_CONTROLS:] if decides else ()
-    few = setting.of_controls
+    few = setting.control_baseline
     controls = setting.runs(with_loss, layers=reads, loss=True, of=few, quiet=True)
     controls += setting.runs(without, layers=reads, of=few, quiet=True)
     # With fewer sequences, what the controls change there is added to the baseline run of all.

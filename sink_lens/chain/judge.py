@@ -39,26 +39,26 @@ class Answers(NamedTuple):
     carries: Answer
 
 
-def verdict(statistic: Statistic, *, floor: float) -> Verdict:
-    """The verdict (holds, fails or undecided) from interval, floor and nulls; see the module's docstring."""
+def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
+    """Judge a statistic: *holds* if its interval lies over the floor and all nulls, *fails* if it lies under one."""
     if math.isnan(statistic.interval.estimate):
         return "fails" if statistic.absent else "undecided"
-    return _compare(statistic.interval.low, statistic.interval.high, bars=[floor, *statistic.nulls.values()])
+    return _compare_with_bars(statistic.interval.low, statistic.interval.high, bars=[floor, *statistic.nulls.values()])
 
 
 def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR) -> Verdict:
-    """Verdict of an intervention, from its row of ``effects``: its interval against the floor and the largest control.
+    """Judge an intervention from its row of ``effects``: its interval against the floor and the largest control.
 
-    Undecided where the sink has hardly more attention than uniform attention would give it, and where the intervention
-    takes the model off its distribution (``is_off_distribution``).
+    It is undecided if the sink has hardly more attention than uniform attention gives it, or if the intervention takes
+    the model off its distribution (``is_off_distribution``).
     """
     if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or is_off_distribution(row):
         return "undecided"
-    return _compare(row["ci_low"], row["ci_high"], bars=[floor, row.get("control_largest", math.nan)])
+    return _compare_with_bars(row["ci_low"], row["ci_high"], bars=[floor, row.get("control_largest", math.nan)])
 
 
-def _compare(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
-    """Holds if the interval lies over every bar, fails if it lies under one; nan says nothing."""
+def _compare_with_bars(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
+    """Return *holds* if the interval lies over every bar, *fails* if it lies under one; nan is ignored."""
     known = [bar for bar in bars if not math.isnan(bar)]
     if all(low > bar for bar in known):
         return "holds"
@@ -66,7 +66,7 @@ def _compare(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
 
 
 def derive_verdict(answers: Answers) -> Verdict:
-    """The verdict from the three answers: the first row of ``DERIVED`` that fits."""
+    """Look up the verdict of a link from its three answers: the first row of ``DERIVED`` that fits."""
     for *pattern, decided in DERIVED:
         if all(want in ("any", one) for want, one in zip(pattern, answers, strict=True)):
             return decided  # type: ignore[return-value]  # one of the verdicts, by a test
@@ -85,10 +85,10 @@ def link_answers(
     effects: tuple[Effect, Effect] | None,
     has_sink: bool,
     starts: bool = True,
-    tells_sinks: bool = True,
+    can_tell_sinks: bool = True,
     effect_floor: float = INTERVENTION_FLOOR,
 ) -> Answers:
-    """The answers about one link; none of them depends on whether another link holds where there is a sink.
+    """Answer the three questions about one link; if there is a sink, no answer depends on another link.
 
     Args:
         primary: the link's primary statistic.
@@ -97,10 +97,10 @@ def link_answers(
             was nothing to intervene on; None where no interventions were made.
         has_sink: whether there is a sink; if not, only *present* has an answer.
         starts: whether what the link starts from is there, in a model without a sink.
-        tells_sinks: whether the sequences can show a sink at all; if not, nothing is answered no.
+        can_tell_sinks: whether the sequences can show a sink at all; if not, nothing is answered no.
         effect_floor: what the interval of the intervention's share must lie over.
     """
-    present: Answer = _ANSWER[verdict(primary, floor=floor)]
+    present: Answer = _ANSWER[statistic_verdict(primary, floor=floor)]
     if not primary.asked:
         asked: Answer = "not asked" if has_sink else "not applicable"
         return Answers("not asked", asked, asked)
@@ -108,7 +108,7 @@ def link_answers(
         return Answers("not applicable", "not applicable", "not applicable")
     if not has_sink:  # neurons that fire without a growth step are not looked for
         return Answers("undecided" if primary.absent else present, "not applicable", "not applicable")
-    if not tells_sinks:
+    if not can_tell_sinks:
         untold: Answer = "not tested" if effects is None else "undecided"
         return Answers("yes" if present == "yes" else "undecided", untold, untold)
     if effects is None:
@@ -125,7 +125,7 @@ def link_answers(
 
 
 def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
-    """One row per link, in order: what its file says about it."""
+    """Make the table ``chain``: a row per link, in order, with its name, ends, sentence and question."""
     rows = [
         (order, link.name, link.source, link.target, link.sentence, link.question) for order, link in enumerate(links)
     ]
@@ -133,7 +133,7 @@ def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
 
 
 def link_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:
-    """The value of every statistic of every link: link, statistic, value; nulls, if of the random-init baseline."""
+    """Compute the value of every statistic of every link: a table of link, statistic and value, without intervals."""
     evidence = replace(evidence, n_resamples=2)  # the intervals are not looked at, and fewer cannot be drawn
     rng = np.random.default_rng(evidence.config.seed)
     found = [(link.name, statistic) for link in links for statistic in link.statistics(evidence, rng)]
@@ -149,12 +149,12 @@ def link_table(
     length: int,
     links: Sequence[Link] = LINKS,
 ) -> pd.DataFrame:
-    """One row per (link, statistic, null): value, interval, null, criterion and the link's verdict.
+    """Judge every link: one row per (link, statistic, null) with value, interval, null, criterion and verdict.
 
-    The random-init baseline's value of every statistic (``link_values``) is a row of its own, and so is the share of
-    the sink that the link's intervention makes or removes (``intervention_share``), where there is one. ``measured`` is
-    what the primary statistic alone shows, ``intervened`` that of the intervention, ``verdict`` that of both, on all
-    rows of a link; without a sink it is not applicable. ``floors`` says whether the user moved a floor or threshold:
+    The random-init baseline's value of a statistic (``link_values``) is a null with a row of its own. So is the share
+    of the sink that the link's intervention makes or removes (``intervention_share``). ``measured`` is the verdict by
+    the primary statistic alone, ``intervened`` that by the intervention, ``verdict`` that by both; each is the same on
+    all rows of a link, and not applicable without a sink. ``floors`` says whether the user moved a floor or threshold:
     the error rates of the verdicts were measured with the defaults.
 
     Args:
@@ -169,16 +169,16 @@ def link_table(
     carrying = {row["link"]: row for row in made if row.get("carries", False)}
     of_baseline = {} if random_init is None else random_init.set_index(["link", "statistic"])["value"].to_dict()
     config = evidence.config
-    own = config.own_floors
+    own = config.floors_by_link
     effect_floor = own.get(EVERY_INTERVENTION, INTERVENTION_FLOOR)
     rng = np.random.default_rng(config.seed)
-    has_sink, told = not evidence.panel.lacks_sink, evidence.panel.tells_sinks
+    has_sink, told = not evidence.panel.lacks_sink, evidence.panel.can_tell_sinks
     rows, starts = [], True
     for link in links:
         floor = own.get(link.name, link.floor(config, length))
         found = link.statistics(evidence, rng)
         primary = found[0]
-        by_statistic = verdict(primary, floor=floor)
+        by_statistic = statistic_verdict(primary, floor=floor)
         measured = MEASURED.get(by_statistic, by_statistic) if primary.asked else "not asked"
         effect = necessary.get(link.name)
         answers = link_answers(
@@ -187,7 +187,7 @@ def link_table(
             effects=(effect, carrying.get(link.name)) if made else None,
             has_sink=has_sink,
             starts=has_sink or starts or (link.can_start and measured == "present"),
-            tells_sinks=told,
+            can_tell_sinks=told,
             effect_floor=effect_floor,
         )
         starts = answers.present == "yes"
@@ -201,11 +201,11 @@ def link_table(
             criterion += (
                 f", and that of the intervention's share above {effect_floor:.0%} and above its largest control"
             )
-        if config.moved:
-            criterion += f"; floors not calibrated: {', '.join(config.moved)} moved"
+        if config.changed_thresholds:
+            criterion += f"; floors not calibrated: {', '.join(config.changed_thresholds)} moved"
         common = {"criterion": criterion, "verdict": decided, "measured": measured}
         common |= {"intervened": effect_says or "no intervention"} | answers._asdict()
-        common["floors"] = "not calibrated" if config.moved else "calibrated"
+        common["floors"] = "not calibrated" if config.changed_thresholds else "calibrated"
         if effect is not None:
             control = effect.get("control_largest", math.nan)
             null = {"null_name": "largest_control", "null_value": control, "is_primary": False, "n": effect["n"]}

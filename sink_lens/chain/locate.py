@@ -87,26 +87,26 @@ class Location:
 
     @property
     def dimensions(self) -> tuple[list[int], list[int]]:
-        """The outlier dimensions of at least two layers, those of most layers first, and those of one layer only.
+        """The outlier dimensions of at least two layers, by falling number of layers, and those of one layer only.
 
-        All are in the first list if none lasts longer than one layer. The embedding is no layer.
+        All are in the first list if none is in two layers. The embedding does not count as a layer.
         """
         counts = Counter(one for layer, found in sorted(self.outliers.items()) if layer >= 0 for one in sorted(found))
         lasting = [one for one, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1]
         brief = sorted(one for one, count in counts.items() if count == 1)
         return (lasting, brief) if lasting else (brief, [])
 
-    def feeding(self, attention: Sequence[int]) -> tuple[int, ...]:
-        """The layers whose aggregated values feed the growth; see ``feeding_layers``."""
+    def feeding_layers(self, attention: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers whose attention comes before the growth, out of those with ``attention``."""
         return feeding_layers(self.growth_layers, attention=attention)
 
-    def entering(self, layer: int) -> tuple[int, ...]:
-        """Outlier dimensions of the stream that a layer reads."""
+    def entering_dimensions(self, layer: int) -> tuple[int, ...]:
+        """Return the outlier dimensions of the stream that a layer reads, which are those after the layer before it."""
         return self.outliers.get(layer - 1, ())
 
     def plan(self, attention: Iterable[int]) -> MeasuringPlan:
-        """The plan of a pass that reads what was found here, in a model with attention in these layers."""
-        entering = {layer: self.entering(layer) for layer in attention}
+        """Make the plan of a pass that measures at this location, in a model with attention in the given layers."""
+        entering = {layer: self.entering_dimensions(layer) for layer in attention}
         return MeasuringPlan(
             sink_positions=self.sink_positions,
             layers=self.growth_layers,
@@ -114,15 +114,15 @@ class Location:
         )
 
     def as_json(self) -> str:
-        """The location as text, which ``parse_location`` reads."""
+        """Write the location as JSON text, which ``parse_location`` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def parse_location(text: str) -> Location:
-    """A location from what ``Location.as_json`` wrote.
+    """Read a location from the text that ``Location.as_json`` wrote.
 
     Raises:
-        RunError: it is something else.
+        RunError: the text is something else.
     """
     try:
         found = json.loads(text)
@@ -140,18 +140,17 @@ def parse_location(text: str) -> Location:
 
 
 def feeding_layers(growth: tuple[int, ...], *, attention: Sequence[int]) -> tuple[int, ...]:
-    """The layers whose attention comes before the growth: up to the first growth layer, whose MLP comes after it.
+    """Return the layers whose attention comes before the growth: those up to the first growth layer.
 
-    The first quarter of the layers with ``attention`` if nothing grows. Once a token has grown, its norm hides what its
-    values were. In a hybrid there may be none.
+    Without growth, it is the first quarter of the layers with ``attention``. In a hybrid there may be none.
     """
     if growth:
         return tuple(layer for layer in attention if layer <= growth[0])
     return tuple(attention[: max(1, len(attention) // 4)])
 
 
-def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tuple[int, int]]:
-    """Growth steps as (first layer, last layer), from the ratio before layer 0 and after each layer.
+def find_growth_steps(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tuple[int, int]]:
+    """Find growth steps, as (first layer, last layer), in which each layer multiplies the norm ratio by ``factor``.
 
     ``ratio[0]`` is before layer 0, ``ratio[l + 1]`` after layer l. A step must leave the token above the others
     (ratio over 1), so that the recovery of a small norm is no growth.
@@ -162,9 +161,9 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
 
 
 def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
-    """Mark the layers that write each dimension of the token: there its magnitude grows by a tenth or more.
+    """Mark the layers that write each dimension of the token: its magnitude grows there by a tenth or more.
 
-    Other tokens play no part. Changes under a twentieth of the dimension's largest value do not count.
+    Changes under a twentieth of the dimension's largest value do not count.
     ``values`` begin before layer 0, the result with layer 0.
     """
     size = values.abs()
@@ -173,7 +172,7 @@ def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "l
 
 
 def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | None:
-    """The first layer whose mean attention to the sink passes the threshold; None where none does."""
+    """Return the first layer whose mean attention to the sink is above the threshold; None if there is none."""
     over = (mass > threshold).nonzero()
     return int(over[0]) if len(over) else None
 
@@ -184,11 +183,11 @@ def find_outliers(
     thresholds: Thresholds | Question,
     typical: Float[Tensor, " d_model"] | None = None,
 ) -> tuple[int, ...]:
-    """The outlier dimensions of a token, the strongest first: the fewest that hold ``energy_frac`` of its energy.
+    """Find the outlier dimensions of a token, the strongest first: the fewest that hold ``energy_frac`` of its energy.
 
-    None where its mean dominance ratio over sequences does not reach ``dominance_threshold``, or where more than
-    ``max_outliers`` are needed. If the ``typical`` magnitudes at other tokens are given, a dimension that is large
-    there too is no token's own: the same is asked of the state without it.
+    There are none if its mean dominance ratio over sequences is under ``dominance_threshold``, or if more than
+    ``max_outliers`` are needed. If the ``typical`` magnitudes at other tokens are given, dimensions that are large
+    there too are set to 0 first.
     """
     while True:
         found = outlier_dimensions(state.double().square().mean(0), energy_frac=thresholds.energy_frac)
@@ -218,14 +217,14 @@ def find_location(
     typical: Float[Tensor, "layer d_model"] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Location:
-    """Find the growth steps and outlier dimensions of the studied token.
+    """Find the growth steps and outlier dimensions of the studied token, from its norm and its stream by layer.
 
     Args:
         positions: the studied position first.
         sink_found: whether it is a sink position.
         ratio: norm ratio before layer 0, then after each layer.
         states: the token's residual stream before layer 0, then after each layer.
-        thresholds: of the growth (``growth_layers``) and of outlier dimensions (``find_outliers``).
+        thresholds: of the growth (``find_growth_steps``) and of outlier dimensions (``find_outliers``).
         typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
         forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
             its strongest dimension as its outlier dimension.
@@ -239,7 +238,7 @@ def find_location(
         found = {at - 1: find_outliers(state, thresholds=thresholds, typical=usual) for at, (state, usual) in pairs}
         outliers = {layer: dimensions for layer, dimensions in found.items() if dimensions}
         factor = thresholds.growth_factor
-        spans = growth_layers(ratio, factor=factor)
+        spans = find_growth_steps(ratio, factor=factor)
         spans = sorted(
             [*spans, *_writing_runs(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)]
         )
@@ -257,7 +256,7 @@ def find_location(
 
 
 def _consecutive_runs(layers: Iterable[int]) -> list[tuple[int, int]]:
-    """Consecutive layers as (first, last)."""
+    """Group consecutive layers into (first, last)."""
     found: list[tuple[int, int]] = []
     for layer in layers:
         if found and found[-1][1] == layer - 1:
@@ -275,11 +274,11 @@ def _writing_runs(
     outliers: Mapping[int, tuple[int, ...]],
     taken: list[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """Runs of layers that write an outlier dimension and belong to no growth step of the norm.
+    """Find runs of layers, as (first, last), that write an outlier dimension and are in no step of ``taken``.
 
-    In each the dimension becomes larger than it ever was, it is an outlier after the layer or later, and the norm ratio
-    falls by less than a twentieth; over all of them the ratio rises by at least ``factor``, to above 1. What comes back
-    after an erasure, or is written while the token shrinks, is no growth.
+    In each layer of a run the dimension becomes larger than before, it is an outlier after this layer or later, and the
+    norm ratio falls by less than a twentieth; over the run the ratio rises by at least ``factor``, to above 1. A
+    dimension that comes back after an erasure, or is written while the token shrinks, does not count.
     """
     dims = sorted({one for layer, found in outliers.items() if layer >= 0 for one in found})
     if not dims:
@@ -299,7 +298,7 @@ def _writing_runs(
 def _strongest_dimension(
     state: Float[Tensor, "batch d_model"], *, typical: Float[Tensor, " d_model"] | None = None
 ) -> int:
-    """The dimension with the most energy, of those that are not as large at other tokens if there are any."""
+    """Return the dimension with the most energy; dimensions that are as large at other tokens come last."""
     energy = state.double().square().mean(0)
     if typical is not None and not bool((common := _common_dimensions(state, typical)).all()):
         energy = energy.masked_fill(common, -1.0)

@@ -43,8 +43,8 @@ from ..schema import column_names
 from ..stats import Interval
 from ..text import listed
 from .config import FEW_CONTROLS
-from .screen import SCREENS, Target, embedding_unit, embeddings, screen_parts
-from .setting import WHOLE, Edits, Kind, Maker, Setting, bar, random_others
+from .screen import SCREENS, Target, embedding_unit, read_embeddings, screen_parts
+from .setting import WHOLE, Edits, Kind, Maker, Setting, bar, draw_other_indices
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
 """Name of a set -> share of the sink that it must remove on the sequences on which it is chosen. What it removes on
@@ -105,14 +105,14 @@ def choose_target(setting: Setting, *, lacks_sink: bool) -> Target | None:
 
 
 def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> Makers:
-    """Rank everything that writes to the sink position, and find the sets.
+    """Find the makers: rank all parts that write to the sink position, and find the sets that make the sink.
 
     Cost: the screen, and some 20 to 80 passes of the bridge, most of which run only some of the layers.
     """
-    ranking = _rank(screen_parts(setting, target=target, progress=progress))
+    ranking = _rank_parts(screen_parts(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
-    embedded = [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in embeddings(setting)]
+    embedded = [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in read_embeddings(setting)]
     beside = tuple(part for part in embedded if part not in parts) if target == "sink" else ()
     parts += beside
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
@@ -181,16 +181,16 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         strong = {part for part in with_effect[:NEXT] if more([part]) >= UPSTREAM}
         sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in strong)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
-    feeds = _neurons_silenced_by(setting, sets[ALL], alone(listed)) if target == "sink" else {}
+    feeds = _find_silenced_neurons(setting, sets[ALL], alone(listed)) if target == "sink" else {}
     return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed), feeds=feeds)
 
 
-def _neurons_silenced_by(
+def _find_silenced_neurons(
     setting: Setting, makers: Sequence[Maker], alone: Mapping[Maker, float]
 ) -> dict[Maker, tuple[Maker, ...]]:
-    """Maker -> the neurons of later layers among the makers that are silent without it.
+    """Find the neurons that each maker makes fire: maker -> later makers that are neurons and silent without it.
 
-    Parts of one kind and layer that silence nothing alone are asked together.
+    Makers of one kind and layer that silence nothing alone are also ablated together.
     """
     writers = sorted((part for part in makers if part.kind == "neuron"), key=lambda part: -alone.get(part, 0.0))
     writers = writers[:MOST_ROLES]
@@ -233,8 +233,8 @@ def _neurons_silenced_by(
     return found
 
 
-def _rank(table: pd.DataFrame) -> pd.DataFrame:
-    """The union of the screens: by the largest share that any of them gives a part."""
+def _rank_parts(table: pd.DataFrame) -> pd.DataFrame:
+    """Sort the parts by their largest effect in any screen, and add the columns ``rank`` and ``score``."""
     table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
     order = np.argsort(-table["score"].to_numpy(), kind="stable")
     table = table.iloc[order].reset_index(drop=True)
@@ -243,7 +243,7 @@ def _rank(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shortest_prefix(removed: Callable[[int], float], *, goal: float, most: int) -> int:
-    """The length of a short prefix that reaches the goal, by doubling and halving; 0 where none does."""
+    """Find the length of a short prefix that reaches the goal, by doubling and halving; 0 if none does."""
     size = 1
     while size < most and removed(size) < goal:
         size = min(2 * size, most)
@@ -259,9 +259,9 @@ def _shortest_prefix(removed: Callable[[int], float], *, goal: float, most: int)
 def _thin_out(
     parts: Sequence[Maker], removed: Callable[[Sequence[Maker]], float], *, goal: float, keep: Sequence[Maker] = ()
 ) -> list[Maker]:
-    """Leave out what can be left out, the lowest ranked first, in halves and quarters down to single parts.
+    """Drop parts as long as the rest reaches the goal: the lowest ranked first, in halves, quarters, ..., single parts.
 
-    Those to ``keep`` stay.
+    The parts in ``keep`` stay.
     """
     kept = list(parts)
     size = max(1, len(kept) // 2)
@@ -278,7 +278,7 @@ def _thin_out(
 
 
 def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
-    """The parts before the last ``GAP`` of the integrated effects after the chosen ones; none where there is no gap."""
+    """Return the parts before the last ``GAP`` in the integrated effects; none if no gap follows the chosen parts."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
     places = [number for number, place in enumerate(order) if parts[place] in chosen]
@@ -292,32 +292,32 @@ def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Seq
 
 
 def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
-    """The edits that ablate parts; see the module's docstring."""
+    """Make the edits that ablate parts at the sink position; see the module's docstring for each kind."""
     groups: dict[tuple[Kind, int], list[int]] = {}
     for part in sorted(parts):
         groups.setdefault((part.kind, part.layer), []).append(part.unit)
     position, edits = setting.sink_position, list[Edit]()
     for (kind, layer), units in groups.items():
         if kind == "neuron":
-            edits += setting.keep_units("neurons", {layer: units}, position=position, mean=True)
+            edits += setting.freeze_unit_edits("neurons", {layer: units}, position=position, mean=True)
         elif kind == "head":
             value = setting.mean_ordinary(setting.tensors("z", layers=[layer])[layer])[:, :, units]
             label = f"{len(units)} heads of layer {layer}, mean_ordinary"
             edits.append(freeze("z", {layer: value}, positions=[position], heads=units, label=label))
         elif kind in WHOLE:
-            edits.append(setting.keep(WHOLE[kind], layers=[layer], position=position, mean=True))
+            edits.append(setting.freeze_site_edit(WHOLE[kind], layers=[layer], position=position, mean=True))
         elif kind == "key bias":
-            edits.append(_key_biases_removed(setting, layer, units))
+            edits.append(_key_bias_ablation(setting, layer, units))
         elif kind == "sink logit":
             label = f"sink logits of layer {layer} removed"
-            edits.append(edit("pattern", _rows_that_sum_to_one, layers=[layer], heads=units, label=label))
+            edits.append(edit("pattern", _rescale_rows, layers=[layer], heads=units, label=label))
         else:
-            edits.append(_embedding_at_mean(setting, kind))
+            edits.append(_embedding_ablation(setting, kind))
     return tuple(edits)
 
 
-def _embedding_at_mean(setting: Setting, kind: Kind) -> Edit:
-    written, position = embeddings(setting)[kind], setting.sink_position
+def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
+    written, position = read_embeddings(setting)[kind], setting.sink_position
     over = (written[:, [position]] - setting.mean_ordinary(written)).float()
 
     def take_away(x: Tensor, at: At) -> Tensor:
@@ -326,27 +326,27 @@ def _embedding_at_mean(setting: Setting, kind: Kind) -> Edit:
     return edit("resid_pre", take_away, layers=[0], positions=[position], label=f"{kind}, mean_ordinary")
 
 
-def _key_biases_removed(setting: Setting, layer: int, heads: list[int]) -> Edit:
+def _key_bias_ablation(setting: Setting, layer: int, heads: list[int]) -> Edit:
     bias, label = attention_weights(setting.lens, layer=layer).b_k[heads], f"key biases of layer {layer} x 0"
     return edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=heads, label=label)
 
 
-def _rows_that_sum_to_one(pattern: Tensor, at: At) -> Tensor:
-    """The pattern with the sink logit's attention given back to the keys."""
+def _rescale_rows(pattern: Tensor, at: At) -> Tensor:
+    """Rescale the rows of a pattern to sum to 1: the sink logit's attention goes back to the keys."""
     return pattern / pattern.sum(-1, keepdim=True).clamp(min=torch.finfo(pattern.dtype).tiny)
 
 
 def _run_ablations(
     setting: Setting, several: Sequence[Sequence[Maker]], *, target: Target, loss: bool, of: BaselineRun | None = None
 ) -> list[Outcome]:
-    """Run the ablation of each set, reading what the target needs."""
+    """Ablate each set of parts in a run of its own, and return the outcomes, which hold the target's tensors."""
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
     edits = [ablation_edits(setting, parts) for parts in several]
     return setting.runs(edits, layers=_target_layers(setting, target), loss=loss, of=of, quiet=True, **options)
 
 
 def _target_layers(setting: Setting, target: Target) -> list[int]:
-    """The layers in which the target is read."""
+    """Return the layers in which the target is read."""
     if target == "outlier dimensions":
         return [layer for layer in sorted(setting.location.outliers) if layer >= 0] or [0]
     if target == "sink logit":
@@ -355,7 +355,7 @@ def _target_layers(setting: Setting, target: Target) -> list[int]:
 
 
 def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
-    """Size of the target by sequence: attention, or the magnitude of the sink position's outlier dimensions."""
+    """Compute the size of the target in each sequence: attention, or the magnitude of the outlier dimensions."""
     reads = _target_layers(setting, target)
     if target == "sink":
         return run.mass_at(setting.sink_position, layers=reads)
@@ -372,10 +372,10 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
 
 
 def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = False) -> dict[str, pd.DataFrame]:
-    """Two tables: ``makers``, a row per part, and ``maker_sets``, a row per set or random set.
+    """Make two tables: ``makers``, with a row per part, and ``maker_sets``, with a row per set and random set.
 
-    ``found`` are the makers, found on other sequences than those of ``testing``, on which the sets are ablated, and its
-    super neurons as a set too. If nothing was looked for, neither table has rows.
+    The makers were ``found`` on other sequences than those of ``testing``. There each set is ablated, and so are the
+    super neurons. Both tables are empty if no makers were searched (None).
     """
     if found is None:
         return {name: pd.DataFrame(columns=column_names("trace", name)) for name in ("makers", "maker_sets")}
@@ -390,15 +390,15 @@ def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = Fal
     }
 
 
-def makers_in(table: pd.DataFrame) -> tuple[Maker, ...]:
-    """All makers of a table ``makers`` that are makers of the sink."""
+def read_makers(table: pd.DataFrame) -> tuple[Maker, ...]:
+    """Read the makers of the sink from the table ``makers``."""
     chosen = table[table["is_maker"].astype(bool) & (table["target"] == "sink")]
     named = zip(chosen["kind"].tolist(), chosen["layer"].tolist(), chosen["unit"].tolist(), strict=True)
     return tuple(Maker(kind=kind, layer=int(layer), unit=int(unit)) for kind, layer, unit in named)
 
 
 def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
-    """The table ``makers``: the first of the ranking, and all parts of a set."""
+    """Make the table ``makers``: the top of the ranking, and all parts that are in a set."""
     members = {part for some in found.sets.values() for part in some} | set(supers)
     rows = []
     for row in found.ranking.to_dict("records"):
@@ -413,11 +413,11 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
 
 
 def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
-    """The table ``maker_sets``, with random sets as controls."""
+    """Make the table ``maker_sets``: ablate every set, and random sets as controls."""
     target, generator = found.target, setting.generator()
     rng = np.random.default_rng(setting.config.seed)
     (baseline,) = _run_ablations(setting, [[]], target=target, loss=True)
-    few = setting.of_controls
+    few = setting.control_baseline
     (baseline_of_few,) = _run_ablations(setting, [[]], target=target, loss=True, of=few)
     upstream = tuple(part for part in found.sets[ALL] if part in found.feeds)
     named = {**found.sets, UPSTREAM_SET: upstream, SUPER: tuple(supers)}
@@ -459,7 +459,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
         (run,) = _run_ablations(setting, [parts], target=target, loss=True)
         done[frozenset(parts)] = name, run
         own = row(parts, name, "", run)
-        drawn = [_matched_parts(setting, parts, generator) for _ in range(min(setting.config.controls, FEW_CONTROLS))]
+        drawn = [_draw_parts(setting, parts, generator) for _ in range(min(setting.config.controls, FEW_CONTROLS))]
         drawn = [some for some in drawn if some]
         runs = _run_ablations(setting, drawn, target=target, loss=True, of=few)
         controls = [row(some, RANDOM, name, one) for some, one in zip(drawn, runs, strict=True)]
@@ -472,8 +472,8 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
     return pd.DataFrame(rows, columns=column_names("trace", "maker_sets"))
 
 
-def _matched_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
-    """Draw as many other parts of the same kinds and layers, for a control; fewer if there are few."""
+def _draw_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
+    """Draw random other parts, as many of each kind and layer as in ``parts``; fewer if there are not enough."""
     lens, drawn = setting.lens, list[Maker]()
     for kind, site in WHOLE.items():
         taken = [part.layer for part in parts if part.kind == kind]
@@ -489,6 +489,6 @@ def _matched_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Ge
             sizes[kind] = lens.head_sizes(layer)["n_kv_heads"]
         elif kind == "neuron":
             sizes[kind] = lens.n_neurons(layer)
-        chosen = random_others(units, n=sizes.get(kind, 0), generator=generator)
+        chosen = draw_other_indices(units, n=sizes.get(kind, 0), generator=generator)
         drawn += [Maker(kind=kind, layer=layer, unit=unit) for unit in chosen]
     return tuple(drawn)

@@ -26,15 +26,15 @@ CONDITION_READINGS = frozenset(
 """Readings that are made in the BOS condition that the trace does not study."""
 
 MakesReadings = Callable[[r.MeasuringPass], list[Reading]]
-"""Makes the readings that a link needs beside those that all share."""
+"""Makes the readings that one link needs and no other."""
 
 TellsRates = Callable[[Float[Tensor, "layer batch position"]], None]
-"""Is told the sink rates of the scout's sequences as soon as they are known."""
+"""Is called with the sink rates of the scout's sequences as soon as they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Everything that was read of one model on one token batch."""
+    """All readings of one model on one token batch."""
 
     streamed: Streamed
     sink_positions: tuple[int, ...]
@@ -52,7 +52,7 @@ class Panel:
 
     @property
     def n_sequences(self) -> int:
-        """Number of sequences that were read."""
+        """Number of sequences."""
         return self["norm:resid_post"].shape[1]
 
     def __contains__(self, name: str) -> bool:
@@ -60,76 +60,76 @@ class Panel:
         return bool(self.streamed.values.get(name))
 
     def __getitem__(self, name: str) -> Tensor:
-        """A reading at all its layers: layer, sequence, and what it has."""
+        """Return a reading at all its layers; its axes are layer, sequence, and the reading's own."""
         return self.streamed.stacked(name)
 
     def at(self, name: str, layer: int) -> Tensor:
-        """The values of a reading at one layer, a row per sequence."""
+        """Return the values of a reading at one layer, a row per sequence."""
         return self.streamed[name, layer]
 
     def layers(self, name: str) -> list[int]:
-        """The layers at which a reading was made."""
+        """Return the layers at which a reading was made."""
         return sorted(self.streamed.values.get(name, ()))
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers with attention: all but some of a hybrid's."""
+        """The layers with attention; in a hybrid some layers have none."""
         return tuple(self.layers("std:z"))
 
     @property
-    def feeding(self) -> tuple[int, ...]:
+    def feeding_layers(self) -> tuple[int, ...]:
         """The layers whose attention comes before the growth; see ``locate.feeding_layers``."""
-        return self.location.feeding(self.attention_layers)
+        return self.location.feeding_layers(self.attention_layers)
 
     def at_sink(self, name: str, position: int) -> Tensor:
-        """A reading whose last axis is the sink positions, at one of them: layer, sequence, and what else it has."""
+        """Return a reading at one sink position, which are its last axis; the first axes are layer and sequence."""
         return self[name][..., self.sink_positions.index(position)]
 
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
-        """Norm of the studied token over the median norm of other tokens, before layer 0 and after each layer."""
+        """Divide the studied token's norm by the median of other tokens', before layer 0 and after each layer."""
         norms = torch.cat([self["norm:resid_pre"], self["norm:resid_post"]])
         return r.ratio_to_others(norms, positions=self.positions, key=self.location.sink_position)
 
     def std_ratio(self, site: str) -> Float[Tensor, "layer batch"]:
-        """Standard deviation within the studied token over the median of other tokens."""
+        """Divide the standard deviation within the studied token by its median over other tokens."""
         return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.location.sink_position)
 
     def states(self) -> Float[Tensor, "layer batch d_model"]:
-        """The studied token's stream before layer 0 and after each layer."""
+        """Return the studied token's residual stream before layer 0 and after each layer."""
         return torch.cat([self["state_pre"], self["state"]])[
             :, :, self.sink_positions.index(self.location.sink_position)
         ]
 
-    def summing(self, values: Float[Tensor, "layer ..."]) -> Float[Tensor, "layer ..."]:
-        """Return values by layer in the last layer's unit, in which each layer adds to the one before."""
+    def rescale_to_last_layer(self, values: Float[Tensor, "layer ..."]) -> Float[Tensor, "layer ..."]:
+        """Rescale values by layer to the unit of the last layer's stream (``LensModel.remaining_scales``)."""
         by = torch.tensor(self.lasting, dtype=values.dtype, device=values.device)
         return values * by.view(-1, *[1] * (values.dim() - 1))
 
-    def typical(self) -> Float[Tensor, "layer d_model"]:
-        """Magnitude of each dimension at a typical other token, mean over sequences; layers as in ``states``."""
+    def typical_magnitudes(self) -> Float[Tensor, "layer d_model"]:
+        """Return each dimension's magnitude at a typical other token, mean over sequences; layers as in ``states``."""
         return torch.cat([self["typical_pre"], self["typical"]]).nanmean(1)
 
     def sink_layers(self) -> list[int]:
-        """The layers in which the studied position has at least half of the attention that it has in any."""
+        """Return the layers in which the studied position has at least half of its largest attention."""
         mass = self.at_sink("sink_mass", self.location.sink_position).nanmean(dim=(1, 2)).nan_to_num(0.0)
         return [layer for layer in self.attention_layers if mass[layer] >= mass.max() / 2]
 
     @property
     def lacks_sink(self) -> bool:
         """Check whether no position is a sink, on sequences that are long enough to tell."""
-        return not self.location.sink_found and self.tells_sinks
+        return not self.location.sink_found and self.can_tell_sinks
 
     @property
-    def tells_sinks(self) -> bool:
-        """Check that sequences and attention windows are long enough for any position to have a sink score."""
+    def can_tell_sinks(self) -> bool:
+        """Check that sequences and attention windows are long enough to tell a sink."""
         return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
-    def sinks(self, *, min_rate: float) -> tuple[int, ...]:
-        """The sink positions of this pass, the strongest first, whether or not their columns were read."""
+    def find_sink_positions(self, *, min_rate: float) -> tuple[int, ...]:
+        """Find the sink positions among all positions, the strongest first."""
         return sink_positions(self["rate_by_key"], shortest=self.shortest, min_rate=min_rate)
 
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
-        """Share of (layer, head) whose sink score at the studied position passes the threshold, by sequence."""
+        """Compute the share of heads with a sink score above the threshold at the studied position, by sequence."""
         score = self.at_sink("sink_score", self.location.sink_position)
         return (score > threshold).float().masked_fill(score.isnan(), torch.nan).nanmean(dim=(0, 2))
 
@@ -145,9 +145,9 @@ def scout(
 ) -> Location:
     """Locate the sink from the first 64 positions of eight sequences: positions, growth steps, outlier dimensions.
 
-    What it finds only aims the measuring pass, which finds again from all that it read. The position, or the
-    growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken. ``tell`` gets the
-    sink rates, which come first; where the position is given, none are read.
+    The location only aims the measuring pass, which locates the sink again from all its readings. The position, or
+    the growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken. ``tell`` is
+    called with the sink rates, which come first and are not read if the position is given.
     """
     few = tokens[:_SCOUTS].cut(max(_SCOUT_LENGTH, (position or 0) + 1))
     shortest = min(few.n_positions, int(tokens.lengths.min()))
@@ -168,25 +168,27 @@ def scout(
     nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
     at = {"positions": sites, "shortest": shortest, "lasting": lens.remaining_scales}
     panel = Panel(streamed=streamed, sink_positions=sinks, location=nothing, s1={}, **at)
-    return refind(panel, config=config, forced=forced)
+    return locate_in_panel(panel, config=config, forced=forced)
 
 
-def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Location:
-    """Find the location again from everything that was read: the sink among the panel's positions, its growth.
+def locate_in_panel(
+    panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None
+) -> Location:
+    """Locate the sink from the readings of a panel: which of its positions are sinks, growth steps, outlier dimensions.
 
-    Where none of them is a sink, the first one is studied: that is position 0 in what ``scout_and_measure`` measures.
+    If none of them is a sink, the first one is studied, which ``scout_and_measure`` makes position 0.
     """
     positions, sink_found = panel.sink_positions, panel.location.sink_found
     if "rate_by_key" in panel:
-        found = tuple(p for p in panel.sinks(min_rate=config.min_sink_rate) if p in panel.sink_positions)
+        found = tuple(p for p in panel.find_sink_positions(min_rate=config.min_sink_rate) if p in panel.sink_positions)
         positions, sink_found = found or panel.sink_positions[:1], bool(found)
     panel = replace(panel, location=replace(panel.location, sink_positions=positions))
     return find_location(
         positions=positions,
         sink_found=sink_found,
         ratio=panel.norm_ratio().nanmean(1),
-        states=panel.summing(panel.states()),
-        typical=panel.summing(panel.typical()),
+        states=panel.rescale_to_last_layer(panel.states()),
+        typical=panel.rescale_to_last_layer(panel.typical_magnitudes()),
         thresholds=config,
         forced=forced,
     )
@@ -203,11 +205,11 @@ def measure(
     only: frozenset[str] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Panel:
-    """Every measure of every layer in one pass, at the positions, layers and dimensions of a plan.
+    """Make all readings of every layer in one pass, at the positions, layers and dimensions of a plan.
 
-    The panel's location is found in what was read; ``has_read_enough`` says whether the pass must be made
-    again. ``own`` makes the links' own readings, ``only`` names the readings to make, ``label`` the progress bar (None
-    shows none), ``forced`` the growth steps to assume of a model with random weights, whose loss is not read.
+    The panel's location is found from these readings; ``has_read_enough`` says whether the pass must be
+    made again. ``own`` makes the links' own readings, ``only`` names the readings to make, ``label`` the progress bar
+    (None shows none). ``forced`` gives the growth steps of a model with random weights, whose loss is not read.
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)
@@ -227,7 +229,7 @@ def measure(
         r.norm_reading("resid_pre", positions=positions, layers=r.FIRST_LAYER),
         *r.state_readings(sinks, positions=positions),
         *r.typical_readings(sinks, positions=positions),
-        r.dominance_elsewhere(positions),
+        r.dominance_elsewhere_reading(positions),
         r.value_norm_reading(lens, sink_positions=sinks, positions=positions),
         *r.neuron_readings(lens, plan, positions=positions),
         *(reading for make in own for reading in make(one)),
@@ -255,13 +257,13 @@ def measure(
         shortest=int(tokens.lengths.min()),
         lasting=lens.remaining_scales,
     )
-    return replace(panel, location=refind(panel, config=config, forced=forced))
+    return replace(panel, location=locate_in_panel(panel, config=config, forced=forced))
 
 
 def has_read_enough(aim: Location, *, at: Location, attention: Sequence[int]) -> bool:
-    """Check whether a pass with this aim read everything that the location found in it needs."""
+    """Check whether a pass that was aimed at one location read all that the location found in it needs."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
-    same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in attention)
+    same_dimensions = all(aim.entering_dimensions(layer) == at.entering_dimensions(layer) for layer in attention)
     return aim.sink_position == at.sink_position and same_steps and same_dimensions
 
 
@@ -276,12 +278,12 @@ def scout_and_measure(
     position: int | None = None,
     tell: TellsRates | None = None,
 ) -> Panel:
-    """Scout and measure; measure again where the pass found that it was aimed at other positions.
+    """Scout and measure; measure again if the sink turns out to be at another location than the scout found.
 
-    The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and where these
-    have none, position 0 is studied, whatever the scout saw. The second pass reads every sink position; a third is
-    needed only where the scout took a wrong position for the strongest. Where a ``position`` is given, it alone is
-    studied, whether it has a sink or not. The first scout calls ``tell``.
+    The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and position 0 is
+    studied if these have none. The second pass reads every sink position; a third is needed only if the scout was wrong
+    about the strongest one. If a ``position`` is given, it alone is studied, whether it has a sink or not. The first
+    scout calls ``tell``.
     """
     attention, again_label = lens.layers_with("k"), label and f"{label} again"
 
@@ -293,7 +295,7 @@ def scout_and_measure(
     if position is not None:
         again = only is None and not has_read_enough(aim, at=panel.location, attention=attention)
         return measure_at(panel.location, again_label) if again else panel
-    sinks = panel.sinks(min_rate=config.min_sink_rate)
+    sinks = panel.find_sink_positions(min_rate=config.min_sink_rate)
     again = not set(sinks) <= set(panel.sink_positions)
     if not sinks and panel.sink_positions != (0,):
         sinks, again = (0,), True

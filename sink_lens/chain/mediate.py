@@ -31,14 +31,14 @@ from .setting import Setting, bar, mean_mass
 def mediation_table(
     setting: Setting, *, amplified: Edit | None, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> pd.DataFrame:
-    """One row per (intervention, frozen link, growth step or all of them).
+    """Freeze each link under each intervention: one row per (intervention, frozen link, growth step or all steps).
 
-    ``surviving_share`` is what survives of the mass that the intervention adds at the position: 0 where freezing
-    takes it all away, 1 where it changes nothing; nan where nothing was added. Cost: some 24 passes of the bridge
+    ``surviving_share`` is the share that is left of the mass that the intervention adds at the position: 0 if freezing
+    takes it all away, 1 if it changes nothing, nan if nothing was added. Cost: some 24 passes of the bridge
     over the setting's sequences for each growth step and intervention.
 
     Args:
-        setting: where.
+        setting: the model, sequences and positions.
         amplified: the amplification at the target position; None where none makes a sink.
         links: the chain.
         progress: show a bar.
@@ -48,7 +48,7 @@ def mediation_table(
     interventions |= {} if amplified is None else {"amplification": [amplified]}
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
-    segments = [*setting.segments, *([] if setting.whole is None else [setting.whole])]
+    segments = [*setting.segments, *([] if setting.all_steps is None else [setting.all_steps])]
     runs = {name: setting.edited_baseline(edits) for name, edits in interventions.items()}
     fewer = {name: run.with_fewer_sequences(setting.config.control_sequences) for name, run in runs.items()}
     cells = [(name, segment) for name in interventions for segment in segments]
@@ -61,7 +61,7 @@ def mediation_table(
         baseline = mean_mass(setting.baseline, setting.target_position, layers)
         whole = mean_mass(run.outcome, position, layers)
         # of the controls' sequences
-        few_baseline = mean_mass(setting.of_controls.outcome, setting.target_position, layers)
+        few_baseline = mean_mass(setting.control_baseline.outcome, setting.target_position, layers)
         few_whole = mean_mass(few.outcome, position, layers)
         read = {"layers": layers, "quiet": True}  # a link may be untouched
         generator = setting.generator()

@@ -48,9 +48,9 @@ class LayerSplit:
 def output_terms(
     lens: LensModel, weights: MlpWeights, *, layer: int, activations: Float[Tensor, "batch neuron"], dimension: int
 ) -> tuple[Float[Tensor, "batch neuron"], Float[Tensor, " batch"]]:
-    """Each neuron's contribution to one dimension of what the MLP adds to the stream, and the bias's.
+    """Compute each neuron's contribution to one dimension of the MLP's output, and the contribution of the bias.
 
-    Where the family norms the MLP's output before adding it, each term goes through that norm's scale and gain.
+    If the family norms the MLP's output, each contribution is multiplied by that norm's scale and gain.
     """
     column = weights.w_down[dimension].float()
     bias = weights.b_down[dimension].float().expand(len(activations))
@@ -68,9 +68,9 @@ def output_terms(
 def split_layers(
     lens: LensModel, panel: Panel, *, super_share: float, chosen: Sequence[int] | None = None
 ) -> list[LayerSplit]:
-    """The split of every growth layer at every position that was read.
+    """Split every growth layer's change of the outlier dimension by neurons, at every sink position.
 
-    Which neurons are super neurons is decided on the ``chosen`` sequences; None is all.
+    Super neurons are determined on the ``chosen`` sequences; None means all.
     """
     splits = []
     rows = slice(None) if chosen is None else list(chosen)
@@ -103,12 +103,12 @@ def split_layers(
 
 
 def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
-    """The super neurons of a layer: they make enough of the outlier dimension's change at some position."""
+    """Mark the super neurons of a layer, which are super neurons at any of the sink positions."""
     return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
 
 
 def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """One row per (layer, neuron, sink position) of every growth layer."""
+    """Make the table ``neurons``: one row per (layer, neuron, sink position) of every growth layer."""
     frames = []
     for split in splits:
         layer, index = split.layer, panel.sink_positions.index(split.position)
@@ -142,11 +142,11 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
                 }
             )
         )
-    return _joined_frames(frames, columns=[name for name in column_names("trace", "neurons") if name != "expert"])
+    return _join_frames(frames, columns=[name for name in column_names("trace", "neurons") if name != "expert"])
 
 
 def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float) -> pd.DataFrame:
-    """One row per (layer, expert, sink position) of every growth layer of a mixture of experts."""
+    """Make the table ``experts``: one row per (layer, expert, sink position) of every growth layer."""
     frames = []
     for split in splits:
         assert lens.d_expert is not None
@@ -168,16 +168,16 @@ def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, sup
                 }
             )
         )
-    return _joined_frames(frames, columns=column_names("trace", "experts"))
+    return _join_frames(frames, columns=column_names("trace", "experts"))
 
 
-def _joined_frames(frames: list[pd.DataFrame], *, columns: list[str]) -> pd.DataFrame:
+def _join_frames(frames: list[pd.DataFrame], *, columns: list[str]) -> pd.DataFrame:
     joined = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
     return joined.astype({name: _TYPES[name] for name in joined})
 
 
 def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """Each super neuron at each position: activation, cosine with its gate row, gate and up pre-activations (means)."""
+    """Make the table ``selectivity``: each super neuron's mean activation, gate and up values at each position."""
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)

@@ -54,7 +54,7 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
     if config.random_init:
         parts.append(Pass(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
     if config.interventions:
-        number, short = whole_passes(config, sequences=sequences)
+        number, short = count_whole_passes(config, sequences=sequences)
         parts.append(Pass(name="interventions", forwards=number, tokens=short))
         facts["interventions"] = f"with {_STEPS} growth steps; a model without a sink has none"
     weights = header.bytes_as(config.dtype)
@@ -76,7 +76,7 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
 
 
 def bytes_beside(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
-    """Most memory that a trace on the CPU takes beside libraries and the model, in bytes.
+    """Estimate the peak memory, in bytes, that a trace on the CPU takes beside libraries and the model.
 
     Args:
         model: the model, or its header.
@@ -103,10 +103,10 @@ def bytes_beside(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
 
 
 def check_room(model: Sized, config: TraceConfig) -> None:
-    """Refuse a trace of a model in main memory that would not fit there.
+    """Check that a trace of a model in main memory fits beside the model.
 
     Raises:
-        InputError: it would not, even with the random-init baseline in the model's place.
+        InputError: it does not fit, even if the random-init baseline takes the model's place.
     """
     needed, free = bytes_beside(model, config), free_bytes()
     if needed > free:
@@ -115,8 +115,8 @@ def check_room(model: Sized, config: TraceConfig) -> None:
         )
 
 
-def whole_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:
-    """Count whole passes of the interventions, over one sequence each, and the positions of such a pass."""
+def count_whole_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:
+    """Count the passes of the interventions, each over one sequence, and return also the positions of such a pass."""
     few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
     number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)
     of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * _STEPS

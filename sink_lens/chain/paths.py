@@ -43,7 +43,7 @@ from ..models.weights import exact_keys, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import span
 from .config import PATH_CONTROLS, PATH_LENGTH
-from .setting import Edits, Setting, bar, mean_mass, random_others, shorten
+from .setting import Edits, Setting, bar, draw_other_indices, mean_mass, shorten_setting
 
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
@@ -69,7 +69,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """One path."""
+    """A path from a source to a target, at one position."""
 
     source: End
     target: End
@@ -80,7 +80,7 @@ class Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Writings:
-    """The addition of every part at a position over its mean on ordinary tokens, in the baseline run of a setting."""
+    """The outputs of all parts in a setting's baseline run, less their mean over ordinary tokens; makes the edits."""
 
     setting: Setting
     units: Mapping[int, Sequence[int]]
@@ -88,24 +88,24 @@ class Writings:
 
     @cached_property
     def added(self) -> dict[str, Tensor]:
-        """Part -> what it adds over its mean on ordinary tokens, layer by layer; the embedding's has no axis of layers.
+        """Kind of part -> its output less the mean over ordinary tokens; the first axis is layers, if any.
 
-        All in the unit of the last layer's stream (``LensModel.remaining_scales``).
+        All are in the unit of the last layer's stream (``LensModel.remaining_scales``).
         """
         setting, lasting = self.setting, self.setting.lens.remaining_scales
-        embedding = lasting[0] * self._minus_ordinary(setting.tensors("resid_pre", layers=[0])[0])
+        embedding = lasting[0] * self._subtract_ordinary_mean(setting.tensors("resid_pre", layers=[0])[0])
         found = {EMBEDDING: embedding}
         for name, site in SUBLAYERS.items():
             by_layer = [torch.zeros_like(embedding)] * setting.lens.n_layers
             for layer, added in setting.tensors(site, layers=setting.lens.layers_with(site)).items():
-                by_layer[layer] = lasting[layer] * self._minus_ordinary(added)
+                by_layer[layer] = lasting[layer] * self._subtract_ordinary_mean(added)
             found[name] = torch.stack(by_layer)
         for layer, units in self.units.items():
-            found[MLPS][layer] -= self.of_neurons(layer, units)
+            found[MLPS][layer] -= self.added_by_neurons(layer, units)
         return found
 
-    def of_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Return what neurons of a layer add above their mean on ordinary tokens, in the unit of ``added``."""
+    def added_by_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
+        """Compute the output of neurons of a layer, less its mean over ordinary tokens, in the unit of ``added``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
@@ -113,15 +113,15 @@ class Writings:
         if after is not None:
             whole = setting.tensors("down_out", layers=[layer])[layer].float()
             part = part * post_norm_factor(whole, after).cpu()
-        return setting.lens.remaining_scales[layer] * self._minus_ordinary(part)
+        return setting.lens.remaining_scales[layer] * self._subtract_ordinary_mean(part)
 
-    def _minus_ordinary(self, x: Tensor) -> Tensor:
-        """A tensor minus its mean over ordinary tokens, on the CPU."""
+    def _subtract_ordinary_mean(self, x: Tensor) -> Tensor:
+        """Subtract a tensor's mean over ordinary tokens, in float32 on the CPU."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 
-    def stream(self, layer: int, *, mlp: bool) -> Float[Tensor, "batch position d_model"]:
-        """The baseline stream that an attention or an MLP reads."""
+    def stream_read_by(self, layer: int, *, mlp: bool) -> Float[Tensor, "batch position d_model"]:
+        """Return the baseline stream that the attention or (``mlp``) the MLP of a layer reads."""
         setting = self.setting
         site, at = ("resid_pre", 0) if layer == 0 else ("resid_post", layer - 1)
         x = setting.tensors(site, layers=[at])[at].float().cpu()
@@ -130,8 +130,8 @@ class Writings:
                 x = x + setting.tensors(mixed, layers=[layer])[layer].float().cpu()
         return x
 
-    def change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
-        """Return what a source adds, above ordinary tokens, to the input of a layer's attention or MLP."""
+    def input_change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
+        """Compute the part of a layer's input that a source wrote, less its mean; the input of (``mlp``) the MLP."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         added, by = self.added, self.setting.lens.remaining_scales[layer]
         if source.name == EMBEDDING:
@@ -140,61 +140,61 @@ class Writings:
             end = attended if source.name in (ATTENTION, MIXERS) else layer
             return added[source.name][:end, :, position].sum(0) / by
         if source.name == EVERYTHING:
-            return self._minus_ordinary(self.stream(layer, mlp=mlp))[:, position]
-        parts = [self.of_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
+            return self._subtract_ordinary_mean(self.stream_read_by(layer, mlp=mlp))[:, position]
+        parts = [self.added_by_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
         return sum(parts, torch.zeros_like(added[EMBEDDING][:, position])) / by
 
-    def cut(self, path: Path) -> Edits:
-        """The edits that cut a path: its target then reads the stream without what the source added."""
+    def make_cut(self, path: Path) -> Edits:
+        """Make the edits that cut a path: its target then reads the stream without the source's part."""
         setting, source, target = self.setting, path.source, path.target
         if target.name == SINK:
-            return (setting.keep("k", layers=source.layers, position=path.position, mean=True),)
+            return (setting.freeze_site_edit("k", layers=source.layers, position=path.position, mean=True),)
         if target.name == EVERYTHING:
             units = {layer: list(some) for layer, some in source.units.items()}
-            return setting.keep_units("neurons", units, position=path.position, mean=True)
+            return setting.freeze_unit_edits("neurons", units, position=path.position, mean=True)
         if target.name == KEY:
-            return tuple(self._key_edit(path, layer) for layer in target.layers)
-        return tuple(edit for layer in target.layers for edit in self._mlp_edits(path, layer))
+            return tuple(self._make_key_edit(path, layer) for layer in target.layers)
+        return tuple(edit for layer in target.layers for edit in self._make_mlp_edits(path, layer))
 
-    def _key_edit(self, path: Path, layer: int) -> Edit:
-        """The edit of a layer's key, which then reads the stream less what the source added."""
+    def _make_key_edit(self, path: Path, layer: int) -> Edit:
+        """Make the edit of a layer's key, which then reads the stream without the source's part."""
         lens, position = self.setting.lens, path.position
-        change = self.change(path.source, layer, mlp=False, position=position)
+        change = self.input_change(path.source, layer, mlp=False, position=position)
         if path.through is not None:
             others = torch.ones(change.shape[-1], dtype=torch.bool)
             others[list(path.through.get(layer, ()))] = False
             change = change.masked_fill(others, 0.0)
-        x = (self.stream(layer, mlp=False)[:, position] - change).to(lens.device)
+        x = (self.stream_read_by(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
         key = exact_keys(lens, apply_norm(x, norm), layer=layer, position=position)
         return freeze("k", {layer: key[:, None]}, positions=[position], label=_path_label(path))
 
-    def _mlp_edits(self, path: Path, layer: int) -> Iterator[Edit]:
-        """Edits of target neurons, or of an MLP: they read the stream less the source's part.
+    def _make_mlp_edits(self, path: Path, layer: int) -> Iterator[Edit]:
+        """Make the edits of the target's neurons, or of an MLP, which then read the stream without the source's part.
 
-        Neurons that are apart from an MLP read the whole.
+        If the MLP is the target, its super neurons are another target and still read the whole stream.
         """
         lens, position = self.setting.lens, path.position
-        shift = self._input_change(path, layer)
+        shift = self._normed_input_change(path, layer)
         if path.target.units:
-            yield from self._shifted_edits(path, layer, path.target.units[layer], shift=shift)
+            yield from self._make_shifted_edits(path, layer, path.target.units[layer], shift=shift)
             return
         norm = norm_weights(lens, layer=layer, which="mlp_norm")
-        read = apply_norm(self.stream(layer, mlp=True)[:, position].to(lens.device), norm) + shift
+        read = apply_norm(self.stream_read_by(layer, mlp=True)[:, position].to(lens.device), norm) + shift
         yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_path_label(path))
         if layer in self.units:
-            yield from self._shifted_edits(path, layer, self.units[layer], shift=torch.zeros_like(shift))
+            yield from self._make_shifted_edits(path, layer, self.units[layer], shift=torch.zeros_like(shift))
 
-    def _input_change(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
-        """Return the change of an MLP's input, after the norm, if the part that the source added is taken away."""
+    def _normed_input_change(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
+        """Compute the change of an MLP's input, after the norm, if the source's part is taken from the stream."""
         lens, position = self.setting.lens, path.position
-        change = self.change(path.source, layer, mlp=True, position=position).to(lens.device)
-        x = self.stream(layer, mlp=True)[:, position].to(lens.device)
+        change = self.input_change(path.source, layer, mlp=True, position=position).to(lens.device)
+        x = self.stream_read_by(layer, mlp=True)[:, position].to(lens.device)
         norm = norm_weights(lens, layer=layer, which="mlp_norm")
         return apply_norm(x - change, norm) - apply_norm(x, norm)
 
-    def _shifted_edits(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
-        """Edits that set the gate and up-projection of neurons to what they are for an input moved by ``shift``."""
+    def _make_shifted_edits(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
+        """Make the edits of neurons' gate and up-projection that follow from adding ``shift`` to the MLP's input."""
         weights, chosen, place = mlp_weights(self.setting.lens, layer=layer), list(units), [path.position]
         for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)):
             if weight is not None:
@@ -206,12 +206,12 @@ class Writings:
 
 
 def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
-    """One row a path and growth step whose sink is read.
+    """Cut every path and measure the sink that is lost: one row per (path, growth step whose layers are read).
 
     Cost: a pass over the first ``PATH_LENGTH`` positions for each path, some 18 for each growth step, and over fewer
     sequences ``PATH_CONTROLS`` for each that moves the sink.
     """
-    short = shorten(setting, most=PATH_LENGTH)
+    short = shorten_setting(setting, most=PATH_LENGTH)
     groups = neuron_groups(setting)
     units = {layer: found for group in groups for layer, found in group.units.items()}
     writings = Writings(setting=short, units=units)
@@ -219,10 +219,10 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     lanes = {one.number: [layer for layer in one.layers if layer in everything] for one in setting.segments}
     reads = {ALL_STEPS: list(everything)}
     reads |= {number: layers for number, layers in lanes.items() if layers and len(lanes) > 1}
-    paths = list(paths_between(setting, groups=groups, lanes=lanes))
+    paths = list(list_paths(setting, groups=groups, lanes=lanes))
     rng, generator = np.random.default_rng(setting.config.seed), setting.generator()
-    whole, few = short.baseline, short.of_controls
-    edits = [writings.cut(path) for path in paths]
+    whole, few = short.baseline, short.control_baseline
+    edits = [writings.make_cut(path) for path in paths]
     found = short.runs(edits, layers=everything, quiet=True, label="paths" if progress else None)
 
     def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
@@ -234,7 +234,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
         kind, drawn = "", list[Path]()
         if max(abs(lost(run, whole, layers)) for layers in reads.values()) > LEAST_PATH:
             kind, drawn = _control_paths(short, path, generator=generator)
-        controls = short.runs([writings.cut(one) for one in drawn], layers=everything, of=few, quiet=True)
+        controls = short.runs([writings.make_cut(one) for one in drawn], layers=everything, of=few, quiet=True)
         for number, layers in reads.items():
             if path.target.layers and max(layers) < min(path.target.layers):
                 continue  # it comes after what is read
@@ -268,7 +268,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
 
 
 def neuron_groups(setting: Setting) -> list[End]:
-    """The super neurons of each growth step; without any, the makers among neurons; none of experts."""
+    """Group the super neurons by growth step; without any, the makers that are neurons; no groups with experts."""
     if setting.lens.family.experts is not None:
         return []
     groups = []
@@ -285,8 +285,8 @@ def neuron_groups(setting: Setting) -> list[End]:
     return [End(name=MAKERS, layers=tuple(units), units=units)] if units else []
 
 
-def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
-    """Every path from something that writes before a target, and from the keys of each lane to the sink."""
+def list_paths(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
+    """List all paths: from each source to each later target; keys of each lane (step -> layers read) to the sink."""
     at = setting.sink_position
     own = setting.lens.key_layers
     keys = [End(name=KEY, step=number, layers=own(layers)) for number, layers in lanes.items() if layers]
@@ -302,7 +302,7 @@ def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int
         sources += [one for one in groups if min(one.layers) < last]
         for source in (*sources, End(name=EVERYTHING)):
             yield Path(source=source, target=target, position=at)
-            through = {layer: setting.location.entering(layer) for layer in target.layers}
+            through = {layer: setting.location.entering_dimensions(layer) for layer in target.layers}
             its = source.name == EVERYTHING or (source.units and source.step == target.step)
             if target.name == KEY and its and any(through.values()):
                 yield Path(source=source, target=target, through=through, position=at)
@@ -313,12 +313,12 @@ def paths_between(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int
 
 
 def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) -> tuple[str, list[Path]]:
-    """(name of the controls, control paths) of a path: its neurons or dimensions drawn at random from the others."""
+    """Make control paths and their name: the same path with random other neurons or dimensions, or elsewhere."""
     draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
         size = setting.lens.d_model
         drawn = {
-            layer: [random_others(some, n=size, generator=generator) for _ in draws]
+            layer: [draw_other_indices(some, n=size, generator=generator) for _ in draws]
             for layer, some in path.through.items()
         }
         return "other dimensions", [
@@ -330,7 +330,7 @@ def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) 
         found = []
         for _ in draws:
             others = {
-                layer: random_others(some, n=setting.lens.n_neurons(layer), generator=generator)
+                layer: draw_other_indices(some, n=setting.lens.n_neurons(layer), generator=generator)
                 for layer, some in own.units.items()
             }
             found.append(replace(path, **{end: replace(own, units=others)}))
@@ -341,5 +341,4 @@ def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) 
 
 
 def _path_label(path: Path) -> str:
-    """The edit's name of a path: its source and its target."""
     return f"{path.source.name} to {path.target.name}"

@@ -48,6 +48,8 @@ _SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
+    """One token at one position, isolated or not, whose sink is measured."""
+
     position: int
     token: str
     isolated: bool
@@ -55,28 +57,28 @@ class _Case:
 
 
 def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
-    """One row per (position, token, isolated): the mass there over the layers in which the sink is read.
+    """Measure the sink of each token at each position: one row per (position, token, isolated).
 
     ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
-    of the norm there over the median norm of those. A cell ``is_sink`` where its mass is over a tenth and over four
-    times the ordinary one, and where it has at least a quarter of what the sink has over uniform attention: what is
+    of the norm there over the median norm of those. A row ``is_sink`` if its mass is over a tenth and over four
+    times the ordinary one, and if it has at least a quarter of what the sink has over uniform attention: what is
     left of a sink of BOS where another token comes first is not that sink. The token ``bos`` is left out where the
     tokenizer has none. Cost: three passes at most, two more for a sink that is not at position 0, and two from the
     isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}
-    for case in _cases(setting):
+    for case in _make_cases(setting):
         by_tokens.setdefault(id(case.tokens), []).append(case)
     rows = [
         row
         for cases in bar(list(by_tokens.values()), label="position or token", progress=progress)
-        for row in _rows_of_cases(setting, cases)
+        for row in _run_cases(setting, cases)
     ]
     return pd.DataFrame(rows, columns=column_names("trace", "placement"))
 
 
 def binding_kind(table: pd.DataFrame) -> Kind:
-    """Say to what the sink is bound, from the cells that are not isolated.
+    """Tell from the table ``placement`` whether the sink follows the position or the token; isolated rows do not count.
 
     *positional*: an ordinary token at position 0 is a sink, and BOS inside is none; *positional, not BOS* if BOS at
     position 0 is none either. *token*: the other way round. *position or token*: both are. *position and token*:
@@ -108,10 +110,10 @@ def binding_kind(table: pd.DataFrame) -> Kind:
     return kinds[1] if by_token else kinds[3]
 
 
-def _cases(setting: Setting) -> list[_Case]:
-    """The cells, those with BOS where there is one; sequences that begin with BOS lose it in the ordinary cells.
+def _make_cases(setting: Setting) -> list[_Case]:
+    """Make the cases to measure; cases with BOS only if there is one. Ordinary cases have BOS cut from the sequences.
 
-    Of a sink that is not at position 0 two more: another token there, and its own token at the target position.
+    A sink that is not at position 0 has two more: another token there, and its own token at the target position.
     """
     tokens, at, target = setting.tokens, setting.sink_position, setting.target_position
     bos = None if setting.lens.tokenizer is None else bos_id(setting.lens.tokenizer)
@@ -137,13 +139,13 @@ def _cases(setting: Setting) -> list[_Case]:
 
 
 def _batch_without_bos(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
-    """The batch with other token ids, marked as without BOS, all rows of full length."""
+    """Return the batch with other token ids, marked as without BOS, all rows of full length."""
     lengths = torch.full((len(ids),), ids.shape[1])
     return replace(tokens, tokens=ids, lengths=lengths, bos=False, bos_condition="without")
 
 
-def _rows_of_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
-    """The rows of cases on the same tokens, which share their baseline run."""
+def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
+    """Run cases that have the same tokens, and return their rows of the table ``placement``."""
     tokens, length = cases[0].tokens, cases[0].tokens.n_positions
     inner = range(min(OTHERS_FROM, length - 2), length - 1)
     read = [(case.position, *evenly_spaced([p for p in inner if p != case.position], 5)) for case in cases]
@@ -160,7 +162,7 @@ def _rows_of_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, o
 
 
 def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> float:
-    """The mass of a position under uniform attention, mean over the layers in which the sink is read."""
+    """Compute the mass of a position under uniform attention, mean over the layers in which the sink is read."""
     reaches = [setting.lens.reach(layer) for layer in setting.sink_layers]
     return float(torch.stack([uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]).nanmean())
 
@@ -168,7 +170,7 @@ def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> f
 def _case_row(
     setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float
 ) -> dict[str, object]:
-    """One case as a row of the table ``placement``; a sink has at least ``least`` over uniform attention."""
+    """Make a case's row of the table ``placement``; a sink has at least ``least`` mass over uniform attention."""
     assert found.loss is not None  # it was asked for
     mass = mean_mass(found, cell.position, setting.sink_layers)
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())

@@ -58,17 +58,17 @@ class MeasuringPass:
 
     @functools.cached_property
     def weights(self) -> Callable[[int], AttentionWeights]:
-        """The attention's weights in a layer; those of one layer are kept, for all its readings."""
+        """Function from a layer to its attention weights; the weights of one layer are kept for all its readings."""
         return functools.lru_cache(maxsize=1)(lambda layer: attention_weights(self.lens, layer=layer))
 
     @functools.cached_property
     def constants(self) -> Callable[[int], AttentionConstants]:
-        """Return the constants that biases add in a layer, the same for every token."""
+        """Function from a layer to the constants that its biases add to every token."""
         return functools.cache(lambda layer: attention_constants(self.lens, layer=layer))
 
 
 def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int[Tensor, " position"]:
-    """The positions that are looked at: all of a short sequence, the first and log-spaced ones of a long one."""
+    """Return the positions to read: all of a short sequence, else the first, log-spaced later ones and the sinks."""
     if length <= _MOST_SAMPLED:
         return torch.arange(length)
     half = _MOST_SAMPLED // 2
@@ -77,7 +77,7 @@ def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int
 
 
 def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many of the items, evenly spaced, the first and the last included."""
+    """Pick at most ``most`` of the items, evenly spaced, the first and the last included."""
     index = torch.linspace(0, len(items) - 1, min(most, len(items)), dtype=torch.float32).round().long().tolist()
     return [items[place] for place in index]
 
@@ -85,7 +85,7 @@ def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
 def ratio_to_others(
     x: Float[Tensor, "*value position"], *, positions: Int[Tensor, " position"], key: int
 ) -> Float[Tensor, "*value"]:
-    """A number of the token at ``key`` over its median at the other tokens from position 8 on; nan at padding."""
+    """Divide values at position ``key`` by their median at other tokens (from position 8 on, without nan)."""
     other = (positions >= OTHERS_FROM) & (positions != key) & ~x.isnan()
     return x[..., positions == key][..., 0] / median_where(x, where=other)
 
@@ -93,7 +93,7 @@ def ratio_to_others(
 def attention_readings(
     sink_positions: tuple[int, ...], *, threshold: float = SINK_THRESHOLD, sigmoid: bool = False
 ) -> list[Reading]:
-    """Sink score and mass, entropy and null mass.
+    """Make the readings of attention: sink score, sink mass, entropy and null mass.
 
     The score is nan in layers whose window is too short to tell a sink at the threshold
     (``attention.can_tell_sinks``); so is the null mass of ``sigmoid`` attention, whose rows need not sum to 1.
@@ -133,9 +133,9 @@ def attention_readings(
 def position_readings(
     one: MeasuringPass, positions: Int[Tensor, " position"], *, moments: dict[tuple[str, int], variance.Moments]
 ) -> list[Reading]:
-    """Standard deviation within the token and norm, by site and position; sums for S1 go to ``moments``.
+    """Make two readings per site, at each sampled position: standard deviation within the token (S2), and norm.
 
-    What biases make of every value alike (``AttentionConstants``) does not average out; the deviation leaves it out.
+    Sums for S1 go to ``moments``. The constants that biases add to every token are taken off before the deviation.
     """
     readings = []
 
@@ -164,7 +164,7 @@ def position_readings(
 
 
 def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: frozenset[int] | None = None) -> Reading:
-    """Reading of the norm of each sampled token at a site."""
+    """Make the reading of the norm of each sampled token at a site."""
 
     def norm(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, site, positions)
@@ -174,7 +174,7 @@ def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: froz
 
 
 def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """The stream at the sink positions by layer, from before layer 0 on, and effective rank with and without one."""
+    """Make the readings of the stream at the sink positions, and of effective rank with and without these tokens."""
 
     def at_sinks(site: str) -> Callable[[LayerView], Tensor]:
         return lambda view: view[site][:, list(sink_positions)].float()
@@ -192,7 +192,7 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
 
 
 def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Median magnitude of each dimension of the stream over other tokens (positions >= 8), from before layer 0 on."""
+    """Make the readings of a typical token: each dimension's median magnitude over other tokens (positions >= 8)."""
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 
     def typical(name: str, site: str, layers: frozenset[int] | None) -> Reading:
@@ -208,7 +208,7 @@ def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, 
 def value_norm_reading(
     lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
 ) -> Reading:
-    """Reading of the value-norm ratio of each sink position after W_O, at sampled positions."""
+    """Make the reading of each sink position's value-norm ratio after W_O, from sampled positions."""
     places = [int((positions == sink).nonzero()) for sink in sink_positions]
 
     def ratios(view: LayerView) -> Tensor:
@@ -221,13 +221,16 @@ def value_norm_reading(
 
 
 def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> list[int]:
-    """Some positions other than the key, evenly spaced from position 8 on, the last one left out; fewer if short."""
+    """Pick at most ``controls`` other positions than ``key``, evenly spaced from 8 on; fewer in a short sequence."""
     spaced = torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1, dtype=torch.float32)[:-1]
     return sorted({place for place in spaced.round().long().tolist() if place != key and place < length})
 
 
 def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Activations of every neuron of the plan's layers at the sink positions, and their mean magnitude at others."""
+    """Make the readings of neurons in the plan's layers, and of what the sublayers add there.
+
+    They are read at the sink positions; neurons also as mean magnitude elsewhere and by sampled position.
+    """
     sinks, layers = list(plan.sink_positions), frozenset(plan.layers)
     if not layers:
         return []
@@ -260,7 +263,7 @@ def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tens
 
 
 def token_loss_reading(lens: LensModel) -> Reading:
-    """Loss of each token after the first in nats, nan at padding, without the logits of all tokens."""
+    """Make the reading of each token's loss in nats, nan at padding; not all logits are held at once."""
 
     def loss(view: LayerView) -> Tensor:
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
@@ -273,7 +276,7 @@ def token_loss_reading(lens: LensModel) -> Reading:
 
 
 def loss_reading(lens: LensModel) -> Reading:
-    """Mean next-token loss of each sequence in nats."""
+    """Make the reading of each sequence's mean next-token loss in nats."""
     by_token = token_loss_reading(lens).function
 
     def loss(view: LayerView) -> Tensor:
@@ -284,8 +287,8 @@ def loss_reading(lens: LensModel) -> Reading:
     return Reading(name="loss", sites=("final",), function=loss)
 
 
-def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
-    """Reading of the other tokens' median dominance ratio: the null of the studied token's."""
+def dominance_elsewhere_reading(positions: Int[Tensor, " position"]) -> Reading:
+    """Make the reading of the median dominance ratio of tokens from position 8 on: the null of the studied token's."""
 
     def median(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, "resid_post", positions)
@@ -296,12 +299,12 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
 
 
 def later_queries(view: LayerView, *, key: int) -> Bool[Tensor, "batch query"]:
-    """Mask of the queries after a key that can see it, padding left out."""
+    """Mark the queries after a key that can see the key; padding is False."""
     return queries_from(view.valid, start=key + 1, end=None if view.reach is None else key + view.reach)
 
 
 def _sampled_values(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """A site's values at the sampled positions, and a mask that is False where they are padding."""
+    """Return a site's values at sampled positions, and a mask of these positions that is False at padding."""
     x, valid = view[site], view.valid
     if len(positions) < x.shape[1]:
         index = positions.to(x.device)
@@ -310,12 +313,11 @@ def _sampled_values(view: LayerView, site: str, positions: Tensor) -> tuple[Tens
 
 
 def _sampled_vectors(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """A site's values at some positions, heads concatenated, in float32, and a mask that is False at padding."""
+    """Return a site's values at sampled positions, heads joined, in float32, and a mask that is False at padding."""
     x, valid = _sampled_values(view, site, positions)
     return x.flatten(2).float(), valid
 
 
 def _valid_queries(view: LayerView) -> Bool[Tensor, "batch row"]:
-    """Mask of the sampled queries: False at padding."""
     assert view.rows is not None
     return view.valid[:, view.rows]

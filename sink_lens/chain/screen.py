@@ -55,7 +55,7 @@ def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> N
 
 
 def screen_parts(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
-    """Every part with its three screens: kind, layer, unit, ``SCREENS``; effects are shares of the largest one.
+    """Screen all parts: one row per part with kind, layer, unit and its effect (over the largest) by each screen.
 
     Cost: three passes over the setting's sequences, and twelve of the sink position alone with gradients; of layers
     whose keys have a bias, twelve of all positions.
@@ -74,15 +74,15 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
             }
     steps = [((low + high) / 2, high - low) for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: {} for name in SCREENS}
-    run = _Run(setting)
+    run = _LayerRuns(setting)
     for name, points in bar([("gradient", [(1.0, 1.0)]), ("integrated", steps)], label="screen", progress=progress):
-        _propagate(setting, found[name], run=run, points=points, stream=stream, change=change, target=target)
+        _propagate_gradients(setting, found[name], run=run, points=points, stream=stream, change=change, target=target)
     _add_contributions(setting, found["contribution"], change=change)
     return _screen_table(setting, found)
 
 
 def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
-    """One row per part: kind, layer, unit and its effect by each screen, over the largest effect of that screen."""
+    """Join the effects of all screens into a table with one row per part, each over the largest of its screen."""
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects):
         size = max(effects[kind, layer].numel() for effects in found.values() if (kind, layer) in effects)
@@ -101,15 +101,15 @@ def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFra
 
 
 def embedding_unit(setting: Setting, kind: Kind) -> int:
-    """The token or the position at the sink; -1 where the sequences have different tokens there."""
+    """Return the unit of an embedding at the sink: its position, or its token id (-1 if sequences differ)."""
     if kind == "position embedding":
         return setting.sink_position
     ids = setting.tokens.tokens[:, setting.sink_position].unique()
     return int(ids[0]) if len(ids) == 1 else -1
 
 
-def embeddings(setting: Setting) -> dict[Kind, Tensor]:
-    """Token embeddings and learned position embeddings, separately: batch, position, d_model."""
+def read_embeddings(setting: Setting) -> dict[Kind, Tensor]:
+    """Read the token embeddings and, if the model has them, learned position embeddings: batch x position x d_model."""
     whole = setting.tensors("resid_pre", layers=[0])[0].float()
     lens = setting.lens
     if getattr(lens.config, "rope_parameters", None) is not None or lens.family.alibi:  # no position is embedded
@@ -122,17 +122,17 @@ def embeddings(setting: Setting) -> dict[Kind, Tensor]:
     return {"embedding": of_tokens, "position embedding": whole - of_tokens}
 
 
-def _propagate(
+def _propagate_gradients(
     setting: Setting,
     effects: _Effects,
     *,
-    run: "_Run",
+    run: "_LayerRuns",
     points: Sequence[tuple[float, float]],
     stream: Mapping[int, Tensor],
     change: Mapping[str, Mapping[int, Tensor]],
     target: Target,
 ) -> None:
-    """Gradients of the target from the last layer to the first, averaged over the points of each layer."""
+    """Add each part's effect to ``effects``: its change times the target's gradient, averaged over the points."""
     lens, position = setting.lens, setting.sink_position
     n = setting.tokens.n_sequences
     after = torch.zeros(n, lens.d_model, device=lens.device, dtype=torch.float32)
@@ -156,18 +156,18 @@ def _propagate(
                 _add_effects(effects, "key bias", layer, weight * slope / n)
         whole += float((found["direct"] * (baseline[:, position] - ordinary)).sum())
         after, direct = found["stream"], direct + scales[0] / scales[layer] * found["direct"]
-    for kind, written in embeddings(setting).items():
+    for kind, written in read_embeddings(setting).items():
         over = (written[:, position] - setting.mean_ordinary(written)[:, 0]).to(lens.device)
         effect = float((over * direct).sum())
         if len(points) > 1 and whole > 0 and effect >= LEAST_DIRECT * whole:
             _add_effects(effects, kind, -1, torch.tensor([effect / n], dtype=torch.float32))
 
 
-class _Run:
-    """Single layers, run with gradients: other positions are those of the baseline, the sink position is as given."""
+class _LayerRuns:
+    """Runs of single layers with gradients: the sink position's stream is given, the others have the baseline's."""
 
     def __init__(self, setting: Setting) -> None:
-        """Keep the baseline run's keys, values and queries: all that a layer needs of positions other than the sink."""
+        """Keep the baseline run's keys, values and queries, which a layer needs of positions other than the sink."""
         self.setting, self.tokens = setting, setting.tokens.tokens
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}
@@ -185,10 +185,10 @@ class _Run:
         after: Float[Tensor, "batch d_model"],
         target: Target,
     ) -> dict[str, Tensor]:
-        """Gradients at the sink position of the layer's own target and of what later layers make of its output.
+        """Compute the target's gradients at the sink position, through this layer and through later ones (``after``).
 
-        They are weighted sums over the points: of the stream, of the layer's z and neurons, and (``direct``) of the
-        stream for the own target alone.
+        The result has a gradient by the stream, by each site of the layer, and (``direct``) by the stream through this
+        layer's own part of the target alone. All are weighted sums over the points.
         """
         lens = self.setting.lens
         n_points, n, _ = at_sink.shape
@@ -223,9 +223,9 @@ class _Run:
     def bias_gradient(
         self, layer: int, *, stream: Float[Tensor, "batch position d_model"], bias: Tensor, share: float, target: Target
     ) -> Float[Tensor, " kv_head"]:
-        """Gradient of the layer's own target by the scale of each head's key bias, at the scale ``share``.
+        """Compute the gradient of the layer's own target by the scale of each head's key bias, at the scale ``share``.
 
-        Attention to the sink needs no more of the layer than its attention, and none of a layer that does not read it.
+        It is 0 if the target is the sink and the layer's keys are not among those of the sink's layers.
         """
         lens, of_sink = self.setting.lens, target == "sink"
         n_kv_heads = lens.head_sizes(layer)["n_kv_heads"]
@@ -245,7 +245,7 @@ class _Run:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
-        """Layout of a pass with a cell for each of ``begins``; ``alone`` computes only that position in each cell."""
+        """Make a pass's layout with one cell per position in ``begins``, computed from there on, or there ``alone``."""
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
@@ -259,9 +259,9 @@ class _Run:
         target: Target,
         attention_only: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The layer's own target in each cell, summed over sequences, and the stream at the sink position after it.
+        """Run a layer; return its own target in each cell, summed over sequences, and the stream at the sink after it.
 
-        With ``attention_only`` the layer is not run to its end, and there is no such stream.
+        With ``attention_only`` the layer ends after its attention, and the list of streams is empty.
         """
         setting, lens, position = self.setting, self.setting.lens, self.setting.sink_position
         patterns: list[Tensor] = []
@@ -284,17 +284,17 @@ class _Run:
         partial_pass(lens, self.tokens, Pass(layout=layout, visits=visits, **ends, **held))
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":
-            own = [self._mass(pattern, layer) for pattern in patterns] or [x.sum() * 0 for x in at_sink]
+            own = [self._sink_attention(pattern, layer) for pattern in patterns] or [x.sum() * 0 for x in at_sink]
             for later in handed:
-                apart = self._pattern(later, key=kept[layer][0], layout=layout).split(layout.n_sequences)
-                own = [mass + self._mass(pattern, later) for mass, pattern in zip(own, apart, strict=True)]
+                apart = self._later_pattern(later, key=kept[layer][0], layout=layout).split(layout.n_sequences)
+                own = [mass + self._sink_attention(pattern, later) for mass, pattern in zip(own, apart, strict=True)]
             return own, at_sink
         return [self._outlier_size(x, layer) for x in at_sink], at_sink
 
-    def _pattern(
+    def _later_pattern(
         self, later: int, *, key: Float[Tensor, "sequence kv_head key d_head"], layout: Layout
     ) -> Float[Tensor, "sequence head query key"]:
-        """Pattern of a later layer that reuses this layer's keys (Gemma 4), with the later layer's baseline queries."""
+        """Compute the pattern of a later layer that reuses this layer's keys (Gemma 4), from its baseline queries."""
         lens = self.setting.lens
         query = self.queries[later][:, :, layout.first :].repeat(len(layout.begins), 1, 1, 1)
         scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
@@ -302,8 +302,8 @@ class _Run:
         mask = Attending(lens=lens, layout=layout, held={}).mask(later, like=scores)
         return weights_from_scores(scores + mask)
 
-    def _mass(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
-        """Attention to the sink position, mean over heads, summed over sequences; 0 in layers where no sink is read."""
+    def _sink_attention(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
+        """Compute attention to the sink, mean over heads, summed over sequences; 0 outside ``sink_layers``."""
         setting = self.setting
         if layer not in setting.sink_layers:
             return pattern.sum() * 0
@@ -316,7 +316,7 @@ class _Run:
         return mass.nan_to_num(0.0).mean(1).sum()
 
     def _outlier_size(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
-        """Size of the sink position's outlier dimensions after the layer, by baseline signs, summed over sequences."""
+        """Sum the sink position's outlier dimensions after the layer, times baseline signs, over sequences."""
         dims = list(self.setting.location.outliers.get(layer, ()))
         if not dims:
             return written.sum() * 0
@@ -326,7 +326,7 @@ class _Run:
 
 
 def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
-    """Add each neuron's, head's and sublayer's largest share of any outlier dimension that it writes at the sink."""
+    """Add each part's contribution to ``effects``: its largest share of an outlier dimension at the sink position."""
     lens, position = setting.lens, setting.sink_position
     dims = sorted({one for found in setting.location.outliers.values() for one in found})
     if not dims:
@@ -360,7 +360,7 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
 
 
 def _sink_logit_table(setting: Setting) -> pd.DataFrame:
-    """One row per head whose learned sink logit takes a mean null mass above the threshold.
+    """Make the screen's table for sink logits: one row per head whose mean null mass is above the threshold.
 
     The screen ``integrated`` is that mass over the largest; the other screens are 0.
     """

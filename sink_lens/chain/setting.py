@@ -57,7 +57,7 @@ _EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "mixer_out", "per_layer_out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The layers in which what growth steps made is read: those after one and before the next, or after all of them."""
+    """The layers after a growth step and before the next, or after all steps, in which the sink is read."""
 
     number: int
     """Index of the growth step; -1 in a model without one, ``ALL_STEPS`` for all of them together."""
@@ -69,8 +69,8 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """Edits that freeze or mean ablate one quantity, and the same edits of random quantities as controls."""
+class FrozenQuantity:
+    """Edits that freeze or mean ablate one quantity, and control edits of other quantities of the same size."""
 
     edits: Edits
     controls: tuple[Edits, ...]
@@ -89,7 +89,7 @@ class Maker:
     """Neuron, head, key-value head (key bias), token id (embedding) or position (position embedding); else 0."""
 
     def __str__(self) -> str:
-        """As in tables: ``11.1229`` for a neuron, else with its kind."""
+        """Write the part as in tables: ``11.1229`` for a neuron, else with its kind."""
         if self.layer < 0:
             return f"{self.kind} {self.unit}"
         if self.kind in WHOLE:
@@ -132,8 +132,8 @@ class Setting:
         return self.location.sink_position
 
     @property
-    def whole(self) -> Segment | None:
-        """All growth steps as one segment, read where the sink is after the last step; None if there is one step."""
+    def all_steps(self) -> Segment | None:
+        """All growth steps as one segment, whose layers come after the last step; None with fewer than two steps."""
         steps = self.location.steps
         if len(steps) < 2:
             return None
@@ -148,9 +148,9 @@ class Setting:
 
     @cached_property
     def sink_layers(self) -> tuple[int, ...]:
-        """The layers in which the sink is read: where it has clearly more attention than uniform attention gives it.
+        """The layers in which the sink is read: it has clearly more attention there than uniform attention gives it.
 
-        All layers after the first growth step where it has that in none.
+        If there are none, all layers after the first growth step.
         """
         mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(dim=(1, 2))
         over = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
@@ -164,9 +164,9 @@ class Setting:
         return stream(self.lens, self.tokens, [read], rows=rows).stacked("null").mean(1)
 
     @property
-    def feeding(self) -> tuple[int, ...]:
+    def feeding_layers(self) -> tuple[int, ...]:
         """The layers whose attention comes before the growth; see ``locate.feeding_layers``."""
-        return self.location.feeding(self.lens.attention_layers)
+        return self.location.feeding_layers(self.lens.attention_layers)
 
     @property
     def early_layers(self) -> tuple[int, ...]:
@@ -175,8 +175,8 @@ class Setting:
         early = tuple(layer for layer in attention if layer < first)
         return early if early or self.location.steps else attention[:1]
 
-    def having(self, site: str, layers: Iterable[int]) -> list[int]:
-        """Those of the given layers that have a site."""
+    def layers_having(self, site: str, layers: Iterable[int]) -> list[int]:
+        """Return the given layers that have a site."""
         return [layer for layer in layers if layer in self.lens.layers_with(site)]
 
     @property
@@ -185,7 +185,7 @@ class Setting:
         return self.segments[0].layers[:_LAYERS_AFTER]
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:
-        """Attention to the sink position by layer, mean over sequences, if every query spread its row sum evenly."""
+        """Compute the attention to the sink position, by layer, if every query spread its row sum evenly."""
         lens, valid, position = self.lens, self.tokens.valid, self.sink_position
         sums = None
         if lens.family.sink_logit:
@@ -198,18 +198,18 @@ class Setting:
         return torch.stack(found).nanmean(1)
 
     def generator(self) -> torch.Generator:
-        """A new random generator for the controls, seeded alike: each call gives the same draws."""
+        """Make a new random generator for the controls; each call gives the same draws."""
         return torch.Generator().manual_seed(self.config.seed)
 
     def control_positions(self, position: int) -> list[int]:
-        """At most ``config.controls`` spaced positions, neither sink nor target, after ``position`` if possible."""
+        """Pick up to ``config.controls`` spaced positions, neither sink nor target, after ``position`` if possible."""
         taken, controls = {*self.location.sink_positions, self.target_position}, self.config.controls
         free = [p for p in range(1, self.tokens.n_positions - 1) if p not in taken]
         later = [p for p in free if p > position]
         return evenly_spaced(later if len(later) >= controls else free, controls)
 
     def run(self, edits: Sequence[Edit], **how: Any) -> Outcome:
-        """Outcome of one run under edits; ``how`` are the options of ``runs``."""
+        """Run the model under edits and return the outcome; ``how`` are the options of ``runs``."""
         return self.runs([edits], **how)[0]
 
     def runs(
@@ -224,10 +224,10 @@ class Setting:
         state: bool = False,
         label: str | None = None,
     ) -> list[Outcome]:
-        """Outcomes of runs under edits, read at the target and the sink position.
+        """Run the model under each list of edits; return outcomes that have attention to the target and the sink.
 
-        What no edit changes is not computed. The runs continue another run (``of``) and keep its edits; the baseline
-        run if None. ``quiet`` silences the warning that an edit changed nothing, which controls and freezing may do.
+        Only the layers and positions that an edit can change are computed. The runs continue another run (``of``) and
+        keep its edits, or the baseline run if None. ``quiet`` silences the warning that an edit changed nothing.
         ``sites`` are kept in the outcome; so is the stream after the last layer read, if ``state`` or the loss needs
         it. ``label`` names the progress bar; None shows none.
         """
@@ -244,24 +244,24 @@ class Setting:
         return [outcome for outcome, _ in found]
 
     @cached_property
-    def of_controls(self) -> BaselineRun:
+    def control_baseline(self) -> BaselineRun:
         """The baseline run cut to the sequences on which random controls are run."""
         return self.baseline_run.with_fewer_sequences(self.config.control_sequences)
 
-    def reading(self, positions: Sequence[int]) -> BaselineRun:
-        """The baseline run that reads attention to these positions; the stored one if it reads just these."""
+    def baseline_reading(self, positions: Sequence[int]) -> BaselineRun:
+        """Return the baseline run with attention to these positions; the stored run if it has just these."""
         needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
         return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.with_edits((), needs=needs)
 
     def edited_baseline(self, edits: Sequence[Edit]) -> BaselineRun:
-        """The baseline run under edits, which other runs can continue."""
+        """Run the baseline under edits, as a baseline run that other runs can continue."""
         needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)
         return self.baseline_run.with_edits(edits, needs=needs) if edits else self.baseline_run
 
     def tensors(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
-        """The baseline run's tensors of a site by layer, all positions; all that are missing in one pass.
+        """Return the baseline run's tensors of a site at all positions, by layer; missing ones are read in one pass.
 
-        Sites of which the links read every layer are kept in the same pass.
+        That pass also keeps the other sites that the links read in every layer.
         """
         missing = [layer for layer in layers if (site, layer) not in self._tensors]
         if missing:
@@ -275,17 +275,17 @@ class Setting:
         return {layer: self._tensors[site, layer] for layer in layers}
 
     def mean_ordinary(self, baseline: Tensor) -> Tensor:
-        """Mean of a site's tensor over the ordinary tokens of all sequences; batch and position axes have size 1."""
+        """Average a site's tensor over the ordinary tokens of all sequences; batch and position axes have size 1."""
         return self.averaged.mean_of(baseline)
 
-    def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
-        """Freeze a site at a position: at its baseline value there, or (``mean``) at the mean over ordinary tokens."""
+    def freeze_site_edit(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
+        """Make the edit that freezes a site at a position at its baseline value, or (``mean``) mean ablates it."""
         values = {layer: self._value(x, position, mean) for layer, x in self.tensors(site, layers=layers).items()}
         label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
         return freeze(site, values, positions=[position], label=label)
 
-    def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
-        """Freeze chosen units of a site by layer, at the baseline value or (``mean``) the mean over ordinary tokens."""
+    def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
+        """Make the edits that freeze chosen units of a site (layer -> units), or (``mean``) mean ablate the units."""
         baseline, edits = self.tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(baseline[layer], position, mean)
@@ -293,38 +293,40 @@ class Setting:
             edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=label))
         return tuple(edits)
 
-    def keep_site(self, site: str, *, layers: Sequence[int], position: int) -> Kept:
-        """Mean ablate a site at the sink position, or freeze it at another; controls do it at other positions."""
+    def freeze_site(self, site: str, *, layers: Sequence[int], position: int) -> FrozenQuantity:
+        """Mean ablate a site at the sink position, or freeze it elsewhere; the controls do so at other positions."""
         at = {"layers": layers, "mean": position == self.sink_position}
-        return Kept(
-            edits=(self.keep(site, position=position, **at),),
-            controls=tuple((self.keep(site, position=other, **at),) for other in self.control_positions(position)),
+        return FrozenQuantity(
+            edits=(self.freeze_site_edit(site, position=position, **at),),
+            controls=tuple(
+                (self.freeze_site_edit(site, position=other, **at),) for other in self.control_positions(position)
+            ),
             size=sum(one.flatten(2).shape[-1] for one in self.tensors(site, layers=layers).values()),
         )
 
-    def keep_beside(self, site: str, chosen: Units, *, position: int, generator: torch.Generator) -> Kept:
-        """Mean ablate units at the sink position, or freeze them at another; controls do it to others of the layers."""
+    def freeze_units(self, site: str, chosen: Units, *, position: int, generator: torch.Generator) -> FrozenQuantity:
+        """Mean ablate units at the sink position, or freeze them elsewhere; the controls do so to random units."""
         at = {"position": position, "mean": position == self.sink_position}
-        controls = self.draw_others(site, chosen, generator=generator)
-        return Kept(
-            edits=self.keep_units(site, chosen, **at),
-            controls=tuple(self.keep_units(site, units, **at) for units in controls),
+        controls = self.draw_other_units(site, chosen, generator=generator)
+        return FrozenQuantity(
+            edits=self.freeze_unit_edits(site, chosen, **at),
+            controls=tuple(self.freeze_unit_edits(site, units, **at) for units in controls),
             size=sum(map(len, chosen.values())),
         )
 
-    def draw_others(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
-        """Random units, one draw a control: layer -> as many units of that layer as are chosen, none of them chosen."""
+    def draw_other_units(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
+        """Draw random other units, once per control: layer -> the same number of units as are chosen there."""
         drawn = {}
         for layer, units in chosen.items():
             n = self.lens.n_neurons(layer) if site == "neurons" else self.lens.d_model
-            drawn[layer] = [random_others(units, n=n, generator=generator) for _ in range(self.config.controls)]
+            drawn[layer] = [draw_other_indices(units, n=n, generator=generator) for _ in range(self.config.controls)]
         return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)]
 
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 
-def setting_of(
+def make_setting(
     lens: LensModel,
     tokens: TokenBatch,
     *,
@@ -335,9 +337,9 @@ def setting_of(
     makers: Sequence[Maker] = (),
     chosen: Sequence[int] | None = None,
 ) -> Setting:
-    """A few sequences of a batch, cut short, with their baseline run (one pass of the bridge).
+    """Make the setting: take a few sequences of a batch, cut them short, and make their baseline run (one pass).
 
-    They are spread evenly over the batch, unless they are ``chosen``.
+    The sequences are spread evenly over the batch, unless they are ``chosen``.
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are
@@ -350,8 +352,8 @@ def setting_of(
     few = tokens[some].cut(length)
     shortest = int(few.lengths.min())
     few = few.cut(shortest)  # every sequence reaches every position
-    target = interior_position(few, location=location) if target_position is None else target_position
-    check_interior(target, shortest=shortest)
+    target = choose_target_position(few, location=location) if target_position is None else target_position
+    check_interior_position(target, shortest=shortest)
     if target == location.sink_position:
         raise InputError(f"position {target} is the sink already; need another one")
     # the engine's paths are compared on an isolation, which touches every layer
@@ -367,7 +369,7 @@ def setting_of(
         location=location,
         target_position=target,
         baseline_run=make_checked_run(lens, few, cells, metrics, needs=needs),
-        segments=segments(location, n_layers=lens.n_layers, attention=lens.attention_layers),
+        segments=find_segments(location, n_layers=lens.n_layers, attention=lens.attention_layers),
         config=config,
         averaged=tokens_to_average(lens, few, "mean_ordinary", sinks=sinks),
         super_neurons=super_neurons or {},
@@ -375,8 +377,8 @@ def setting_of(
     )
 
 
-def shorten(setting: Setting, *, most: int) -> Setting:
-    """Copy of the setting with at most so many positions of each sequence, from the sink position on."""
+def shorten_setting(setting: Setting, *, most: int) -> Setting:
+    """Return a copy of the setting with at most ``most`` positions of each sequence, from the sink position on."""
     length = max(setting.sink_position + most, setting.target_position + 2)
     if setting.tokens.n_positions <= length:
         return setting
@@ -392,8 +394,8 @@ def shorten(setting: Setting, *, most: int) -> Setting:
     )
 
 
-def with_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
-    """Copy of the setting whose super neurons include the neurons among the makers of the sink."""
+def add_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
+    """Return a copy of the setting with the makers ``parts``, whose neurons are added to the super neurons."""
     masks, n_added = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}, 0
     for part in parts:
         if part.kind == "neuron":
@@ -406,19 +408,19 @@ def with_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
 
 
 def sequences_to_test(n_sequences: int, *, config: TraceConfig) -> list[int]:
-    """The sequences on which interventions are made: spread evenly over the text."""
+    """Return the indices of the sequences on which interventions are made, spread evenly over the text."""
     return evenly_spaced(range(n_sequences), config.intervention_sequences)
 
 
 def sequences_to_choose_by(n_sequences: int, *, config: TraceConfig) -> list[int]:
-    """Sequences on which makers are searched and none is tested; all of them if none is left."""
+    """Return the indices of the sequences on which makers are searched: those not tested, or all if none is left."""
     test = set(sequences_to_test(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test]
     return evenly_spaced(rest or range(n_sequences), config.choosing_sequences)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
-    """Reason why nothing can be changed in this model on these sequences; None if it can."""
+    """Return the reason why this model cannot be changed on these sequences; None if it can."""
     if lens.why_measured_only is not None:
         return lens.why_measured_only
     if "scores" in lens.uneditable:
@@ -429,11 +431,11 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
     return None
 
 
-def check_interior(position: int, *, shortest: int) -> None:
-    """Refuse a position that some sequence does not have inside.
+def check_interior_position(position: int, *, shortest: int) -> None:
+    """Check that a position has tokens before and after it in every sequence.
 
     Raises:
-        InputError: it is the first or the last one, or outside.
+        InputError: the position is the first or last one of the shortest sequence, or outside.
     """
     if not 1 <= position < shortest - 1:
         raise InputError(
@@ -442,16 +444,16 @@ def check_interior(position: int, *, shortest: int) -> None:
         )
 
 
-def interior_position(tokens: TokenBatch, *, location: Location) -> int:
-    """A third of the shortest sequence, or the next position that is no sink."""
+def choose_target_position(tokens: TokenBatch, *, location: Location) -> int:
+    """Return a third of the shortest sequence's length, or the next position that is no sink."""
     target = max(1, int(tokens.lengths.min()) // 3)
     while target in location.sink_positions:
         target += 1
     return target
 
 
-def segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> tuple[Segment, ...]:
-    """The layers after each growth step and before the next; without growth steps, the last three quarters.
+def find_segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> tuple[Segment, ...]:
+    """Return the layers after each growth step and before the next; without a step, the last three quarters.
 
     A segment without a layer with ``attention`` is left out.
     """
@@ -469,15 +471,15 @@ def segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> 
     return tuple(one for one in found if one.layers) or (late,)
 
 
-def random_others(units: Sequence[int], *, n: int, generator: torch.Generator) -> list[int]:
-    """As many random indices below ``n`` as there are units, none of them a unit; all others where those are fewer."""
+def draw_other_indices(units: Sequence[int], *, n: int, generator: torch.Generator) -> list[int]:
+    """Draw ``len(units)`` random indices below ``n`` that are not units; all of these if there are fewer."""
     taken = set(units)
     pool = torch.tensor([unit for unit in range(n) if unit not in taken], dtype=torch.long)
     return pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
 
 
 def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
-    """Mean attention to a position, in [0, 1], over the given layers, heads and sequences."""
+    """Average the attention to a position, in [0, 1], over the given layers, all heads and sequences."""
     return float(run.mass_at(position, layers=layers).nanmean())
 
 
@@ -486,5 +488,5 @@ BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
 
 
 def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
-    """The items under a progress bar."""
+    """Iterate over the items under a progress bar."""
     return tqdm(items, desc=label, bar_format=BAR, disable=not progress, leave=False)

@@ -29,7 +29,7 @@ from .placement import Kind, binding_kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """The sequences that are studied, whose sink is at one position, and what was read of them."""
+    """The studied sequences, whose sink is at one position, and their readings."""
 
     batch: TokenBatch
     panel: Panel
@@ -53,7 +53,7 @@ class Located:
 def summary_table(
     located: Located, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, rounded: Rounding | None
 ) -> pd.DataFrame:
-    """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
+    """Make the table ``summary``: one row per headline quantity, with value, interval, unit and note."""
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers, neurons = frames["layers"], frames["neurons"]
@@ -122,33 +122,33 @@ def summary_table(
     if len(frames.get("maker_sets", ())):
         add("makers_beside_super_neurons", compare_makers(frames))
     if len(frames.get("effects", ())):
-        kind = sink_bound_to(frames["placement"], some=located.lacking > 0)
+        kind = sink_binding(frames["placement"], some=located.lacking > 0)
         add("sink_bound_to", kind, "", binding_sentence(kind, bos="bos" in set(frames["placement"]["token"])))
     return pd.DataFrame(rows)
 
 
-def sink_bound_to(placement: pd.DataFrame, *, some: bool = False) -> Kind:
-    """What the sink is bound to; if only ``some`` sequences have the sink, it is not that of any token."""
+def sink_binding(placement: pd.DataFrame, *, some: bool = False) -> Kind:
+    """Tell whether the sink follows the position or the token; *some tokens* if only ``some`` sequences have it."""
     kind = binding_kind(placement)
     return "some tokens" if some and kind in ANY_TOKEN else kind
 
 
 def too_short_sentence(threshold: float) -> str:
-    """The sentence that the sequences are too short for a sink score to be compared with a threshold."""
+    """Write the sentence that sequences or windows are too short to tell a sink at a threshold."""
     needed = math.ceil(fewest_queries(threshold=threshold))
     return f"the sequences, or the attention's windows, are too short to tell of a sink ({needed} tokens are needed)"
 
 
-def first_answer(
+def first_sink_answer(
     rates: Float[Tensor, "layer batch position"],
     *,
     config: TraceConfig,
     tokens: TokenBatch,
     position: int | None = None,
 ) -> tuple[int | None, str]:
-    """The sink's position, None where none is found, and a line on it: its rate, and a digit for each layer.
+    """Return the sink's position (None if there is none) and a line with its sink rate, and a digit for each layer.
 
-    It is asked as soon as rates of any of the sequences are known. If the position is given, the line is about it.
+    The rates may be of some of the sequences only. If a position is given, the line is about that position.
     """
     if rates.isnan().all():
         return None, too_short_sentence(config.threshold)

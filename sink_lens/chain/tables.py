@@ -23,9 +23,9 @@ _TOP_DIMENSIONS = 16
 
 
 def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFrame:
-    """One row per (layer, head, sink position): means over sequences, and the share of sequences over the threshold.
+    """Make the table ``heads``: one row per (layer, head, sink position), with means over sequences.
 
-    A layer without attention has no heads, so no rows.
+    A layer without attention has no rows.
     """
     frames = []
     index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
@@ -48,13 +48,13 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
 
 
 def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
-    """QK alignment of each head with the studied token's strongest outlier dimension there; nan where it has none.
+    """Compute each head's QK alignment with the strongest outlier dimension that enters its layer: layer x head.
 
-    nan in latent attention too, where the size of a key's parts against each other differs from token to token.
+    It is nan in layers without one, and in latent attention, where a key is no fixed map of the stream.
     """
     rows = []
     for layer in range(lens.n_layers):
-        entering = location.entering(layer)
+        entering = location.entering_dimensions(layer)
         if not entering or layer not in lens.layers_with("k") or lens.family.kv_latent is not None:
             rows.append(torch.full((lens.n_heads,), torch.nan, dtype=torch.float32))
             continue
@@ -65,7 +65,7 @@ def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
 
 
 def position_table(panel: Panel) -> pd.DataFrame:
-    """Layer, site, position, s1, s2, norm (means over sequences) at the sampled positions.
+    """Make the table ``positions``: S1, S2 and norm (means over sequences) by layer, site and sampled position.
 
     A layer has no rows of a site that it lacks.
     """
@@ -89,8 +89,8 @@ def position_table(panel: Panel) -> pd.DataFrame:
 
 
 def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
-    """The strongest dimensions of each sink token after each layer, and which of them are outliers."""
-    rows, typical = [], panel.typical()
+    """Make the table ``dimensions``: the strongest dimensions of each sink token after each layer, outliers marked."""
+    rows, typical = [], panel.typical_magnitudes()
     for layer, state in enumerate(panel["state"]):
         for position in panel.location.sink_positions:
             at_sink = state[:, panel.sink_positions.index(position)]
@@ -107,11 +107,11 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
 
 
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
-    """One row per layer: what makes the studied key there, and its logit (means).
+    """Make the table ``key_split``: one row per layer with the parts of the studied key and of its logit (means).
 
     ``dimension``, ``rest`` and ``bias`` are parts of the logit that later queries give the key, before the softmax;
-    ``random_dimensions`` is what as many random dimensions make of it. Parts and cosines are missing where no outlier
-    dimension enters the layer, parts also where the key is turned.
+    ``random_dimensions`` is the part of the same number of random dimensions. Cosines and parts are missing if no
+    outlier dimension enters the layer, and parts also if the key is rotated.
     """
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
     for name, parts in (shown for link in links for shown in link.parts.items()):
@@ -123,7 +123,7 @@ def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
 
 
 def layer_table(panel: Panel) -> pd.DataFrame:
-    """One row per layer for the studied position: sink, norm, dominance, massive activation, rank, deviations."""
+    """Make the table ``layers``: one row per layer with sink score, norm, dominance, massive activation and rank."""
     location = panel.location
     states = panel.states()[1:]
     score, mass = (panel.at_sink(name, location.sink_position) for name in ("sink_score", "sink_mass"))
@@ -158,7 +158,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
 
 
 def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
-    """One row per growth step; ``split_error`` is the worst of its layers' errors (``LayerSplit``)."""
+    """Make the table ``growth_steps``: one row per step; ``split_error`` is the largest of its layers (``errors``)."""
     rows = [
         {
             "step": index,
@@ -176,7 +176,7 @@ def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
 
 
 def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
-    """A row of ``conditions.parquet``: sink rate, S2 ratio of layers that feed the growth, outlier dimensions, loss."""
+    """Make a BOS condition's row of ``conditions``: sink rate, S2 ratio before growth, outlier dimensions, loss."""
     location = panel.location
     counts = Counter(dimension for dims in location.outliers.values() for dimension in dims)
     return {
@@ -184,7 +184,7 @@ def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceCo
         "chosen": chosen,
         "sink_position": location.sink_position,
         "sink_rate": float(panel.sink_rate(config.threshold).nanmean()),
-        "s2_ratio": float(panel.std_ratio("z")[list(panel.feeding)].nanmean()),
+        "s2_ratio": float(panel.std_ratio("z")[list(panel.feeding_layers)].nanmean()),
         "outlier_dimensions": ",".join(str(dimension) for dimension, _ in counts.most_common()),
         "growth_steps": ",".join(span(step.layers) for step in location.steps),
         "loss_nats": float(panel["loss"].nanmean()),

@@ -27,12 +27,12 @@ _MARKS = {"holds": "+", "fails": "x", "undecided": "?", "present, not tested": "
 
 
 def show(trace: "Trace") -> Iterator[RenderableType]:
-    """Terminal output: the answer; the page has the tables."""
-    yield brief(trace)
+    """Show a trace in the terminal: its answer in brief."""
+    yield brief_answer(trace)
 
 
 def answer(trace: "Trace") -> dict[str, Any]:
-    """Answer of ``--json``: the conclusion, the links with their answers, the summary, the sets that make the sink."""
+    """Return the answer of ``--json``: conclusion, links with their answers, summary, and sets that make the sink."""
     tables = {"links": trace.links.query("is_primary"), "summary": trace.tables["summary"]}
     makers = trace.tables.get("maker_sets")
     if makers is not None:
@@ -40,8 +40,8 @@ def answer(trace: "Trace") -> dict[str, Any]:
     return {"sentence": trace.sentences[0].removesuffix("."), **tables}
 
 
-def brief(trace: "Trace") -> RenderableType:
-    """The answer in at most 30 lines: the conclusion, the page's numbers and sentences, a line per link."""
+def brief_answer(trace: "Trace") -> RenderableType:
+    """Draw the answer in at most 30 lines: the conclusion, the page's numbers and sentences, a line per link."""
     run = read_run(trace.folder)
     story, numbers = find_story(run), [" ".join(one) for one in headline_numbers(run)]
     if story.sink_rate is None:
@@ -51,7 +51,7 @@ def brief(trace: "Trace") -> RenderableType:
 
 
 def _verdict_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
-    """A line per link: its verdict, what its intervention makes or removes of the sink; what left some undecided."""
+    """Draw a line per link with its verdict and the effect of its intervention, and the reasons of undecided links."""
     links, effects = frames["links"], frames.get("effects")
     made = [] if effects is None else effects.loc[effects["is_primary"].astype(bool)].to_dict("records")
     intervened = {row["link"]: row for row in made}

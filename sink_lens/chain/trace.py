@@ -41,11 +41,11 @@ from .config import EVERY_INTERVENTION, TraceConfig
 from .evidence import Evidence, gather_evidence
 from .inputs import (
     align_sinks,
-    marked_sink,
-    mask_having_sink,
+    find_marked_sink,
+    find_sinks_elsewhere,
+    mask_sequences_with_sink,
     other_bos_condition,
     provenance,
-    sinks_elsewhere,
 )
 from .interventions import TABLES, RunTables, Studied, causal_tables
 from .judge import chain_table, link_table, link_values
@@ -55,7 +55,7 @@ from .locate import Location, parse_location
 from .measure import CONDITION_READINGS, Panel, measure, scout, scout_and_measure
 from .neurons import expert_table, neuron_table, selectivity_table, super_neurons
 from .passes import bytes_beside, check_room
-from .setting import check_interior, why_no_interventions
+from .setting import check_interior_position, why_no_interventions
 
 _LOG = logging.getLogger(__name__)
 __all__ = ["FILES", "Trace", "TraceConfig", "trace"]
@@ -146,12 +146,12 @@ def trace(
     if isinstance(tokens, str):
         fields, tokens = fields | {"tokens": tokens}, None
     sequences = None if tokens is None else as_batch(tokens)
-    config = _call_config(model, given=config, fields=fields)
+    config = _make_call_config(model, given=config, fields=fields)
     if not isinstance(model, LensModel) and sequences is None:
         check_sequences(config)
         if config.target_position is not None and not config.prompts:
-            check_interior(config.target_position, shortest=config.length)
-    refuse_unknown_names(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
+            check_interior_position(config.target_position, shortest=config.length)
+    refuse_unknown_names(config.floors_by_link, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     lens = model if isinstance(model, LensModel) else load_model(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
@@ -160,7 +160,7 @@ def trace(
     batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
     if config.target_position is not None:
-        check_interior(config.target_position, shortest=int(batch.lengths.min()))
+        check_interior_position(config.target_position, shortest=int(batch.lengths.min()))
     site_of("neurons", family=lens.family)  # refused where there are none
     if lens.offloaded and config.random_init:
         raise InputError(
@@ -193,8 +193,8 @@ def trace(
         location = parse_location((folder / _LOCATION_FILE).read_text("utf-8"))
         frames = dict(read_run(folder).tables)
     else:
-        asked = _Asked(lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress)
-        with writer, _Stages(config, progress=progress) as stages:
+        asked = _Inputs(lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress)
+        with writer, _StageBar(config, progress=progress) as stages:
             frames, location = _measure_and_judge(asked, writer=writer, stages=stages)
             writer.write_text(_LOCATION_FILE, location.as_json())
     from .page.story import find_story, headline, title
@@ -211,10 +211,10 @@ run = functools.partial(trace, report=False)
 """A trace whose page the command draws."""
 
 
-def _call_config(
+def _make_call_config(
     model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None, fields: dict[str, Any]
 ) -> TraceConfig:
-    """The configuration of a call of ``trace``, from a configuration, or from a model and fields, which win."""
+    """Make the configuration of a call of ``trace`` from its arguments; ``fields`` win over a given configuration."""
     if isinstance(model, TraceConfig):
         if given is not None:
             raise InputError("two configurations were given; need one, and a LensModel or a name before it")
@@ -224,8 +224,8 @@ def _call_config(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """The question of a trace."""
+class _Inputs:
+    """The model, the sequences and the configuration of a trace."""
 
     lens: LensModel
     batch: TokenBatch
@@ -238,15 +238,15 @@ class _Asked:
     progress: bool
 
     def measure(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
-        """Measure some sequences, with the readings of all links; ``how`` goes to ``scout_and_measure``."""
+        """Measure a batch with the readings of all links; ``how`` are more options of ``scout_and_measure``."""
         own, shown = [link.readings for link in self.links], label if self.progress else None
         return scout_and_measure(self.lens, batch, **{"config": self.config, "own": own, "label": shown} | how)
 
 
 def _measure_and_judge(
-    asked: _Asked, *, writer: RunWriter, stages: "_Stages"
+    asked: _Inputs, *, writer: RunWriter, stages: "_StageBar"
 ) -> tuple[dict[str, pd.DataFrame], Location]:
-    """(tables by name, location): measure, intervene and judge; each table is written once it is made."""
+    """Measure, intervene and judge, and write each table once it is made; return tables by name and location."""
     lens, config, links = asked.lens, asked.config, asked.links
     kept = RunTables(writer, begin=stages.begin)
     kept.write("chain", chain_table(links))
@@ -261,7 +261,7 @@ def _measure_and_judge(
     kept.once("conditions", lambda: _condition_table(asked, located))
     if config.random_init:
         baseline = functools.cache(lambda: _measure_untrained(asked, located))
-        with _room_for_baseline(lens, config=config, folder=writer.folder):
+        with _make_room_for_baseline(lens, config=config, folder=writer.folder):
             kept.once("random_init_heads", lambda: tables.head_table(*baseline(), threshold=config.threshold))
             values = functools.partial(link_values, links=links)
             kept.once("random_init_links", lambda: values(gather_evidence(*baseline(), config=config)))
@@ -279,15 +279,15 @@ def _measure_and_judge(
     return kept.frames, panel.location
 
 
-def _locate_and_measure(asked: _Asked) -> summary.Located:
-    """Where the sink is, and what was measured there: again without sequences that lack it, or with aligned ones."""
+def _locate_and_measure(asked: _Inputs) -> summary.Located:
+    """Locate the sink and measure it; measure again with aligned sequences, or without those that lack the sink."""
     batch, config, there = asked.batch, asked.config, asked.there
     given = None if there is None else there.position
     answered: list[int | None] = []  # the position of each first answer
 
     def answer(rates: Tensor) -> None:
         """Say where the sink is, as soon as sink rates are known and where later ones say something else."""
-        place, said = summary.first_answer(rates, config=config, tokens=batch, position=given)
+        place, said = summary.first_sink_answer(rates, config=config, tokens=batch, position=given)
         if [place] != answered[-1:]:
             _LOG.info("%s", said)
             answered.append(place)
@@ -300,7 +300,7 @@ def _locate_and_measure(asked: _Asked) -> summary.Located:
         panel = asked.measure(batch, label="measuring, aligned")
     answer(panel["rate_by_key"][..., : panel.shortest])
     compared = panel.location.sink_found and moved is None and there is None
-    others = sinks_elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if compared else {}
+    others = find_sinks_elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if compared else {}
     n_asked = batch.n_sequences
     if others:  # what makes a sink at the studied position is asked where it is one
         batch = batch[[number for number in range(n_asked) if number not in others]]
@@ -311,16 +311,16 @@ def _locate_and_measure(asked: _Asked) -> summary.Located:
     return summary.Located(batch=batch, panel=panel, aligned=moved is not None, there=there, **about)
 
 
-def _keep_sequences_with_sink(asked: _Asked, batch: TokenBatch, panel: Panel) -> tuple[TokenBatch, Panel]:
-    """(batch, measurements) without the sequences that lack the sink; unchanged if all sequences have it, or none."""
+def _keep_sequences_with_sink(asked: _Inputs, batch: TokenBatch, panel: Panel) -> tuple[TokenBatch, Panel]:
+    """Drop the sequences that lack the sink and measure the rest; unchanged if all sequences have the sink, or none."""
     config, position = asked.config, panel.location.sink_position
     given = None if asked.there is None else asked.there.position
     if panel.location.sink_found:
         n_heads = int((~panel.at_sink("sink_score", position).isnan()).any(1).sum())
         at = {"n_heads": n_heads, "min_sink_rate": config.min_sink_rate}
-        having = mask_having_sink(panel.sink_rate(config.threshold), **at)
+        having = mask_sequences_with_sink(panel.sink_rate(config.threshold), **at)
     elif panel.lacks_sink and given is None:  # it may be in so few that their mean does not show it
-        position, having = marked_sink(asked.lens, batch)
+        position, having = find_marked_sink(asked.lens, batch)
     else:
         return batch, panel
     if bool(having.all()) or not bool(having.any()):
@@ -334,7 +334,7 @@ def _keep_sequences_with_sink(asked: _Asked, batch: TokenBatch, panel: Panel) ->
 
 
 def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(name, table) of everything that the measuring pass gave, in the order in which they are written."""
+    """Make the tables of the measuring pass, as (name, table), in the order in which they are written."""
     lens, panel, splits, config = evidence.lens, evidence.panel, evidence.splits, evidence.config
     errors = {split.layer: split.error for split in splits if split.position == panel.location.sink_position}
     yield "heads", tables.head_table(lens, panel, threshold=config.threshold)
@@ -362,8 +362,8 @@ _STAGES = {
 """First table of a stage -> what the bar says, and its seconds in a quick look at the default model on two cores."""
 
 
-class _Stages:
-    """A bar that says what is being done and about how long the rest takes."""
+class _StageBar:
+    """A progress bar with the name of the present stage and about how long the rest takes."""
 
     def __init__(self, config: TraceConfig, *, progress: bool) -> None:
         asked = {"random_init_heads": config.random_init} | dict.fromkeys(TABLES, config.interventions)
@@ -373,7 +373,7 @@ class _Stages:
         self._bar = tqdm(total=total, desc=first, bar_format=form, smoothing=0, disable=not progress, leave=False)
         self._now = ""
 
-    def __enter__(self) -> "_Stages":
+    def __enter__(self) -> "_StageBar":
         self.begin("measuring")
         return self
 
@@ -382,7 +382,7 @@ class _Stages:
         self._bar.close()
 
     def begin(self, name: str) -> None:
-        """Show the stage that begins with this table; a table within a stage changes nothing."""
+        """Show the stage whose first table is ``name``; any other table changes nothing."""
         if name in self._left:
             done = self._left.index(name)
             self._bar.update(sum(_STAGES[one][1] for one in [self._now, *self._left[:done]] if one in _STAGES))
@@ -392,8 +392,8 @@ class _Stages:
             self._bar.set_description_str(_STAGES[name][0])
 
 
-def _condition_table(asked: _Asked, located: summary.Located) -> pd.DataFrame:
-    """One row for the chosen BOS condition, and one for the opposite condition if it was asked for."""
+def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
+    """Make the table ``conditions``: a row for the chosen BOS condition, and one for the opposite if it is read."""
     config, other, names = asked.config, None if located.aligned else asked.other, {True: "with", False: "without"}
     name = names[located.batch.bos]
     rows = [tables.condition_row(located.panel, condition=name, chosen=True, config=config)]
@@ -404,8 +404,8 @@ def _condition_table(asked: _Asked, located: summary.Located) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _measure_untrained(asked: _Asked, located: summary.Located) -> tuple[LensModel, Panel]:
-    """(model with random weights, its measurements) at the same position and layers as the model itself."""
+def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensModel, Panel]:
+    """Measure a model with random weights at the position and layers of the model itself; return both."""
     config, batch, found = asked.config, located.batch, located.panel.location
     untrained = random_init(asked.lens, seed=config.seed)
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
@@ -417,10 +417,10 @@ def _measure_untrained(asked: _Asked, located: summary.Located) -> tuple[LensMod
 
 
 @contextlib.contextmanager
-def _room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Path) -> Iterator[None]:
-    """Within the block there is memory for the random-init baseline: where both do not fit, the model is in a file.
+def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Path) -> Iterator[None]:
+    """Make room in memory for the random-init baseline: if both do not fit, the model waits in a file within the block.
 
-    No pass of another thread runs meanwhile.
+    Other threads cannot run the model meanwhile.
     """
     needed, free = bytes_beside(lens, config, twin=weight_bytes(lens.plain)), free_bytes()
     too_large = lens.device.type == "cpu" and needed > free
@@ -439,9 +439,9 @@ def _room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Path) ->
 
 
 def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
-    """The pattern of the first sequence's first 64 positions: uint8, layer x head x query x key; 255 is all mass.
+    """Return the pattern of the first sequence's first 64 positions: uint8, layer x head x query x key, 255 is mass 1.
 
-    It is 0 in layers without attention, whose heads no other table has.
+    It is 0 in layers without attention.
     """
     one = batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0])))
     found = capture(lens, one, sites=["pattern"])

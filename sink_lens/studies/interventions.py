@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..chain.amplification import amplification_edits, mass_added
+from ..chain.amplification import amplification_edits, compute_mass_added
 from ..chain.setting import Setting
 from ..edits.amplification import Centre, centres_of, centring_means
 from ..edits.effects import classify_change, layer_table
@@ -38,7 +38,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
     """
     chosen = list(config.target_positions) or [setting.target_position]
     layers, sink = config.layers, setting.sink_position
-    baseline_run = setting.reading(tuple(dict.fromkeys([*chosen, sink])))
+    baseline_run = setting.baseline_reading(tuple(dict.fromkeys([*chosen, sink])))
     baseline, edit = baseline_run.outcome, isolating(chosen, layers=layers)
     edited = setting.run([edit], loss=True, of=baseline_run, label="isolation" if progress else None)
     by_layer, summary = [], []
@@ -85,7 +85,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     for (centre, factor), run in zip(cells, runs, strict=True):
         edited = setting.baseline if factor == 1 else run
         rng = np.random.default_rng(config.seed)
-        change = mass_added(setting, edited, factor=factor, reads=reads, generator=rng)
+        change = compute_mass_added(setting, edited, factor=factor, reads=reads, generator=rng)
         del change["mass"]  # the row has it
         row = _edit_row(setting, setting.baseline, edited, target_position=target, reads=reads)
         summary.append({"centre": centre, "factor": factor, "layers": span(chosen)} | change | row)

@@ -21,7 +21,7 @@ import torch
 
 from ..chain.locate import GrowthStep
 from ..chain.neurons import output_terms
-from ..chain.setting import Edits, Segment, Setting, random_others
+from ..chain.setting import Edits, Segment, Setting, draw_other_indices
 from ..edits.constructors import freeze, scalar, zero
 from ..edits.effects import removed_share
 from ..errors import InputError
@@ -106,7 +106,7 @@ def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[],
 
     def removed(neurons: Sequence[Neuron]) -> float:
         tick()
-        edits = setting.keep_units("neurons", _group_by_layer(neurons), position=setting.sink_position, mean=True)
+        edits = setting.freeze_unit_edits("neurons", _group_by_layer(neurons), position=setting.sink_position, mean=True)
         run = setting.run(edits, layers=segment.layers, quiet=True)
         after = float(run.mass_at(setting.sink_position, layers=segment.layers).mean())
         return 1 - after / before if before else math.nan
@@ -177,7 +177,7 @@ def _ablation_rows(setting: Setting, found: NeuronSet, *, rng: np.random.Generat
         drawn = [
             (layer, unit)
             for layer, units in _group_by_layer(chosen).items()
-            for unit in random_others(units, n=setting.lens.n_neurons(layer), generator=generator)
+            for unit in draw_other_indices(units, n=setting.lens.n_neurons(layer), generator=generator)
         ]
         yield row("random, same layers", drawn, loss=False, **usual)
     for draw in _draw_same_ranks(setting, found, generator):

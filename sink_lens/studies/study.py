@@ -20,7 +20,7 @@ from ..activations.forward import check_tokens
 from ..chain.config import ReadConfig, TraceConfig
 from ..chain.inputs import provenance
 from ..chain.measure import scout
-from ..chain.setting import check_interior, setting_of, why_no_interventions
+from ..chain.setting import check_interior_position, make_setting, why_no_interventions
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
 from ..edits.part import check_index
@@ -76,7 +76,7 @@ def _refuse_before_loading(config: ReadConfig) -> None:
     places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
     for place in places if not config.prompts else ():
         if place is not None:
-            check_interior(place, shortest=config.length)
+            check_interior_position(place, shortest=config.length)
     if header is not None:
         for layer in getattr(config, "layers", None) or ():
             check_index("layer", layer, header.n_layers)
@@ -200,7 +200,7 @@ def study(
                 "location": scout(lens, batch, config=question),
                 "target_position": settled.first_target_position(),
             }
-            setting = setting_of(lens, batch, config=question, **where)
+            setting = make_setting(lens, batch, config=question, **where)
             return write_study(name, lens, setting.tokens, question, measure(setting, **how), **to)
 
         said = inspect.cleandoc(measure.__doc__ or "")

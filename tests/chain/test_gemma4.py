@@ -12,7 +12,7 @@ from analyses.zoo.writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, lock
 from sink_lens.chain import screen
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
-from sink_lens.chain.setting import setting_of
+from sink_lens.chain.setting import make_setting
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
@@ -131,12 +131,12 @@ def test_what_is_said_of_a_model_is_said_of_the_same_one_whose_layers_multiply_b
 def test_a_part_that_keys_handed_on_to_later_layers_alone_show_is_found():
     model, maker = write_model(read=(3,))
     lens, tokens = named(model), drawn()
-    setting = setting_of(lens, tokens, location=scout(lens, tokens, config=CONFIG), config=CONFIG)
+    setting = make_setting(lens, tokens, location=scout(lens, tokens, config=CONFIG), config=CONFIG)
     assert setting.sink_layers == (3,)
     first = screen.screen_parts(setting, target="sink").nlargest(1, "integrated").iloc[0]
     assert (first["kind"], first["layer"], first["unit"], first["integrated"]) == (*maker, 1.0)
 
-    run = screen._Run(setting)
+    run = screen._LayerRuns(setting)
     baseline = setting.tensors("resid_pre", layers=[1])[1]
     ordinary = setting.mean_ordinary(baseline)[:, 0]
 

@@ -10,7 +10,7 @@ from said import listed, normalised
 from sink_lens.chain.links.words import MEANINGS, WORDS
 from sink_lens.chain.page.first_screen import word_meanings
 from sink_lens.chain.page.words import BOUND, headline_phrases, join_phrases
-from sink_lens.chain.summary import sink_bound_to
+from sink_lens.chain.summary import sink_binding
 from sink_lens.schema import RESCALED, SPAN
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -148,7 +148,7 @@ def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_fir
     placed = [{"position": 0, "token": name, "isolated": False, "is_sink": True} for name in ("ordinary", "bos")]
     placed.append(placed[1] | {"position": 9, "is_sink": False})
     for some, kind in ((False, "positional"), (True, "some tokens")):
-        assert sink_bound_to(pd.DataFrame(placed), some=some) == kind
+        assert sink_binding(pd.DataFrame(placed), some=some) == kind
 
 
 def test_sequences_that_have_a_sink_each_of_its_own_have_no_other_positions():

@@ -10,7 +10,7 @@ from analyses.zoo import build
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location, feeding_layers
 from sink_lens.chain.page.circuit import chain_circuit
-from sink_lens.chain.setting import segments
+from sink_lens.chain.setting import find_segments
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
@@ -97,7 +97,7 @@ def test_what_feeds_the_growth_and_what_reads_it_are_layers_with_attention():
     step = GrowthStep(first_layer=0, last_layer=0, ratio_before=1.0, ratio_after=9.0, dimension=0)
     last = replace(step, first_layer=5, last_layer=5)
     at = Location(sink_positions=(0,), sink_found=True, steps=(step, last), outliers={})
-    (found,) = segments(at, n_layers=6, attention=(1, 3, 5))  # nothing reads what layer 5 makes
+    (found,) = find_segments(at, n_layers=6, attention=(1, 3, 5))  # nothing reads what layer 5 makes
     assert (found.layers, found.every) == ((1, 3), (1, 2, 3, 4))
-    (found,) = segments(replace(at, steps=()), n_layers=8, attention=(0, 1))
+    (found,) = find_segments(replace(at, steps=()), n_layers=8, attention=(0, 1))
     assert found.layers == (1,)

@@ -16,7 +16,7 @@ from sink_lens.chain.interventions import TABLES, Studied, causal_tables, effect
 from sink_lens.chain.judge import intervention_verdict
 from sink_lens.chain.page.words import binding_sentence
 from sink_lens.chain.placement import binding_kind
-from sink_lens.chain.setting import setting_of
+from sink_lens.chain.setting import make_setting
 from sink_lens.edits.amplification import centring_means
 from sink_lens.edits.constructors import scalar
 from sink_lens.engine.forward import run_with
@@ -141,7 +141,7 @@ def test_links_without_neurons_or_dimensions_are_not_changed(changed, name):
 
 def test_one_sequence_has_shares_without_intervals(planted_at, config):
     place = planted_at()
-    alone = setting_of(
+    alone = make_setting(
         place.lens, place.tokens, location=place.location, config=dataclasses.replace(config, intervention_sequences=1)
     )
     means = centring_means(place.lens, n_tokens=64)

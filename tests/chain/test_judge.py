@@ -18,7 +18,7 @@ from sink_lens.chain.judge import (
     link_answers,
     link_table,
     link_values,
-    verdict,
+    statistic_verdict,
 )
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.page.words import is_off_distribution, remarks, why_undecided
@@ -59,7 +59,7 @@ NAN = math.nan
     ],
 )
 def test_verdict(given, decided):
-    assert verdict(given, floor=1.0) == decided
+    assert statistic_verdict(given, floor=1.0) == decided
 
 
 def test_the_links_are_those_of_the_chain_in_order_and_its_table_says_what_they_say():

@@ -10,9 +10,9 @@ from sink_lens.chain.config import Thresholds, TraceConfig
 from sink_lens.chain.locate import (
     GrowthStep,
     Location,
+    find_growth_steps,
     find_location,
     find_outliers,
-    growth_layers,
     onset_layer,
 )
 from sink_lens.chain.measure import scout_and_measure
@@ -46,7 +46,7 @@ RATIO = [1.0, 1.0, 3.0, 6.0, 9.0, 18.0]
     ],
 )
 def test_consecutive_layers_of_growth_are_one_step(ratio, factor, layers):
-    assert growth_layers(torch.tensor(ratio), factor=factor) == layers
+    assert find_growth_steps(torch.tensor(ratio), factor=factor) == layers
 
 
 def test_onset_is_the_first_layer_over_the_threshold():
@@ -134,7 +134,7 @@ def test_find_names_the_step_and_the_dimension_after_it():
 
 def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_quarter():
     location = Location(sink_positions=(0,), sink_found=True, steps=(step(1, 2), step(5, 5)), outliers={})
-    assert location.feeding(range(8)) == (0, 1)
+    assert location.feeding_layers(range(8)) == (0, 1)
     nothing = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
-    assert nothing.feeding(range(8)) == (0, 1)
-    assert nothing.feeding(range(2)) == (0,)
+    assert nothing.feeding_layers(range(8)) == (0, 1)
+    assert nothing.feeding_layers(range(2)) == (0,)

@@ -15,7 +15,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.inputs import align_sinks
 from sink_lens.chain.locate import writing_layers
 from sink_lens.chain.measure import scout_and_measure
-from sink_lens.chain.setting import Maker, setting_of
+from sink_lens.chain.setting import Maker, make_setting
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 
@@ -52,7 +52,9 @@ def places(name, *, family, seed=0, sequences=14):
     if moved is not None:
         tokens, panel = moved, scout_and_measure(lens, moved, config=CONFIG)
     settings = [
-        setting_of(lens, tokens, location=panel.location, config=CONFIG, chosen=some(tokens.n_sequences, config=CONFIG))
+        make_setting(
+            lens, tokens, location=panel.location, config=CONFIG, chosen=some(tokens.n_sequences, config=CONFIG)
+        )
         for some in (places_of.sequences_to_choose_by, places_of.sequences_to_test)
     ]
     return zoo, panel, settings

@@ -47,8 +47,8 @@ def test_the_scout_finds_the_planted_truth_where_it_stands():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
     assert (aim.sink_position, aim.sink_found) == (0, True)
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
-    assert aim.entering(truth().layer) == ()
-    assert aim.entering(truth().layer + 1) == (truth().outlier_dimension,)
+    assert aim.entering_dimensions(truth().layer) == ()
+    assert aim.entering_dimensions(truth().layer + 1) == (truth().outlier_dimension,)
     aim = scout(planted_lens(), tokens_with_bos(at=5), config=CONFIG)
     assert aim.sink_positions == (5,)
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
@@ -69,7 +69,7 @@ def test_only_positions_that_every_sequence_has_can_be_sinks():
     aim = scout(planted_lens(), short, config=CONFIG)
     assert (aim.sink_positions, aim.sink_found) == ((0,), False)
     panel = measure(planted_lens(), short, plan=aim.plan(range(5)), config=CONFIG)
-    assert panel.sinks(min_rate=0.05) == ()
+    assert panel.find_sink_positions(min_rate=0.05) == ()
 
 
 def test_tokens_too_few_for_a_score_have_no_sink():

@@ -18,7 +18,7 @@ from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.neurons import super_neurons
 from sink_lens.chain.paths import End, Path, Writings, neuron_groups, path_table
-from sink_lens.chain.setting import setting_of
+from sink_lens.chain.setting import make_setting
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
@@ -36,7 +36,7 @@ def setting_at(family):
     location = Location(sink_positions=(0,), sink_found=True, steps=(step,), outliers={1: (4,)})
     mask = torch.zeros(lens.d_mlp, dtype=torch.bool)
     mask[UNITS] = True
-    return setting_of(lens, from_tensor(tokens), location=location, config=CONFIG, super_neurons={1: mask})
+    return make_setting(lens, from_tensor(tokens), location=location, config=CONFIG, super_neurons={1: mask})
 
 
 def ends_of(setting):
@@ -53,12 +53,12 @@ def test_sources_add_up_to_the_stream_and_a_source_that_adds_nothing_changes_not
     sources = [*(End(name=name) for name in (paths.EMBEDDING, paths.ATTENTION, paths.MLPS)), neurons]
     for layer, mlp in ((1, False), (1, True), (2, False), (2, True)):
         at = {"mlp": mlp, "position": 0}
-        whole = writings.change(End(name=paths.EVERYTHING), layer, **at)
-        parts = sum(writings.change(source, layer, **at) for source in sources)
+        whole = writings.input_change(End(name=paths.EVERYTHING), layer, **at)
+        parts = sum(writings.input_change(source, layer, **at) for source in sources)
         assert (parts - whole).abs().max() < 1e-5 * whole.abs().max(), (family, layer, mlp)
     nothing = End(name=paths.SUPER)
     for target in [*targets, *[neurons] * bool(neurons.units)]:
-        run = setting.run(writings.cut(Path(source=nothing, target=target, position=0)), quiet=True)
+        run = setting.run(writings.make_cut(Path(source=nothing, target=target, position=0)), quiet=True)
         assert (run.mass - setting.baseline.mass).nan_to_num().abs().max() < 2e-6, (family, target.name)
 
 
@@ -66,7 +66,7 @@ def test_a_path_from_neurons_to_keys_equals_path_patching_by_hand():
     setting = setting_at("llama")
     neurons, key, _ = ends_of(setting)
     writings = Writings(setting=setting, units=neurons.units)
-    found = setting.run(writings.cut(Path(source=neurons, target=key, position=0)))
+    found = setting.run(writings.make_cut(Path(source=neurons, target=key, position=0)))
     model, tokens, kept = setting.lens.plain, setting.tokens.tokens, {}
     before, reads = model.model.layers[1].mlp.down_proj, model.model.layers[2]
     handles = [
@@ -118,7 +118,7 @@ def table_of(model, tokens):
     evidence = gather_evidence(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
     supers = {one: super_neurons(evidence.splits, layer=one) for one in evidence.panel.layers("neurons_at_sinks")}
     at = {"location": evidence.panel.location, "super_neurons": supers}
-    return path_table(setting_of(lens, tokens, config=CONFIG, **at))
+    return path_table(make_setting(lens, tokens, config=CONFIG, **at))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from analyses.tiny_families import tiny
 from analyses.zoo import build
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.placement import binding_kind, placement_table
-from sink_lens.chain.setting import setting_of
+from sink_lens.chain.setting import make_setting
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
@@ -78,7 +78,7 @@ def test_a_sink_at_position_1_is_bound_to_what_the_truth_says(name, kind, family
     lens = wrap(zoo.model, tokenizer=tiny_tokenizer())
     location = scout_and_measure(lens, batch, config=config).location
     assert location.sink_positions == (1,)
-    assert binding_kind(placement_table(setting_of(lens, batch, location=location, config=config))) == kind
+    assert binding_kind(placement_table(make_setting(lens, batch, location=location, config=config))) == kind
 
 
 def test_without_bos_or_without_cells_a_kind_is_said_all_the_same():
@@ -136,7 +136,7 @@ def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at
 def test_a_typed_in_bos_is_no_ordinary_token(planted_at, config):
     # a bare tensor does not say that it begins with BOS
     place = planted_at()
-    bare = setting_of(place.lens, from_tensor(place.tokens.tokens), location=place.location, config=config)
+    bare = make_setting(place.lens, from_tensor(place.tokens.tokens), location=place.location, config=config)
     assert not bare.tokens.bos
     assert binding_kind(placement_table(bare)) == "token"
 

@@ -43,7 +43,7 @@ def all_readings(lens, length, moments):
         rate_reading(0.3),
         *r.position_readings(one, positions, moments=moments),
         *r.state_readings(PLAN.sink_positions, positions=positions),
-        r.dominance_elsewhere(positions),
+        r.dominance_elsewhere_reading(positions),
         r.value_norm_reading(lens, sink_positions=PLAN.sink_positions, positions=positions),
         *(reading for link in LINKS for reading in link.readings(one)),
         *r.neuron_readings(lens, PLAN, positions=positions),

@@ -11,13 +11,13 @@ from sink_lens.activations.record import capture
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import scout_and_measure
-from sink_lens.chain.screen import embeddings
+from sink_lens.chain.screen import read_embeddings
 from sink_lens.chain.setting import (
-    interior_position,
-    random_others,
-    segments,
+    choose_target_position,
+    draw_other_indices,
+    find_segments,
+    make_setting,
     sequences_to_choose_by,
-    setting_of,
     why_no_interventions,
 )
 from sink_lens.chain.setting import sequences_to_test as held_out
@@ -54,7 +54,7 @@ def of_length(*lengths):
     ],
 )
 def test_a_segment_is_what_lies_between_two_steps(spans, n_layers, layers):
-    found = segments(location(*spans), n_layers=n_layers, attention=range(n_layers))
+    found = find_segments(location(*spans), n_layers=n_layers, attention=range(n_layers))
     assert [segment.layers for segment in found] == layers
     assert [segment.number for segment in found] == list(range(len(layers)))
     assert [segment.steps[0].first_layer for segment in found] == [first for first, _ in spans][: len(layers)]
@@ -65,14 +65,14 @@ def test_a_segment_is_what_lies_between_two_steps(spans, n_layers, layers):
     [([], 8, (2, 3, 4, 5, 6, 7)), ([], 3, (0, 1, 2)), ([], 1, (0,)), ([(7, 7)], 8, (2, 3, 4, 5, 6, 7))],
 )
 def test_without_layers_after_a_step_it_is_the_last_three_quarters(spans, n_layers, layers):
-    (segment,) = segments(location(*spans), n_layers=n_layers, attention=range(n_layers))
+    (segment,) = find_segments(location(*spans), n_layers=n_layers, attention=range(n_layers))
     assert (segment.number, segment.steps, segment.layers) == (-1, (), layers)
 
 
 def test_late_is_all_segments(planted_at):
     place = planted_at()
     many = dataclasses.replace(
-        place.setting, segments=segments(location((0, 0), (3, 3)), n_layers=5, attention=range(5))
+        place.setting, segments=find_segments(location((0, 0), (3, 3)), n_layers=5, attention=range(5))
     )
     assert many.late_layers == (1, 2, 4)
     assert place.setting.late_layers == tuple(range(place.truth.layer + 1, 5))
@@ -82,9 +82,9 @@ def test_late_is_all_segments(planted_at):
 
 
 def test_the_new_position_is_a_third_of_the_length_and_no_sink():
-    assert interior_position(of_length(30, 24), location=location()) == 8
-    assert interior_position(of_length(30, 24), location=location(positions=(0, 8, 9))) == 10
-    assert interior_position(of_length(2), location=location()) == 1
+    assert choose_target_position(of_length(30, 24), location=location()) == 8
+    assert choose_target_position(of_length(30, 24), location=location(positions=(0, 8, 9))) == 10
+    assert choose_target_position(of_length(2), location=location()) == 1
 
 
 def test_control_positions_are_five_later_ones_any_where_few_come_later_and_no_sink(planted_at):
@@ -102,11 +102,11 @@ def test_control_positions_are_five_later_ones_any_where_few_come_later_and_no_s
 
 def test_random_others_are_as_many_and_none_of_the_units_and_all_where_there_are_too_few():
     generator = torch.Generator().manual_seed(0)
-    sets = [random_others([3, 7, 11], n=50, generator=generator) for _ in range(5)]
+    sets = [draw_other_indices([3, 7, 11], n=50, generator=generator) for _ in range(5)]
     assert all(len({*one} - {3, 7, 11}) == 3 for one in sets)
     assert len(set(map(tuple, sets))) == 5
-    assert random_others([0, 1, 2], n=4, generator=generator) == [3]
-    assert random_others([0, 1], n=2, generator=generator) == []
+    assert draw_other_indices([0, 1, 2], n=4, generator=generator) == [3]
+    assert draw_other_indices([0, 1], n=2, generator=generator) == []
 
 
 # --- the clean run
@@ -125,7 +125,7 @@ def test_sequences_are_cut_to_the_shortest(planted_at, config):
     place = planted_at()
     ids = place.tokens.tokens
     unequal = from_tensor(ids, lengths=torch.tensor([24, 2, 24, 14]))  # the second is not among the three
-    found = setting_of(place.lens, unequal, location=place.location, config=config)
+    found = make_setting(place.lens, unequal, location=place.location, config=config)
     assert (found.tokens.lengths.tolist(), found.target_position) == ([14, 14, 14], 4)
 
 
@@ -133,21 +133,21 @@ def test_the_length_counts_from_the_sink_on(planted_at, config):
     place = planted_at()
     ids = torch.cat([place.tokens.tokens[:, 1:9], place.tokens.tokens], dim=1)  # BOS at position 8 of 32
     later = dataclasses.replace(place.location, sink_positions=(8,))
-    found = setting_of(place.lens, from_tensor(ids), location=later, config=config)
+    found = make_setting(place.lens, from_tensor(ids), location=later, config=config)
     assert (found.tokens.n_positions, found.sink_position, found.target_position) == (28, 8, 9)
 
 
 def test_a_given_position_has_tokens_on_both_sides_and_is_not_the_sink(planted_at, config):
     place = planted_at()
     given = {"config": config, "location": place.location}
-    found = setting_of(place.lens, place.tokens, target_position=21, **given)
+    found = make_setting(place.lens, place.tokens, target_position=21, **given)
     assert (found.target_position, found.tokens.n_positions) == (21, 24)
     for position, text in ((23, "is 23; need one from 1 to 22"), (0, "is 0; need one from 1")):
         with pytest.raises(InputError, match=text):
-            setting_of(place.lens, place.tokens, target_position=position, **given)
+            make_setting(place.lens, place.tokens, target_position=position, **given)
     given["location"] = dataclasses.replace(place.location, sink_positions=(3,))
     with pytest.raises(InputError, match="position 3 is the sink already; need another one"):
-        setting_of(place.lens, place.tokens, target_position=3, **given)
+        make_setting(place.lens, place.tokens, target_position=3, **given)
 
 
 # --- runs
@@ -175,7 +175,7 @@ def test_bloom_embeds_no_position():
     for family in ("bloom", "gpt2", "llama"):
         lens = lens_of(family)
         found = scout_and_measure(lens, tokens, config=CONFIG).location
-        kinds[family] = list(embeddings(setting_of(lens, tokens, location=found, config=CONFIG)))
+        kinds[family] = list(read_embeddings(make_setting(lens, tokens, location=found, config=CONFIG)))
     assert kinds == {"bloom": ["embedding"], "gpt2": ["embedding", "position embedding"], "llama": ["embedding"]}
 
 
@@ -231,7 +231,7 @@ def test_the_mean_is_over_all_positions_but_the_sink(planted_at):
 
 def test_at_the_new_position_it_is_the_clean_value(planted_at, triggered):
     place = planted_at().setting
-    one = place.keep("k", layers=[3, 4], position=place.target_position, mean=False)
+    one = place.freeze_site_edit("k", layers=[3, 4], position=place.target_position, mean=False)
     clean = capture(place.lens, place.tokens, sites=["k"], path="bridge")
     found = run_with(place.lens, place.tokens, [triggered, one], sites=("k",)).tensors
     for layer in (3, 4):
@@ -241,7 +241,7 @@ def test_at_the_new_position_it_is_the_clean_value(planted_at, triggered):
 
 def test_of_the_natural_sink_it_is_the_mean_over_others(planted_at):
     place = planted_at().setting
-    one = place.keep("attn_out", layers=[1], position=0, mean=True)
+    one = place.freeze_site_edit("attn_out", layers=[1], position=0, mean=True)
     clean = capture(place.lens, place.tokens, sites=["attn_out"], path="bridge")["attn_out", 1]
     found = held(place, one, "attn_out", 1)
     torch.testing.assert_close(found[:, 0], clean[:, 1:].mean((0, 1)).expand(3, -1), rtol=1e-5, atol=1e-6)
@@ -250,12 +250,12 @@ def test_of_the_natural_sink_it_is_the_mean_over_others(planted_at):
 
 def test_units_are_held_and_no_others(planted_at):
     place = planted_at().setting
-    (one,) = place.keep_units("neurons", {2: [5, 70]}, position=0, mean=True)
+    (one,) = place.freeze_unit_edits("neurons", {2: [5, 70]}, position=0, mean=True)
     clean = capture(place.lens, place.tokens, sites=["neurons"], path="bridge")["neurons", 2]
     found = held(place, one, "neurons", 2)
     assert set((found != clean).any(1).any(0).nonzero().flatten().tolist()) == {5, 70}
     assert one.label == "mean_ordinary of 2 neurons at 0"
-    edits = place.keep_units("neurons", {1: [3], 2: [5, 70]}, position=0, mean=True)
+    edits = place.freeze_unit_edits("neurons", {1: [3], 2: [5, 70]}, position=0, mean=True)
     assert [one.label.split()[2] for one in edits] == ["1", "2"]  # each layer has its own count
 
 

@@ -17,7 +17,7 @@ from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
 from sink_lens.chain.page.story import title
 from sink_lens.chain.readings import attention_readings
-from sink_lens.chain.terminal import brief
+from sink_lens.chain.terminal import brief_answer
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
@@ -68,7 +68,7 @@ def test_where_all_sequences_show_no_sink_the_studied_position_is_0_whatever_the
     lens, tokens = few_delimiters()
     assert measure.scout(lens, tokens, config=CONFIG).sink_position == 20
     panel = scout_and_measure(lens, tokens, config=CONFIG, own=[link.readings for link in LINKS], only=only)
-    assert panel.sinks(min_rate=CONFIG.min_sink_rate) == ()
+    assert panel.find_sink_positions(min_rate=CONFIG.min_sink_rate) == ()
     assert (panel.location.sink_positions, panel.location.sink_found, panel.sink_positions) == ((0,), False, (0,))
 
 
@@ -101,7 +101,7 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
     zoo, result = traced(name, tmp_path / "run", family=family, length=64)
     assert not result.location.sink_found
     assert (result.location.sink_position, set(result.links["verdict"])) == (0, {"not applicable"})
-    said = text_of(brief(result))
+    said = text_of(brief_answer(result))
     assert said.count("No position is an attention sink") == 1
     page = result.report().read_text("utf-8")
     assert page.count("No position is an attention sink") >= 1
@@ -222,7 +222,9 @@ def test_a_sink_of_three_sequences_is_too_few_to_test(tmp_path):
     assert not any(len(result.tables[name]) for name in ("effects", "makers", "placement"))
     said = title(read_run(tmp_path / "run"))
     assert "It is in 3 of 18 sequences" in said
-    assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in text_of(brief(result))
+    assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in text_of(
+        brief_answer(result)
+    )
     page = result.report().read_text("utf-8")
     assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in page
     assert said.endswith("too few to test. What makes it was not tested")

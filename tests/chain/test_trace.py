@@ -19,8 +19,8 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.setting import setting_of
-from sink_lens.chain.terminal import brief
+from sink_lens.chain.setting import make_setting
+from sink_lens.chain.terminal import brief_answer
 from sink_lens.chain.trace import FILES, trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
@@ -123,7 +123,7 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     pattern = found.tensors("patterns")["pattern"]
     assert (pattern.shape, pattern.dtype) == ((3, 4, 20, 20), np.uint8)
     assert np.array_equal(np.triu(pattern, 1), np.zeros_like(pattern))
-    assert text_of(brief(result))
+    assert text_of(brief_answer(result))
 
 
 def test_without_growth_and_without_neurons_the_report_is_drawn_and_their_table_is_typed(tmp_path):
@@ -168,7 +168,7 @@ def test_the_planted_chain_is_found(tmp_path):
     assert over.mean() == pytest.approx(value_of["logit_advantage_nats"], rel=1e-4)
     share = split["dimension"].mean() / split[["dimension", "rest", "bias"]].dropna().sum(axis=1).mean()
     assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
-    assert "Position 0 is the attention sink" in text_of(brief(result))
+    assert "Position 0 is the attention sink" in text_of(brief_answer(result))
 
 
 def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
@@ -181,7 +181,7 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
     verdicts = result.links.groupby("link")["verdict"].first()
     assert {verdicts[name] for name in CHAIN} == {"not applicable"}
     check_folder(tmp_path / "run")
-    assert "No position is an attention sink" in text_of(brief(result))
+    assert "No position is an attention sink" in text_of(brief_answer(result))
     assert "no attention sink so far: position 1 comes nearest, with one in 1% of heads on all 8 seq" in caplog.text
 
 
@@ -258,7 +258,7 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
     summary = result.tables["summary"].set_index("quantity")
     if length < 8:
         assert pd.isna(summary.loc["sink_rate", "value"])
-        assert "too short to tell" in text_of(brief(result))
+        assert "too short to tell" in text_of(brief_answer(result))
     if length < 9:
         assert "fails" not in set(result.links.loc[result.links["link"] == "variance_neurons", "verdict"])
         assert result.tables["layers"]["norm_ratio"].isna().all()
@@ -325,7 +325,7 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
     assert links.loc["aggregation_variance", "intervened"] == "fails"  # its sink is a token, no variance
     assert links.loc["aggregation_variance", "verdict"] == "fails"
     assert (cut_whole.links["statistic"] == "intervention_share").sum() == 6
-    said = text_of(brief(cut_whole))
+    said = text_of(brief_answer(cut_whole))
     assert said.startswith("Position 0 is the attention sink (")
     assert len(said.splitlines()) <= 30
     for text in ("of heads have the sink at position 0", "remove", "Links, and the sink", "nats of loss"):
@@ -345,7 +345,7 @@ def test_a_run_stopped_within_its_cuts_and_after_them_is_continued_and_ends_equa
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cut_run(tmp_path / "run")
-    monkeypatch.setattr(interventions, "setting_of", interrupt)  # all cuts are done: none is run again
+    monkeypatch.setattr(interventions, "make_setting", interrupt)  # all cuts are done: none is run again
     again = cut_run(tmp_path / "run")
     same_tables(again.tables, cut_whole.tables)
     means = [
@@ -368,7 +368,7 @@ def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
     assert not {"holds", "fails"} & {*result.links["verdict"]}
     assert (result.links["verdict"] == "not applicable")[~applies].all()
     assert set(result.links["intervened"]) == {"no intervention"}
-    assert text_of(brief(result))
+    assert text_of(brief_answer(result))
 
 
 # --- refused, and nothing is left behind
@@ -428,7 +428,7 @@ def test_every_sequence_counts_at_positions_that_all_have(planted_at, config):
     lengths[2] = 15  # one of the three that are intervened on
     unequal = from_tensor(place.tokens.tokens, lengths=lengths)
     found, cut = (
-        setting_of(place.lens, one, location=place.location, config=config) for one in (unequal, place.tokens.cut(15))
+        make_setting(place.lens, one, location=place.location, config=config) for one in (unequal, place.tokens.cut(15))
     )
     assert torch.equal(found.tokens.tokens, cut.tokens.tokens)
     assert (found.tokens.lengths == 15).all()
@@ -437,4 +437,4 @@ def test_every_sequence_counts_at_positions_that_all_have(planted_at, config):
     assert torch.equal(one.mass, other.mass)
     assert one.mass.isfinite().all()
     with pytest.raises(InputError, match="the target position is 14; need one from 1 to 13"):
-        setting_of(place.lens, unequal, location=place.location, config=config, target_position=14)
+        make_setting(place.lens, unequal, location=place.location, config=config, target_position=14)

@@ -16,7 +16,7 @@ from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.page import story
 from sink_lens.chain.page import words as findings
 from sink_lens.chain.placement import binding_kind, placement_table
-from sink_lens.chain.setting import setting_of
+from sink_lens.chain.setting import make_setting
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
@@ -180,7 +180,7 @@ def test_what_a_first_token_has_beside_a_sink_of_bos_is_not_that_sink():
         zoo.model.model.layers[writer.layer].mlp.down_proj.weight[:, writer.index] *= 0.008
         zoo.model.get_input_embeddings().weight[BOS_ID, dimension] = 60.0
     panel = scout_and_measure(lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS])
-    table = placement_table(setting_of(lens, from_tensor(tokens), location=panel.location, config=CONFIG))
+    table = placement_table(make_setting(lens, from_tensor(tokens), location=panel.location, config=CONFIG))
     found = table[~table["isolated"].astype(bool)].set_index(["position", "token"])
     faint = found.loc[(0, "ordinary")]
     assert faint["sink_mass"] > max(0.1, 4 * faint["ordinary_mass"])  # more than other tokens, and little

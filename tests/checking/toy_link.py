@@ -33,7 +33,7 @@ TOY_LINK = Link(
     interventions=_interventions,
     freeze=Freeze(
         name="toy",
-        make=lambda setting, segment, position, generator: setting.keep_site(
+        make=lambda setting, segment, position, generator: setting.freeze_site(
             "mlp_out", layers=segment.layers, position=position
         ),
     ),

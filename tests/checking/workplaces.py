@@ -13,7 +13,7 @@ from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.neurons import super_neurons
-from sink_lens.chain.setting import Setting, setting_of
+from sink_lens.chain.setting import Setting, make_setting
 from sink_lens.data.tokens import TokenBatch, from_tensor
 from sink_lens.edits.constructors import Edit, edit
 from sink_lens.models.lens import LensModel
@@ -52,7 +52,7 @@ def _workplace(lens, tokens, *, truth=None):
         tokens=tokens,
         location=panel.location,
         supers=supers,
-        setting=setting_of(lens, tokens, location=panel.location, config=CONFIG, super_neurons=supers),
+        setting=make_setting(lens, tokens, location=panel.location, config=CONFIG, super_neurons=supers),
         truth=truth,
     )
 

@@ -7,7 +7,7 @@ from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, capture, edits, run_with, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
-from sink_lens.chain.setting import setting_of
+from sink_lens.chain.setting import make_setting
 from sink_lens.edits import MEANS
 from sink_lens.edits.mean_ablation import Averaged, tokens_to_average
 from sink_lens.errors import InputError
@@ -64,10 +64,10 @@ def test_a_sink_makes_up_most_of_a_mean_over_all(lens, batch):
 
 def test_every_command_that_takes_a_mean_takes_the_same_one(lens, batch, tmp_path):
     config = TraceConfig(intervention_sequences=3, intervention_length=16)
-    setting = setting_of(lens, batch, location=scout(lens, batch, config=config), config=config)
+    setting = make_setting(lens, batch, location=scout(lens, batch, config=config), config=config)
     few = setting.tokens  # 3 sequences of 14 tokens
     where = {"layers": [3], "positions": [0], "units": [4, 9]}
-    (kept,) = setting.keep_units("mlp_out", {3: [4, 9]}, position=0, mean=True)
+    (kept,) = setting.freeze_unit_edits("mlp_out", {3: [4, 9]}, position=0, mean=True)
     by_hand = edits.mean_ordinary(lens, few, "mlp_out", **where)
     grid = EditGrid(kind="mean_ordinary", site="mlp_out", layers=3, positions=[0], units=[[4, 9]])
     swept = sweep(lens, Grid.of(grid, controls=0), tokens=few, metrics=[MetricSpec(name="loss")], out=tmp_path / "a")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sink_lens.chain.locate import GrowthStep
-from sink_lens.chain.setting import segments
+from sink_lens.chain.setting import find_segments
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
@@ -143,7 +143,7 @@ def test_families_without_a_gate_or_with_a_norm_behind_are_ranked_and_ablated(ti
     step = GrowthStep(first_layer=0, last_layer=0, ratio_before=1.0, ratio_after=2.0, dimension=7)
     location = dataclasses.replace(place.location, steps=(step,))
     setting = dataclasses.replace(
-        place.setting, location=location, segments=segments(location, n_layers=2, attention=range(2))
+        place.setting, location=location, segments=find_segments(location, n_layers=2, attention=range(2))
     )
     monkeypatch.setattr(neuron_sets, "MOST_IN_SET", 2)
     (found,), table = find_smallest_sets(setting)

@@ -5,7 +5,7 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.chain.setting import random_others
+from sink_lens.chain.setting import draw_other_indices
 from sink_lens.measures.neurons import selectivity
 from sink_lens.models.weights import mlp_weights
 from sink_lens.report.style import GREEN, ORANGE, QUIET, canvas, legend, logarithmic, panel, without_formulas
@@ -16,7 +16,7 @@ def measure(work: Work) -> Measured:
     table = work.supers(work.base()["neurons"])
     supers = {int(layer): sorted(group["neuron"]) for layer, group in table.groupby("layer")}
     random = {
-        layer: sorted(random_others(units, n=work.lens.d_mlp, generator=work.generator()))
+        layer: sorted(draw_other_indices(units, n=work.lens.d_mlp, generator=work.generator()))
         for layer, units in supers.items()
     }
     rows = {layer: mlp_weights(work.lens, layer=layer).w_gate[units] for layer, units in supers.items()}

@@ -5,7 +5,7 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.chain.locate import growth_layers, onset_layer
+from sink_lens.chain.locate import find_growth_steps, onset_layer
 from sink_lens.measures.attention import sink_mass, sink_score
 from sink_lens.measures.dimensions import growth_ratio
 from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, legend, logarithmic, panel, without_formulas
@@ -35,7 +35,7 @@ def measure(work: Work) -> Measured:
     ratios = torch.cat([found.stacked("before"), found.stacked("ratio")]).T.numpy()  # before layer 0, after each
 
     def first_step(rows):
-        return next(iter(growth_layers(torch.from_numpy(rows.mean(0)), factor=2.0)), (np.nan, np.nan))
+        return next(iter(find_growth_steps(torch.from_numpy(rows.mean(0)), factor=2.0)), (np.nan, np.nan))
 
     def gap(rows):
         half = rows.shape[1] // 2

@@ -13,20 +13,20 @@ from ...stats import Interval
 from ..amplification import best_factor
 from ..evidence import Evidence, Statistic, deviation_at_other_positions, not_asked_statistic, why_too_short
 from ..readings import OTHERS_FROM
-from ..setting import Kept, Segment, Setting
-from .link import Freeze, Intervention, Link, Trial, removal
+from ..setting import FrozenQuantity, Segment, Setting
+from .link import Freeze, Intervention, Link, Trial, make_removal
 
 _RESAMPLES_OF_SLOPE = 200
 _MOST_LAYERS = 16
 """Most layers of which the ratio is a row of its own."""
 
 
-def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """S2 of the aggregated value at the sink over S2 at other positions, its decay by position, and S1's ratio.
+def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Compute the link's statistics: the S2 ratio of aggregated values, the decay of S2 by position, and the S1 ratio.
 
-    They are taken over the layers whose attention comes before the growth, and the first also by layer.
+    They are taken over the layers whose attention comes before the growth; the S2 ratio is also given by layer.
     """
-    panel, feeding = evidence.panel, evidence.panel.feeding
+    panel, feeding = evidence.panel, evidence.panel.feeding_layers
     if not feeding:
         return [not_asked_statistic("s2_ratio")]
     std, ratios = panel["std:z"][list(feeding)], panel.std_ratio("z")
@@ -44,14 +44,14 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     nulls = {"other_positions": deviation_at_other_positions(std, panel)}
     return [
         Statistic(name="s2_ratio", interval=ratio, nulls=nulls, note=why_too_short(panel), layers=feeding),
-        _position_decay(std.nanmean(0), evidence, rng),
+        _position_decay_statistic(std.nanmean(0), evidence, rng),
         Statistic(name="s1_ratio", interval=over_samples, layers=feeding),
         *by_layer,
     ]
 
 
-def _position_decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statistic:
-    """Slope of log S2 on log position from the studied position on, beside the uniform law's -1/2.
+def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statistic:
+    """Compute the slope of log S2 on log position, from the studied position on; uniform attention has -1/2.
 
     Only sequences that reach the last position count.
     """
@@ -66,13 +66,13 @@ def _position_decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -
 
     found = evidence.interval(std[:, later], generator=rng, statistic=slope, most=_RESAMPLES_OF_SLOPE)
     law = {"uniform_law": -0.5}
-    return Statistic(name="s2_decay_exponent", interval=found, references=law, layers=panel.feeding)
+    return Statistic(name="s2_decay_exponent", interval=found, references=law, layers=panel.feeding_layers)
 
 
-def _interventions(trial: Trial) -> list[Intervention]:
-    """Isolate the target position, against other positions; amplify its variance, against its norm alone."""
+def _make_interventions(trial: Trial) -> list[Intervention]:
+    """Isolate the target position, mean ablate the aggregated values at the sink, and amplify the target's variance."""
     setting, position = trial.setting, trial.setting.target_position
-    if not setting.feeding:
+    if not setting.feeding_layers:
         return []
     found = [
         Intervention(
@@ -84,9 +84,9 @@ def _interventions(trial: Trial) -> list[Intervention]:
         )
     ]
     site = setting.lens.family.aggregated
-    layers = setting.having(site, range(max(1, min(setting.sink_layers)))) or setting.feeding
-    values = setting.keep_site(site, layers=layers, position=setting.sink_position)
-    found.append(removal(values, setting=setting, name="aggregated values, mean ablated", is_primary=False))
+    layers = setting.layers_having(site, range(max(1, min(setting.sink_layers)))) or setting.feeding_layers
+    values = setting.freeze_site(site, layers=layers, position=setting.sink_position)
+    found.append(make_removal(values, setting=setting, name="aggregated values, mean ablated", is_primary=False))
     for centre in centres_of(setting.lens) if len(trial.curve) else ():
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
@@ -99,11 +99,11 @@ def _interventions(trial: Trial) -> list[Intervention]:
     return found
 
 
-def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
     """Freeze all aggregated values at a position, up to the last layer that is read."""
     site = setting.lens.family.aggregated
-    layers = setting.having(site, range(segment.layers[-1] + 1))
-    return setting.keep_site(site, layers=layers, position=position)
+    layers = setting.layers_having(site, range(segment.layers[-1] + 1))
+    return setting.freeze_site(site, layers=layers, position=position)
 
 
 AGGREGATION_VARIANCE = Link(
@@ -114,8 +114,8 @@ AGGREGATION_VARIANCE = Link(
     sentence="Averaging over more tokens lowers the variance of what attention reads, so the first token keeps the "
     "most.",
     question="does the sink token's aggregated value have a larger standard deviation than that of other tokens?",
-    statistics=_statistics,
+    statistics=_compute_statistics,
     floor=lambda config, length: 1.25,
-    interventions=_interventions,
+    interventions=_make_interventions,
     freeze=Freeze(name="z", make=_freeze_values),
 )

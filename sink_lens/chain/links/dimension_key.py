@@ -16,7 +16,7 @@ from ...models.weights import attention_weights, exact_keys, norm_weights
 from ...schema import ALL_BUT
 from ..evidence import Evidence, Statistic, ratio_of_means, undefined_statistic
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
-from ..setting import Kept, Segment, Setting
+from ..setting import FrozenQuantity, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
 
 _PARTS = {
@@ -27,13 +27,13 @@ _PARTS = {
 """Reading -> what it holds on its last axis, the parts of the sink's logit and a control among them."""
 
 
-def _readings(one: MeasuringPass) -> list[Reading]:
-    """Cosine of what is written into the studied key with what its outlier dimensions alone give, and their part of it.
+def _make_readings(one: MeasuringPass) -> list[Reading]:
+    """Make the readings: cosine of the studied key with the outlier dimensions' part of it, and its logit in parts.
 
-    The biases of the keys, and of the norm before them, make the same of every key, so that is no part of what is
-    written; how far the dimensions cancel it is read beside. Read in every layer that outlier dimensions enter. A logit
-    is split into parts only where the rotary embedding leaves the key as it is: at position 0, and in models without
-    one. The logits are those before a soft cap.
+    They are read in every layer that outlier dimensions enter. The biases of the keys, and of the norm before them, add
+    the same to every key, and are taken off first; a reading of its own says how far the dimensions cancel them. A
+    logit is split only if the key is not rotated: at position 0, or in models without rotary embeddings. Logits are
+    those before a soft cap.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
     random_sets = {
@@ -97,7 +97,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _keys_before_norm(lens: LensModel, view: LayerView) -> Float[Tensor, "batch position kv_head d_head"]:
-    """The keys of a layer before their norm, also where the site ``k`` is behind that norm."""
+    """Return the keys of a layer before their norm, also in families whose site ``k`` comes after the norm."""
     if not lens.family.normed_qkv:
         return view["k"].float()
     weights = attention_weights(lens, layer=view.layer)
@@ -110,7 +110,7 @@ def has_rotary_keys(lens: LensModel) -> bool:
 
 
 def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
-    """The gain of a norm of the key, by key-value head: what it hides of a key is no part of its direction."""
+    """Return the gain of the norm on keys, by key-value head; 1 in models without such a norm."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
         return 1.0
@@ -119,7 +119,7 @@ def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
 
 
 def _key_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
-    """Factor by which the norm on keys scales a key; 1 in models without such a norm."""
+    """Compute the factor by which the norm on keys scales each entry of a key; 1 in models without such a norm."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
         return 1.0
@@ -129,11 +129,11 @@ def _key_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_h
     return (norm.gain / norm.scale(width)[:, None]).unflatten(-1, k.shape[1:])[:, :, None]
 
 
-def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Cosine of what is written into the sink's key with its outlier dimensions' part, and their share of its logits.
+def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Compute the link's statistics: the cosine of the sink's key with its outlier dimensions' part, and their share.
 
-    Both over the layers in which the sink is, where there is one. Where keys have a bias, also how far the dimensions
-    cancel it, and how short the sink's key is.
+    The share is of the key's logit. Both are means over the layers that have the sink. If keys have a bias, two more
+    statistics say how far the dimensions cancel it, and how short the sink's key is.
     """
     panel = evidence.panel
     if "key_cosine" not in panel:
@@ -168,14 +168,16 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     return statistics
 
 
-def _interventions(trial: Trial) -> list[Intervention]:
-    """Set the outlier dimensions' part of the sink's key to that of other keys, against other dimensions.
+def _make_interventions(trial: Trial) -> list[Intervention]:
+    """Mean ablate the outlier dimensions in the input of the sink's key; the controls do it to random dimensions.
 
-    Beside it the same is done to all but these dimensions.
+    A second intervention mean ablates all other dimensions.
     """
     setting = trial.setting
     lens = setting.lens
-    entering = {layer: list(setting.location.entering(layer)) for layer in lens.key_layers(setting.sink_layers)}
+    entering = {
+        layer: list(setting.location.entering_dimensions(layer)) for layer in lens.key_layers(setting.sink_layers)
+    }
     entering = {layer: dims for layer, dims in entering.items() if dims}
     if not entering:
         return []
@@ -203,7 +205,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)
 
-    drawn = setting.draw_others("attn_in", entering, generator=trial.generator)
+    drawn = setting.draw_other_units("attn_in", entering, generator=trial.generator)
     reads = tuple(layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in entering)
     rest = edit_of(entering, ALL_BUT, but=True)
     return [
@@ -219,10 +221,10 @@ def _interventions(trial: Trial) -> list[Intervention]:
     ]
 
 
-def _freeze_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
-    """Freeze the keys at a position, in the layers that are read."""
+def _freeze_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
+    """Freeze the keys at a position, in the layers of a segment."""
     layers = setting.lens.key_layers(segment.layers)
-    return setting.keep_site("k", layers=layers, position=position)
+    return setting.freeze_site("k", layers=layers, position=position)
 
 
 DIMENSION_KEY = Link(
@@ -232,10 +234,10 @@ DIMENSION_KEY = Link(
     arrow="dimension → key",
     sentence="After the norm, the outlier dimension alone fixes the sink's key.",
     question="does the outlier dimension make the sink's key?",
-    statistics=_statistics,
+    statistics=_compute_statistics,
     floor=lambda config, length: 0.5,
-    readings=_readings,
+    readings=_make_readings,
     parts=_PARTS,
-    interventions=_interventions,
+    interventions=_make_interventions,
     freeze=Freeze(name="key", make=_freeze_key),
 )

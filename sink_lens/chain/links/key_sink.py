@@ -16,17 +16,17 @@ from ...measures.reductions import mean_where
 from ..config import TraceConfig
 from ..evidence import Evidence, Statistic, undefined_statistic
 from ..readings import MeasuringPass, control_positions, later_queries
-from .link import Intervention, Link, Trial, removal
+from .link import Intervention, Link, Trial, make_removal
 
 _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_positions")}
 """Reading -> what it holds on its last axis."""
 
 
-def _readings(one: MeasuringPass) -> list[Reading]:
-    """Make the readings: share of queries that have a positive product with a key, and advantage of the studied key.
+def _make_readings(one: MeasuringPass) -> list[Reading]:
+    """Make the readings: share of later queries with a positive product with a sink's key, and the key's advantage.
 
-    A key's advantage is its logit over the mean logit of the other keys that the query sees. Logits are
-    those before a soft cap.
+    A key's advantage is its logit minus the mean logit of the other keys that the query sees. Logits are those before
+    a soft cap.
     """
     plan = one.plan
 
@@ -66,8 +66,8 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     return [*found, Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage)]
 
 
-def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """The sink key's logit over the mean of the others', the share of positive products, and the mass it takes."""
+def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Compute the link's statistics: the sink key's logit advantage, its share of positive products, and its mass."""
     panel = evidence.panel
     layers = panel.sink_layers()
     advantage = panel["logit_advantage"][layers].mean(dim=(0, 2))
@@ -92,16 +92,16 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
 
 def _advantage_floor(config: TraceConfig, length: int) -> float:
-    """The key advantage, in nats, at which one key takes the threshold's mass, as a mean over later queries."""
+    """Compute the logit advantage, in nats, that gives one key the threshold's mass, as a mean over later queries."""
     others = np.log(np.arange(1, length))  # of the keys that each later query sees beside it
     return cast("float", brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0))
 
 
-def _interventions(trial: Trial) -> list[Intervention]:
-    """Mean ablate the sink's key, against the keys at other positions."""
+def _make_interventions(trial: Trial) -> list[Intervention]:
+    """Mean ablate the sink's key; the controls do it to keys at other positions."""
     setting = trial.setting
-    kept = setting.keep_site("k", layers=setting.lens.key_layers(setting.sink_layers), position=setting.sink_position)
-    return [removal(kept, setting=setting, name="mean ablation of the key")]
+    kept = setting.freeze_site("k", layers=setting.lens.key_layers(setting.sink_layers), position=setting.sink_position)
+    return [make_removal(kept, setting=setting, name="mean ablation of the key")]
 
 
 KEY_SINK = Link(
@@ -111,9 +111,9 @@ KEY_SINK = Link(
     arrow="key → sink",
     sentence="Queries meet that key, so attention goes to it.",
     question="does every query meet that key with an advantage that makes a sink?",
-    statistics=_statistics,
+    statistics=_compute_statistics,
     floor=_advantage_floor,
-    readings=_readings,
+    readings=_make_readings,
     parts=_PARTS,
-    interventions=_interventions,
+    interventions=_make_interventions,
 )

@@ -12,7 +12,7 @@ from ...edits.amplification import CentringMeans
 from ..config import TraceConfig
 from ..evidence import Evidence, Statistic
 from ..readings import MeasuringPass
-from ..setting import Edits, Kept, Segment, Setting
+from ..setting import Edits, FrozenQuantity, Segment, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class Intervention:
     """True if it answers the question *carries*: the quantity at the link's target is mean ablated."""
 
 
-def removal(kept: Kept, *, setting: Setting, name: str, is_primary: bool = True) -> Intervention:
-    """The intervention that mean ablates a quantity at the sink position, to ask whether the link carries the sink."""
+def make_removal(kept: FrozenQuantity, *, setting: Setting, name: str, is_primary: bool = True) -> Intervention:
+    """Make the intervention that mean ablates a quantity at the sink position: does the link carry the sink?"""
     return Intervention(
         name=name,
         edits=kept.edits,
@@ -67,7 +67,7 @@ class Freeze:
 
     name: str
     """The name of what is frozen, in the column ``frozen``."""
-    make: Callable[[Setting, Segment, int, torch.Generator], Kept | None]
+    make: Callable[[Setting, Segment, int, torch.Generator], FrozenQuantity | None]
     """From the setting, the layers that are read, the position and the controls' generator; None where there is
     nothing to freeze. At the sink position the mean over ordinary tokens stands for the baseline value."""
 

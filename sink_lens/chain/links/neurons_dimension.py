@@ -21,8 +21,8 @@ from ..evidence import (
     weakest_statistic,
 )
 from ..neurons import LayerSplit, super_neurons
-from ..setting import WHOLE, Edits, Kept, Segment, Setting, random_others
-from .link import Freeze, Intervention, Link, Trial, removal
+from ..setting import WHOLE, Edits, FrozenQuantity, Segment, Setting, draw_other_indices
+from .link import Freeze, Intervention, Link, Trial, make_removal
 
 _MOST_DIRECTIONS = 32
 _LEAST_CHANGED = 0.05
@@ -31,10 +31,10 @@ _WRITES = 0.1
 """Share of a column's energy that must lie in the outlier dimensions for its neuron to write them."""
 
 
-def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Share of a step's change of its outlier dimension that its super neurons make, and the dominance ratio.
+def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Compute the link's statistics: the share of the outlier dimension that super neurons make, and dominance ratio.
 
-    The ratio is that after the first growth step; without one, that of the layer where it is largest.
+    The ratio is read after the first growth step, or where it is largest if there is no step.
     """
     panel, location, name = evidence.panel, evidence.panel.location, "contribution_share"
     nothing = no_neurons_statistic(evidence, name)
@@ -44,7 +44,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
         nothing = undefined_statistic(name, "no dimension dominates after a growth step", absent=True)
     dominance = torch.stack([dominance_ratio(state) for state in panel.states()[1:]])
     layer = location.steps[0].last_layer if location.steps else int(dominance.mean(1).argmax())
-    statistics = _share_statistics(evidence, rng) if nothing is None else [nothing]
+    statistics = _compute_share_statistics(evidence, rng) if nothing is None else [nothing]
     after = Statistic(
         name="dominance_ratio",
         interval=evidence.interval(dominance[layer], generator=rng),
@@ -53,8 +53,8 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     return [*statistics, after]
 
 
-def _share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Share of the outlier dimension that super neurons write, step by step, beside random neurons."""
+def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Compute the share of each step's change that its super neurons write, the lowest first; random ones as null."""
     panel = evidence.panel
     generator = evidence.generator()
     by_step = []
@@ -62,7 +62,7 @@ def _share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Stat
         splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
         change = torch.stack([split.change for split in splits]).sum(0)
         # Steps of the random-init baseline are given, and grow in nothing.
-        standing = panel.summing(panel.states())[step.last_layer + 1][:, step.dimension]
+        standing = panel.rescale_to_last_layer(panel.states())[step.last_layer + 1][:, step.dimension]
         grows = step.ratio_after >= evidence.config.growth_factor**0.5 * step.ratio_before
         if grows and float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
             note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
@@ -72,11 +72,11 @@ def _share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Stat
         def share_rows(chosen: list[list[int]], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
             """Return what chosen neurons of each split write, and the whole change, by sequence."""
             written = torch.stack([s.terms[:, units].sum(1) for s, units in zip(splits, chosen, strict=True)]).sum(0)
-            return torch.stack([written, change], dim=1)[evidence.tested]
+            return torch.stack([written, change], dim=1)[evidence.tested_sequences]
 
         random = [
             [
-                sorted(random_others(units, n=split.terms.shape[1], generator=generator))
+                sorted(draw_other_indices(units, n=split.terms.shape[1], generator=generator))
                 for _ in range(evidence.config.controls)
             ]
             for units, split in zip(supers, splits, strict=True)
@@ -88,10 +88,10 @@ def _share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Stat
     return [weakest_statistic("contribution_share", by_step), *by_step]
 
 
-def _interventions(trial: Trial) -> list[Intervention]:
-    """Zero what the neurons write into the outlier dimensions; mean ablate the dimensions, and the makers' span.
+def _make_interventions(trial: Trial) -> list[Intervention]:
+    """Zero the neurons' weights into the outlier dimensions; mean ablate these dimensions, and the makers' span.
 
-    Weights are the same at every position: a neuron may make the sink by what it takes from all other tokens.
+    The weights are zeroed at every position, since a neuron may make the sink by what it takes from other tokens.
     """
     setting, generator = trial.setting, trial.generator
     at_sink, found = {"position": setting.sink_position, "reads": setting.sink_layers}, list[Intervention]()
@@ -108,22 +108,22 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 for layer, units in supers.items()
             )
 
-        controls = setting.draw_others("resid_post", chosen, generator=generator)
+        controls = setting.draw_other_units("resid_post", chosen, generator=generator)
         name = "entries of down_proj to the outlier dimensions x 0"
         found.append(Intervention(name=name, edits=entries(chosen), controls=tuple(map(entries, controls)), **at_sink))
     if by_layer:
-        kept = setting.keep_beside("resid_post", by_layer, position=setting.sink_position, generator=generator)
-        removed = removal(kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False)
+        kept = setting.freeze_units("resid_post", by_layer, position=setting.sink_position, generator=generator)
+        removed = make_removal(kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False)
         later = tuple(layer for layer in setting.sink_layers if layer > min(by_layer))
         found.append(replace(removed, reads=later or setting.sink_layers))
-    return [*found, *ablate_direction(setting, generator=generator)]
+    return [*found, *span_interventions(setting, generator=generator)]
 
 
 def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:
-    """Layer -> the super neurons and makers that write the dimensions.
+    """Select the super neurons and makers that write the dimensions: layer -> their neurons.
 
-    In growth layers all do. Elsewhere a maker may make the sink through another dimension, which no control may hit: it
-    counts where a tenth of its column's energy is in these dimensions.
+    In growth layers all neurons are taken. In other layers a maker may act through other dimensions; it is taken if a
+    tenth of its column's energy is in these.
     """
     found = {}
     for layer, mask in setting.super_neurons.items():
@@ -135,13 +135,13 @@ def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, l
     return found
 
 
-def ablate_direction(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
-    """Mean ablate the span of what the makers write, against random spans, and against the loss of norm alone.
+def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
+    """Mean ablate the span of the directions that the makers write; the controls do it to random spans.
 
-    After every layer from the first maker on, the part of the sink position's stream in the span of what the makers
-    up to there write is set to that of other positions. A random span holds next to none of the token's energy; so the
-    token is also rescaled to the norm that it has without the span, as a row of its own. Where no later layer reads the
-    sink, nothing is asked.
+    After every layer from the first maker on, the stream at the sink position gets the mean over ordinary tokens within
+    the span of the directions written so far. A random span holds next to none of the token's energy, so a second
+    intervention only rescales the token to the norm that it has without the span. The list is empty if no later layer
+    reads the sink.
     """
     written = {layer: columns for layer, columns in _written_directions(setting).items() if columns.numel()}
     if not written:
@@ -179,7 +179,7 @@ def ablate_direction(setting: Setting, *, generator: torch.Generator) -> list[In
 
 
 def _written_directions(setting: Setting) -> dict[int, Tensor]:
-    """Layer -> the directions that the makers of the layer write at the sink position; -1 is the embedding."""
+    """Collect the directions that makers write at the sink position: layer -> maker x d_model; -1 is the embedding."""
     found: dict[int, list[Tensor]] = {}
     for part in setting.makers[:_MOST_DIRECTIONS]:
         if part.kind == "neuron":
@@ -195,15 +195,17 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
     return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}
 
 
-def _freeze_dimensions(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
-    """Freeze the outlier dimensions after growth steps, against other dimensions; None without a growth step."""
+def _freeze_dimensions(
+    setting: Setting, segment: Segment, position: int, generator: torch.Generator
+) -> FrozenQuantity | None:
+    """Freeze the outlier dimensions after growth steps, with random dimensions as controls; None without a step."""
     if not segment.steps:
         return None
     location = setting.location
     written = {
         step.last_layer: list(location.outliers.get(step.last_layer, ())) or [step.dimension] for step in segment.steps
     }
-    return setting.keep_beside("resid_post", written, position=position, generator=generator)
+    return setting.freeze_units("resid_post", written, position=position, generator=generator)
 
 
 NEURONS_DIMENSION = Link(
@@ -213,8 +215,8 @@ NEURONS_DIMENSION = Link(
     arrow="neurons → dimension",
     sentence="Super neurons write the outlier dimension of the sink token.",
     question="do the super neurons make the outlier dimension?",
-    statistics=_statistics,
+    statistics=_compute_statistics,
     floor=lambda config, length: 0.5,
-    interventions=_interventions,
+    interventions=_make_interventions,
     freeze=Freeze(name="dimensions", make=_freeze_dimensions),
 )

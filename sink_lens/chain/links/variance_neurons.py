@@ -18,19 +18,19 @@ from ..evidence import (
     weakest_statistic,
 )
 from ..neurons import super_neurons
-from ..setting import Kept, Segment, Setting, random_others
-from .link import Freeze, Intervention, Link, Trial, removal
+from ..setting import FrozenQuantity, Segment, Setting, draw_other_indices
+from .link import Freeze, Intervention, Link, Trial, make_removal
 
 _LARGEST_RATIO = 1e6
 _SILENT = 0.01
 """A neuron is silent if its activation is at most this share of the strongest super neuron's."""
 
 
-def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Geometric mean over super neurons of mean |activation| at the sink over mean |activation| elsewhere.
+def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Compute the spike ratio of super neurons, mean |activation| at the sink over elsewhere, lowest step first.
 
-    Ratios are cut at a million, for a neuron may be silent at other positions. One that is silent at the sink of these
-    sequences, as where another neuron does the same for their first tokens, is left out.
+    It is a geometric mean over neurons. Ratios are cut at a million, since a neuron may be silent at other positions. A
+    neuron that is silent at the sink of these sequences is left out.
     """
     panel = evidence.panel
     nothing = no_neurons_statistic(evidence, "spike_ratio")
@@ -43,9 +43,9 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
         chosen, random = [], []
         for layer in step.layers:
             at_sink = panel.at("neurons_at_sinks", layer)[:, index].abs()
-            both = torch.stack([at_sink, panel.at("neurons_elsewhere", layer)], dim=1)[evidence.tested]
+            both = torch.stack([at_sink, panel.at("neurons_elsewhere", layer)], dim=1)[evidence.tested_sequences]
             supers = super_neurons(evidence.splits, layer=layer).nonzero().flatten().tolist()
-            others = [random_others(supers, n=both.shape[-1], generator=generator) for _ in range(draws)]
+            others = [draw_other_indices(supers, n=both.shape[-1], generator=generator) for _ in range(draws)]
             chosen.append(both[..., supers])  # sequence, where, neuron
             random.append([both[..., sorted(some)] for some in others])
         at_step = torch.cat(chosen, dim=-1)
@@ -60,7 +60,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
 
 def _spike_ratio(rows: np.ndarray) -> float:
-    """Geometric mean of how much more the neurons fire at the sink than elsewhere."""
+    """Compute the geometric mean over neurons of their mean activation at the sink over that elsewhere."""
     at_sink, elsewhere = rows.mean(0)
     fires = at_sink > _SILENT * at_sink.max(initial=0.0)
     with np.errstate(divide="ignore"):
@@ -68,19 +68,21 @@ def _spike_ratio(rows: np.ndarray) -> float:
     return float(np.exp(np.log(ratios).mean())) if len(ratios) else math.nan
 
 
-def _interventions(trial: Trial) -> list[Intervention]:
-    """Mean ablate the super neurons at the sink, against other neurons of the same layers."""
+def _make_interventions(trial: Trial) -> list[Intervention]:
+    """Mean ablate the super neurons at the sink; the controls do it to random neurons of the same layers."""
     setting, position = trial.setting, trial.setting.sink_position
     kept = _freeze_masks(setting, setting.super_neurons, position=position, generator=trial.generator)
     if kept is None:
         return []
     added = f" and {plural(setting.n_added, 'other maker')}" if setting.n_added else ""
     name = f"mean ablation of {plural(kept.size - setting.n_added, 'super neuron')}{added}"
-    return [removal(kept, setting=setting, name=name)]
+    return [make_removal(kept, setting=setting, name=name)]
 
 
-def _freeze_neurons(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
-    """Freeze the super neurons of a growth step, or of all steps, against other neurons of the same layers."""
+def _freeze_neurons(
+    setting: Setting, segment: Segment, position: int, generator: torch.Generator
+) -> FrozenQuantity | None:
+    """Freeze the super neurons of a growth step, or of all steps, with random neurons of these layers as controls."""
     known = setting.super_neurons
     grown = [layer for step in segment.steps for layer in step.layers]
     layers = known if segment.number == ALL_STEPS else grown  # makers may stand in other layers
@@ -90,10 +92,10 @@ def _freeze_neurons(setting: Setting, segment: Segment, position: int, generator
 
 def _freeze_masks(
     setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
-) -> Kept | None:
-    """Freeze the neurons of a mask by layer, against others of the same layers; None if the masks have none."""
+) -> FrozenQuantity | None:
+    """Freeze the neurons that a mask marks in each layer, with random ones as controls; None if none is marked."""
     chosen = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
-    return setting.keep_beside("neurons", chosen, position=position, generator=generator) if chosen else None
+    return setting.freeze_units("neurons", chosen, position=position, generator=generator) if chosen else None
 
 
 VARIANCE_NEURONS = Link(
@@ -103,9 +105,9 @@ VARIANCE_NEURONS = Link(
     arrow="variance → neurons",
     sentence="The difference makes super neurons fire at the sink token only.",
     question="do the super neurons fire at the sink token only?",
-    statistics=_statistics,
+    statistics=_compute_statistics,
     floor=lambda config, length: 10.0,
     can_start=True,
-    interventions=_interventions,
+    interventions=_make_interventions,
     freeze=Freeze(name="neurons", make=_freeze_neurons),
 )

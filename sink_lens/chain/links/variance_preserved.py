@@ -22,7 +22,7 @@ from ..evidence import (
 )
 from ..locate import feeding_layers
 from ..readings import MeasuringPass, control_positions, evenly_spaced
-from .link import Intervention, Link, Trial, removal
+from .link import Intervention, Link, Trial, make_removal
 
 _RESAMPLES_OF_TAU = 100
 _TAU_DIMENSIONS = 64
@@ -30,8 +30,8 @@ _FEWEST_FOR_TAU = 8
 _NO_SPREAD = 1e-4
 
 
-def _readings(one: MeasuringPass) -> list[Reading]:
-    """Aggregated values at the studied position and at others, in the layers that feed the growth steps."""
+def _make_readings(one: MeasuringPass) -> list[Reading]:
+    """Make the reading of aggregated values at the studied and some other positions, in layers before the growth."""
     sink = one.plan.sink_position
     positions = [sink, *control_positions(one.length, key=sink, controls=one.controls)]
 
@@ -42,10 +42,10 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     return [Reading(name="z_at", sites=("z",), function=z_at, layers=layers)]
 
 
-def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """S2 of what W_O writes at the sink over that of others, and Kendall tau of its weights with the sink's inputs.
+def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Compute the link's statistics: the S2 ratio of the output of W_O, and Kendall's tau of W_O with its inputs.
 
-    Tau asks whether W_O reads most from the inputs in which the sink varies over sequences; with BOS none do.
+    Tau is high if W_O reads most from the inputs that vary over sequences at the sink; undefined if the sink is BOS.
     """
     lens, panel = evidence.lens, evidence.panel
     feeding = _layers_before_growth(panel.location.growth_layers, lens)
@@ -65,7 +65,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
         return float(torch.stack(found).nanmean())
 
     at_sink, *at_others = (one[~one.isnan().any(1)] for one in values.unbind(1))
-    after = _written_variance(evidence, rng)
+    after = _written_variance_statistic(evidence, rng)
     if len(at_sink) < 2:
         return [after, undefined_statistic("kendall_tau", "one sequence has no standard deviation over sequences")]
     if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
@@ -84,16 +84,16 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
 
 def _layers_before_growth(growth: tuple[int, ...], lens: LensModel) -> tuple[int, ...]:
-    """The first growth layer, whose attention comes before its MLP, and the one before it; else all that feed."""
+    """Return the first growth layer and the one before it; without growth, all of ``feeding_layers``."""
     feeding = feeding_layers(growth, attention=lens.attention_layers)
     return feeding[-2:] if growth else feeding
 
 
-def _written_variance(evidence: Evidence, rng: np.random.Generator) -> Statistic:
-    """S2 of what W_O writes, in the first growth layer or the one before it, where the ratio is larger.
+def _written_variance_statistic(evidence: Evidence, rng: np.random.Generator) -> Statistic:
+    """Compute the S2 ratio of the output of W_O in the first growth layer or the one before it, the larger of both.
 
-    Without a growth step nobody knows which layer's output is read later: the interval then spans those of all layers,
-    so that layers that differ decide nothing.
+    Without a growth step, it is the largest of all layers, and its interval also reaches down to the smallest: it is
+    then not known which layer's output is read later.
     """
     panel, growth = evidence.panel, evidence.panel.location.growth_layers
     ratio = panel.std_ratio("attn_out")
@@ -109,14 +109,14 @@ def _written_variance(evidence: Evidence, rng: np.random.Generator) -> Statistic
     )
 
 
-def _interventions(trial: Trial) -> list[Intervention]:
-    """Mean ablate what the attention writes at the sink, against the same at other positions."""
+def _make_interventions(trial: Trial) -> list[Intervention]:
+    """Mean ablate the attention's output at the sink; the controls do it at other positions."""
     setting = trial.setting
-    if not setting.feeding:
+    if not setting.feeding_layers:
         return []
-    layers = setting.having("attn_out", range(max(1, min(setting.sink_layers)))) or setting.feeding
-    written = setting.keep_site("attn_out", layers=layers, position=setting.sink_position)
-    return [removal(written, setting=setting, name="mean ablation of attn_out")]
+    layers = setting.layers_having("attn_out", range(max(1, min(setting.sink_layers)))) or setting.feeding_layers
+    written = setting.freeze_site("attn_out", layers=layers, position=setting.sink_position)
+    return [make_removal(written, setting=setting, name="mean ablation of attn_out")]
 
 
 VARIANCE_PRESERVED = Link(
@@ -126,8 +126,8 @@ VARIANCE_PRESERVED = Link(
     arrow="variance → W_O",
     sentence="The attention output projection W_O passes that difference on.",
     question="does what attention writes at the sink token vary more than what it writes at other tokens?",
-    statistics=_statistics,
+    statistics=_compute_statistics,
     floor=lambda config, length: 1.25,
-    readings=_readings,
-    interventions=_interventions,
+    readings=_make_readings,
+    interventions=_make_interventions,
 )

@@ -75,7 +75,7 @@ class LinkWords:
 
 
 def answers_by_link(tables: Tables) -> dict[str, dict[str, str]]:
-    """Link -> its three answers; empty in runs that have none."""
+    """Read the three answers about each link: link -> question -> answer; empty if the run has none."""
     table, names = tables.get("links"), ("present", "necessary_or_sufficient", "carries")
     if table is None or not set(names) <= set(table.columns):
         return {}
@@ -84,24 +84,24 @@ def answers_by_link(tables: Tables) -> dict[str, dict[str, str]]:
 
 
 def statistics_by_name(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
-    """Name -> row, for every statistic of a link."""
+    """Read the statistics of a link: name of the statistic -> its row."""
     table = tables.get("links")
-    return {} if table is None else _rows_by(table.loc[table["link"].eq(link)], "statistic")
+    return {} if table is None else _index_rows(table.loc[table["link"].eq(link)], "statistic")
 
 
 def interventions_by_name(tables: Tables) -> dict[str, dict[str, Any]]:
-    """Name -> row, for every intervention of the run."""
+    """Read all interventions of a run: name of the edit -> its row."""
     table = tables.get("effects")
-    return {} if table is None else _rows_by(table, "edit")
+    return {} if table is None else _index_rows(table, "edit")
 
 
-def _rows_by(table: pd.DataFrame, column: str) -> dict[str, dict[str, Any]]:
+def _index_rows(table: pd.DataFrame, column: str) -> dict[str, dict[str, Any]]:
     rows = table.drop_duplicates(column).set_index(column, drop=False)
     return {str(name): dict(row) for name, row in rows.to_dict("index").items()}
 
 
 def _dimensions_text(tables: Tables) -> str:
-    """The outlier dimensions that the keys read in the layers where the sink is; by number if there is one."""
+    """Name the outlier dimensions that the keys read in the sink's layers: "dimension 7" or "3 outlier dimensions"."""
     table, effects = tables.get("dimensions"), tables.get("effects")
     if table is None or effects is None:
         return ""
@@ -125,7 +125,7 @@ def cancels_bias(tables: Tables) -> bool:
 
 
 def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
-    """Say that the outlier dimensions cancel the keys' bias."""
+    """Say that the outlier dimensions cancel the keys' bias; None if they do not."""
     if not cancels_bias(tables):
         return None
     rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
@@ -133,9 +133,9 @@ def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
 
 
 def _direction_phrase(tables: Tables) -> Phrase | None:
-    """Say that a direction carries the sink, if dimensions stand out and were shown not to.
+    """Say that a direction, and no single dimension, carries the sink; None if the run does not show it.
 
-    The span of what the makers write must carry it beyond random spans and beyond its norm alone.
+    Ablating the span that the makers write must remove more than random spans and than the loss of norm alone.
     """
     made = interventions_by_name(tables)
     if not {SPAN, RESCALED} <= set(made) or not _dimensions_text(tables):
@@ -151,7 +151,7 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
 
 
 def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
-    """Sentences on the other parts of the key, and on dimensions that cancel the keys' bias."""
+    """Write sentences on the other parts of the key, and on dimensions that cancel the keys' bias, if they matter."""
     said, effects = [], interventions_by_name(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(
@@ -168,7 +168,7 @@ def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
 
 
 def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    """Say that random spans do as much as what the makers write."""
+    """Say that random spans remove as much as the makers' span, if they do."""
     span = interventions_by_name(tables).get(SPAN)
     if span is None or not span["ci_low"] > INTERVENTION_FLOOR or span["ci_low"] > span["control_largest"]:
         return []
@@ -179,7 +179,7 @@ def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
 
 
 def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    """Say what isolation leaves in a hybrid."""
+    """Say that mixers still bring earlier tokens under isolation, if the model has mixers."""
     table = tables.get("summary")
     layers = [] if table is None else table.loc[table["quantity"].eq("mixer_layers"), "value"].tolist()
     if not layers:

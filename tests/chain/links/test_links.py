@@ -20,7 +20,7 @@ from sink_lens.chain.links.variance_preserved import VARIANCE_PRESERVED
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.chain.measure import measure, scout, scout_and_measure
 from sink_lens.chain.readings import MeasuringPass, control_positions
-from sink_lens.chain.setting import Maker, setting_of, with_makers
+from sink_lens.chain.setting import Maker, add_makers, make_setting
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
@@ -111,7 +111,7 @@ def test_zeroed_weights_are_zeroed_at_every_position(family):
     config = TraceConfig(model="held_down", random_init=False, controls=3)
     location = scout_and_measure(lens, tokens, config=config).location
     (maker,) = (Maker(kind="neuron", layer=one.layer, unit=one.index) for one in zoo.truth.makers)
-    setting = with_makers(setting_of(lens, tokens, location=location, config=config), [maker])
+    setting = add_makers(make_setting(lens, tokens, location=location, config=config), [maker])
     trial = Trial(setting=setting, generator=setting.generator(), means=None, curve=None)
     entries = NEURONS_DIMENSION.interventions(trial)[0]
 

@@ -9,7 +9,7 @@ from toy_link import TOY_LINK
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.terminal import brief
+from sink_lens.chain.terminal import brief_answer
 from sink_lens.chain.trace import trace
 from sink_lens.records import read_run
 
@@ -51,7 +51,7 @@ def test_it_is_intervened_on_and_frozen(tables):
 
 def test_it_is_shown_in_the_terminal(traced):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(brief(traced))
+    console.print(brief_answer(traced))
     assert "toy" in console.export_text()
 
 
