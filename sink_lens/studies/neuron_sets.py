@@ -106,7 +106,8 @@ def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[],
 
     def removed(neurons: Sequence[Neuron]) -> float:
         tick()
-        edits = setting.freeze_unit_edits("neurons", _group_by_layer(neurons), position=setting.sink_position, mean=True)
+        units = _group_by_layer(neurons)
+        edits = setting.freeze_unit_edits("neurons", units, position=setting.sink_position, mean=True)
         run = setting.run(edits, layers=segment.layers, quiet=True)
         after = float(run.mass_at(setting.sink_position, layers=segment.layers).mean())
         return 1 - after / before if before else math.nan
