@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-
 BAD_INPUT = 2
 """Exit code of everything that the user can put right."""
 INTERRUPTED = 130

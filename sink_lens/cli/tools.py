@@ -42,7 +42,6 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     page = render(*config.runs, out=None if config.out is None else Path(config.out), by=config.by)
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
-
     if config.figures is not None:
         files, missing = save_figures(config.runs, config.figures, formats=config.format, only=config.only)
         if not quiet:

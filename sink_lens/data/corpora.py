@@ -72,7 +72,6 @@ class Texts:
         self._read = read
 
     def __iter__(self) -> Iterator[str]:
-        """Read the documents from the source again, from the first one on."""
         return iter(self._read())
 
 
@@ -95,7 +94,15 @@ def open_texts(source: str) -> Texts:
     if not (path := expand_home(source)).exists():
         return Texts(source, _open_hub_dataset(source))
     if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        return Texts(source, _open_saved_dataset(path))
+        datasets = _import_datasets(path)
+        with _raise_input_errors(f"{path} is no whole data set that datasets saved"):
+            rows = datasets.load_from_disk(path)
+        if isinstance(rows, datasets.DatasetDict):
+            if "train" not in rows:
+                splits = ", ".join(map(str, rows))
+                raise InputError(f"{path} has the splits {splits}; need a split train. Give the folder of one split.")
+            rows = rows["train"]
+        return Texts(source, lambda: _texts_of_rows(rows, what=str(path)))
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()]
         if not files:
@@ -142,19 +149,6 @@ def _import_datasets(source: object) -> Any:
             f"datasets is not installed; need it to read {source}. pip install 'sink-lens[datasets]'"
         ) from error
     return datasets
-
-
-def _open_saved_dataset(folder: Path) -> Callable[[], Iterable[str]]:
-    """Return a function that reads a data set that ``datasets`` saved; if it has several splits, the train split."""
-    datasets = _import_datasets(folder)
-    with _raise_input_errors(f"{folder} is no whole data set that datasets saved"):
-        rows = datasets.load_from_disk(folder)
-    if isinstance(rows, datasets.DatasetDict):
-        if "train" not in rows:
-            splits = ", ".join(map(str, rows))
-            raise InputError(f"{folder} has the splits {splits}; need a split train. Give the folder of one split.")
-        rows = rows["train"]
-    return lambda: _texts_of_rows(rows, what=str(folder))
 
 
 @contextlib.contextmanager

@@ -249,7 +249,6 @@ class TokenBatch:
         _check_tensors(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: the source of the batch, its sizes, whether it begins with BOS, and its hash."""
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
         return display.result_html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 
@@ -395,9 +394,8 @@ def _cut_batch(
     if len(ids) < sequences * body:
         fit = len(ids) // body
         raise InputError(
-            f"{what} has {len(ids)} tokens; need {sequences} x {body} = {sequences * body} for sequences of "
-            f"{length}{' with BOS' if first else ''} ({fit} would fit). Give more text, fewer sequences or a "
-            f"shorter length."
+            f"{what} has {len(ids)} tokens; need {sequences} x {body} = {sequences * body} for sequences of {length}"
+            f"{' with BOS' if first else ''} ({fit} would fit). Give more text, fewer sequences or a shorter length."
         )
     starts = [index * len(ids) // sequences for index in range(sequences)]
     rows = [list(ids[start : start + body]) for start in starts]

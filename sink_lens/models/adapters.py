@@ -59,9 +59,8 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
     config = given.peft_config[next(iter(given.active_adapters))] if given.active_adapters else None
     if getattr(config, "is_prompt_learning", False):
         raise ModelError(
-            f"the adapter ({_adapter_type(config)}) puts vectors in front of the tokens or keys "
-            f"and changes no weight, so "
-            "there is nothing to merge; need an adapter of weights, such as LoRA, or the base model"
+            f"the adapter ({_adapter_type(config)}) puts vectors in front of the tokens or keys and changes no weight, "
+            "so there is nothing to merge; need an adapter of weights, such as LoRA, or the base model"
         )
     base: Any = given.get_base_model() if isinstance(model, peft.PeftModel) else given.base_model.model
     return base
@@ -136,9 +135,8 @@ def check_no_adapter(folder: Path) -> None:
         config = {}
     base = str(config.get("base_model_name_or_path") or "its base model")
     raise ModelError(
-        f"{folder} holds an adapter ({_adapter_type(config)}) of {base}, which is no model by itself; "
-        f"need the model with it. "
-        f"In Python: model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "
+        f"{folder} holds an adapter ({_adapter_type(config)}) of {base}, which is no model by itself; need the model "
+        f"with it. In Python: model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "
         f"{str(folder)!r}), then wrap(model); or model.merge_and_unload().save_pretrained(...) and that folder"
     )
 
@@ -187,11 +185,7 @@ def _merged_layer(layer: Any) -> nn.Module:
 
 
 def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Refuse a merged copy whose logits differ from those of the user's own model.
-
-    Raises:
-        ModelError: by how much they differ.
-    """
+    """Refuse a merged copy whose logits differ from those of the user's own model."""
     ids = probe_tokens(model)
     logits = []
     for one in (model, plain):

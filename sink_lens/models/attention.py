@@ -14,9 +14,7 @@ def repeat_kv_heads(
 ) -> Float[Tensor, "batch head key d_head"]:
     """Repeat keys or values of each key-value head for the query heads that share it: one entry for each query head."""
     groups = n_heads // tensor.shape[1]
-    if groups == 1:
-        return tensor
-    return tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
+    return tensor if groups == 1 else tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 def softcap_scores(scores: Float[Tensor, "... query key"], softcap: float | None) -> Float[Tensor, "... query key"]:

@@ -216,9 +216,7 @@ def check_keys(info: dict, *, name: str) -> None:
             "need a config.json and weights that belong together. Fetch both again"
         )
     for kind in ("missing_keys", "unexpected_keys"):
-        keys = sorted(str(key) for key in info.get(kind, ()))
-        keys = [key for key in keys if not _OLD_MASK.search(key)]
-        if keys:
+        if keys := sorted(key for key in map(str, info.get(kind, ())) if not _OLD_MASK.search(key)):
             raise ModelError(
                 f"{name}: {kind.replace('_', ' ')} in the checkpoint: {', '.join(keys[:3])}"
                 f"{' and more' if len(keys) > 3 else ''} ({len(keys)}); need the weights of exactly this architecture"
@@ -321,7 +319,6 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
 
 
 def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
-    """Run the bridge on token ids, in eval mode and without gradients, and return the logits."""
     with switch_to_eval_mode(bridge), torch.no_grad():
         logits: Tensor = bridge(ids, use_cache=False)
     return logits

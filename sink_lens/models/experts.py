@@ -164,17 +164,10 @@ def mlp_parts(block: Any) -> dict[str, Any]:
 
 
 def _unwrapped_module(module: Any, name: str) -> Any:
-    """Return a submodule without the bridge's components around it; None if there is no submodule of this name."""
     found = getattr(module, name, None)
     while isinstance(getattr(found, "original_component", None), nn.Module):
         found = found.original_component  # type: ignore[union-attr]  # a component
     return found
-
-
-def _count_neurons(block: Any) -> int:
-    parts = mlp_parts(block)
-    dense = parts["dense"].down.weight.shape[1] if "dense" in parts else 0
-    return dense + (parts["experts"].num_experts * expert_width(parts["experts"]) if "experts" in parts else 0)
 
 
 @functools.cache
@@ -188,11 +181,14 @@ def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
         return
     layers = model.get_submodule(family.layers).children()
     blocks = [_unwrapped_module(layer, str(family.mlp)) for layer in layers]  # components in a bridge's model
+    widths = []
     for block in blocks:
         block.__dict__["names"] = {"shared": family.shared, "gate": family.shared_gate, "dense": family.dense}
-    width = max(map(_count_neurons, blocks))
+        parts = mlp_parts(block)
+        routed = parts["experts"].num_experts * expert_width(parts["experts"]) if "experts" in parts else 0
+        widths.append(routed + (parts["dense"].down.weight.shape[1] if "dense" in parts else 0))
     for block in blocks:
-        block.__dict__["width"] = width
+        block.__dict__["width"] = max(widths)
         if not isinstance(block, _HookedMixture):
             block.__class__ = _mixture_class(type(block))
             rebind_forward(block)

@@ -21,7 +21,6 @@ _SANDWICH: dict[str, Any] = {
     "mlp_post_norm": "post_feedforward_layernorm",
     "gain_offset": 1.0,
 }
-
 _POST_NORM: dict[str, Any] = {
     "attn_norm": None,
     "attn_post_norm": "post_attention_layernorm",
@@ -313,7 +312,6 @@ _REFUSED: dict[str, dict[str, str]] = {
     **{row.architecture: {"attention_bias": _BIASED_LATENT} for row in _ROWS if row.kv_latent is not None},
 }
 """Architecture -> field of the configuration -> why a model where it is set cannot be opened."""
-
 
 _NO_ATTENTION = "it has no attention"
 _GATED_HEADS = "its heads have gates that no row tells of yet"

@@ -157,11 +157,7 @@ def _disk_full_error(file: Path, *, folder: Path, needed: int, found: str) -> Mo
 
 
 def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], TensorProcessor]:
-    """Find the file's tensor for each name in the model, and the architecture's operations on them; read no values.
-
-    Raises:
-        ModelError: a tensor is missing or of another size, or the file has biases that the model has not.
-    """
+    """Find the file's tensor for each name in the model, and the architecture's operations on them; read no values."""
     held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parse_file_once
     processor_class = TENSOR_PROCESSORS.get(held.fields["general.architecture"].contents(), TensorProcessor)
     processor = processor_class(config=load_gguf_checkpoint(str(file))["config"])
@@ -193,12 +189,7 @@ def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 def _write_weights(
     model: PreTrainedModel, *, tensors: Mapping[str, Any], processor: TensorProcessor, folder: Path
 ) -> None:
-    """Write config.json, the settings of generation, and the weights in float32.
-
-    Raises:
-        OSError: the disk is full.
-        ValueError: a tensor has another shape than the model's.
-    """
+    """Write config.json, the settings of generation, and the weights in float32."""
     model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:
@@ -250,9 +241,8 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
 
     found = {field: entry_of(entry) for entry, field in _SETTINGS.items() if field in known}
     heads = entry_of("attention.head_count")
-    each = (
-        entry_of("embedding_length") // heads if isinstance(heads, int) and heads else None
-    )  # a list if layers differ
+    # heads is a list if layers differ
+    each = entry_of("embedding_length") // heads if isinstance(heads, int) and heads else None
     width = entry_of("attention.key_length") or known.get("head_dim") or each
     if "query_pre_attn_scalar" in known:
         found["query_pre_attn_scalar"] = each if entry_of("block_count") == _LAYERS_OF_27B.get(kind) else width
@@ -297,7 +287,6 @@ def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str)
     factors = np.asarray(held["rope_freqs.weight"].data, dtype=np.float64).flatten()
     if np.all(factors == 1):
         return {}
-    context = metadata_value(reader, f"{kind}.rope.scaling.original_context_length") or _CONTEXT
     most = float(factors.max())
     inverse = theta ** -(np.arange(len(factors)) / len(factors))
     turns = context * inverse / (2 * math.pi)  # of each frequency, in the first context

@@ -65,7 +65,6 @@ class InterfacedGptj(GPTJAttention):
     """GPT-J's attention; its products are in float32 whatever the type of the weights."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
-        """Output by heads and pattern, by the attention function that is chosen; GPT-J's own if none is."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -76,7 +75,6 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
     """GPT-Neo's attention, whose scores are not scaled; every other layer has a window."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
-        """Output by heads and pattern, by the attention function that is chosen; GPT-Neo's own if none is."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -90,7 +88,6 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
 def _call_attention_function(
     attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Call an attention function on queries, keys and values from ``_attn``; return output by heads and pattern."""
     output, pattern = attend(module, query.float(), key.float(), value.float(), mask, scaling=scaling)
     return output.transpose(1, 2).to(value.dtype), pattern
 
@@ -103,8 +100,7 @@ class InterfacedFalcon(FalconAttention):
         attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, *args, **kwargs)
-        parts = (one.transpose(1, 2) for one in self._split_heads(self.query_key_value(hidden_states)))
-        query, key, value = parts
+        query, key, value = (one.transpose(1, 2) for one in self._split_heads(self.query_key_value(hidden_states)))
         query, key = apply_rotary_pos_emb(query, key, *kwargs["position_embeddings"])
         if kwargs.get("layer_past") is not None:
             key, value = kwargs["layer_past"].update(key, value, self.layer_idx)
@@ -392,7 +388,6 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
     """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
 
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
-        """Return query, key and value parts of a fused projection, which share its weights."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
         ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
         return tuple(FusedRowsLinear(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))

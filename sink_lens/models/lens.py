@@ -91,7 +91,6 @@ class LensModel:
         return head_sizes(self.config, family=self.family, layer=layer)
 
     def _smallest_size(self, name: str) -> int:
-        """Smallest value over layers of a number or width of heads, such as ``n_heads``."""
         layers = range(self.n_layers) if self.family.own_sizes else (0,)
         return min(self.head_sizes(layer)[name] for layer in layers)
 
@@ -244,18 +243,13 @@ class LensModel:
         return self.plain.dtype
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be pickled or copied: the two paths, what was noted of them and the lock belong together.
-
-        Raises:
-            ModelError: always.
-        """
+        """Refuse to be pickled or copied: the two paths, what was noted of them and the lock belong together."""
         raise ModelError(
             f"the lens of {self.name} was to be sent to another process, or copied, and it stays with its model and "
             "its lock; need one that is made there. Call load(...) in the worker, or wrap a copy of the model"
         )
 
     def __repr__(self) -> str:
-        """One line: name, architecture, sizes, kernel."""
         return (
             f"LensModel({self.name!r}, {self.family.architecture}, {self.n_layers} layers, "
             f"{self.n_heads} heads over {self.n_kv_heads}, d_model {self.d_model}, {self.dtype}, {self.device}, "

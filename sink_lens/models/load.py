@@ -206,15 +206,10 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
 
 
 def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
-    """Refuse weights that main memory has no room for, before they are read.
-
-    Raises:
-        ModelError: their size in this type, and in the checkpoint's own where that is smaller.
-    """
+    """Refuse weights that main memory has no room for, before they are read."""
     header = read_folder_header(folder)
-    stored = sum(
-        file.stat().st_size for file in folder.glob("*.safetensors") if file.exists()
-    )  # a link may lead nowhere
+    # a link may lead nowhere
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.exists())
     needed = stored if header is None or isinstance(dtype, str) else header.n_weights * dtype.itemsize
     free = psutil.virtual_memory().available
     if needed <= free:

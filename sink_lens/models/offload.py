@@ -53,7 +53,6 @@ class NoBridge:
     """Placeholder for the bridge of a model that can only be measured; any use raises an error with the reason."""
 
     def __init__(self, reason: str) -> None:
-        """Args: reason: what was found and what is needed."""
         self.reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -53,11 +53,9 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def take_turn_to_wrap(*modules: nn.Module, name: str) -> Iterator[None]:
+def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractContextManager[object]:
     """Within the block, only this caller may use a model, which need not have a lens yet."""
-    with _hold_lock(lock_of(*modules), name=name):
-        yield
+    return _hold_lock(lock_of(*modules), name=name)
 
 
 @contextlib.contextmanager
@@ -116,11 +114,9 @@ def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[N
             own[name] = before
 
 
-@contextlib.contextmanager
-def in_eval_mode(lens: LensModel) -> Iterator[None]:
+def in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
     """Within the block, all modules of both paths are in eval mode and uncompiled; the caller has ``exclusive_use``."""
-    with _disable_settings(lens.state.unchanged.settings, "training", COMPILED):
-        yield
+    return _disable_settings(lens.state.unchanged.settings, "training", COMPILED)
 
 
 @contextlib.contextmanager
@@ -158,11 +154,9 @@ def switch_to_eval_mode(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def without_compiled_forwards(model: nn.Module) -> Iterator[None]:
+def without_compiled_forwards(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Within the block, modules that ``compile`` was called on run their uncompiled forward."""
-    with _disable_settings(list(map(vars, model.modules())), COMPILED):
-        yield
+    return _disable_settings(list(map(vars, model.modules())), COMPILED)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # neither torch nor the types of shapes: a dry run knows the 
 
     from .lens import LensModel
 
-
 _PARTS = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
 """Axis of a site -> what an edit, a sweep or a patch chooses from on it; any other axis has units."""
 
@@ -133,141 +132,87 @@ def _address_of(site: str, family: Family) -> Address | None:
     return None
 
 
-_LIST = (
-    Site(
-        name="resid_pre",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.hook_resid_pre",
-        meaning="residual stream before the layer",
+_STREAM, _SQUARE, _NEURONS = "batch position d_model", "batch head query key", "batch position d_mlp"
+_IN_LAYERS = {
+    "resid_pre": (_STREAM, "hook_resid_pre", "residual stream before the layer"),
+    "attn_in": (
+        _STREAM,
+        "attn.hook_in",
+        "input of the query, key and value projections, after the norm where there is one",
     ),
-    Site(
-        name="attn_in",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.attn.hook_in",
-        meaning="input of the query, key and value projections, after the norm where there is one",
+    "q_latent": (
+        "batch position d_q_latent",
+        "attn.q_a_layernorm.hook_out",
+        "what queries are made from in latent attention, after its norm",
     ),
-    Site(
-        name="q_latent",
-        axes="batch position d_q_latent",
-        bridge="blocks.{layer}.attn.q_a_layernorm.hook_out",
-        meaning="what queries are made from in latent attention, after its norm",
+    "kv_latent": (
+        "batch position d_kv_latent",
+        "attn.kv_a_layernorm.hook_out",
+        "what the values, and the keys but for their rotary part, are made from in latent attention, after its norm",
     ),
-    Site(
-        name="kv_latent",
-        axes="batch position d_kv_latent",
-        bridge="blocks.{layer}.attn.kv_a_layernorm.hook_out",
-        meaning="what the values, and the keys but for their rotary part, are made from in latent attention, after its "
-        "norm",
-    ),
-    Site(
-        name="q",
-        axes="batch position head d_head",
-        bridge="blocks.{layer}.attn.hook_q",
-        meaning="queries as projected, before their norm and rotation; in latent attention as the heads multiply them, "
+    "q": (
+        "batch position head d_head",
+        "attn.hook_q",
+        "queries as projected, before their norm and rotation; in latent attention as the heads multiply them, "
         "in Gemma 4 after their norm",
     ),
-    Site(
-        name="k",
-        axes="batch position kv_head d_head",
-        bridge="blocks.{layer}.attn.hook_k",
-        meaning="keys as projected, before their norm and rotation; in latent attention as the heads multiply them, in "
-        "Gemma 4 after their norm",
+    "k": (
+        "batch position kv_head d_head",
+        "attn.hook_k",
+        "keys as projected, before their norm and rotation; in latent attention as the heads multiply them, "
+        "in Gemma 4 after their norm",
     ),
-    Site(
-        name="v",
-        axes="batch position kv_head d_value",
-        bridge="blocks.{layer}.attn.hook_v",
-        meaning="values",
+    "v": ("batch position kv_head d_value", "attn.hook_v", "values"),
+    "scores": (
+        _SQUARE,
+        "attn.hook_attn_scores",
+        "attention scores before the softmax, with the mask added (the type's least number)",
     ),
-    Site(
-        name="scores",
-        axes="batch head query key",
-        bridge="blocks.{layer}.attn.hook_attn_scores",
-        meaning="attention scores before the softmax, with the mask added (the type's least number)",
-        observed=True,
+    "pattern": (_SQUARE, "attn.hook_pattern", "attention pattern, after the softmax"),
+    "z_raw": (
+        "batch position head d_value",
+        "attn.hook_z",
+        "aggregated values before a head norm or gate; equal to z where there is none",
     ),
-    Site(
-        name="pattern",
-        axes="batch head query key",
-        bridge="blocks.{layer}.attn.hook_pattern",
-        meaning="attention pattern, after the softmax",
-        observed=True,
+    "z": ("batch position head d_value", "attn.hook_z", "input of the attention output projection W_O, by heads"),
+    "attn_out": (_STREAM, "hook_attn_out", "what the attention adds to the stream, after its norm where there is one"),
+    "mixer_out": (
+        _STREAM,
+        "hook_own_mixer_out",
+        "what a hybrid's mixer (linear attention, Mamba, a convolution) adds to the stream",
     ),
-    Site(
-        name="z_raw",
-        axes="batch position head d_value",
-        bridge="blocks.{layer}.attn.hook_z",
-        meaning="aggregated values before a head norm or gate; equal to z where there is none",
+    "mlp_in": (_STREAM, "mlp.hook_in", "input of the MLP, after the norm where there is one"),
+    "gate": (_NEURONS, "mlp.hook_pre", "gate pre-activation of a gated MLP"),
+    "up": (_NEURONS, "mlp.hook_pre_linear", "up-projection; the pre-activation where there is no gate"),
+    "neurons": (
+        _NEURONS,
+        "mlp.hook_post",
+        "input of the down-projection; in a mixture of experts, of all experts, times the router's weights",
     ),
-    Site(
-        name="z",
-        axes="batch position head d_value",
-        bridge="blocks.{layer}.attn.hook_z",
-        meaning="input of the attention output projection W_O, by heads",
+    "down_out": (_STREAM, "mlp.hook_out", "output of the down-projection, before its norm where there is one"),
+    "mlp_out": (_STREAM, "hook_mlp_out", "what the MLP adds to the stream, after its norm where there is one"),
+    "per_layer_out": (
+        _STREAM,
+        "post_per_layer_input_norm.hook_out",
+        "what a layer adds to the stream of the input that the token has for this layer (Gemma 4)",
     ),
-    Site(
-        name="attn_out",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.hook_attn_out",
-        meaning="what the attention adds to the stream, after its norm where there is one",
-    ),
-    Site(
-        name="mixer_out",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.hook_own_mixer_out",
-        meaning="what a hybrid's mixer (linear attention, Mamba, a convolution) adds to the stream",
-    ),
-    Site(
-        name="mlp_in",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.mlp.hook_in",
-        meaning="input of the MLP, after the norm where there is one",
-    ),
-    Site(
-        name="gate",
-        axes="batch position d_mlp",
-        bridge="blocks.{layer}.mlp.hook_pre",
-        meaning="gate pre-activation of a gated MLP",
-    ),
-    Site(
-        name="up",
-        axes="batch position d_mlp",
-        bridge="blocks.{layer}.mlp.hook_pre_linear",
-        meaning="up-projection; the pre-activation where there is no gate",
-    ),
-    Site(
-        name="neurons",
-        axes="batch position d_mlp",
-        bridge="blocks.{layer}.mlp.hook_post",
-        meaning="input of the down-projection; in a mixture of experts, of all experts, times the router's weights",
-    ),
-    Site(
-        name="down_out",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.mlp.hook_out",
-        meaning="output of the down-projection, before its norm where there is one",
-    ),
-    Site(
-        name="mlp_out",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.hook_mlp_out",
-        meaning="what the MLP adds to the stream, after its norm where there is one",
-    ),
-    Site(
-        name="per_layer_out",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.post_per_layer_input_norm.hook_out",
-        meaning="what a layer adds to the stream of the input that the token has for this layer (Gemma 4)",
-    ),
-    Site(
-        name="resid_post",
-        axes="batch position d_model",
-        bridge="blocks.{layer}.hook_resid_post",
-        meaning="residual stream after the layer",
+    "resid_post": (_STREAM, "hook_resid_post", "residual stream after the layer"),
+}
+"""Name of a site of every layer -> its axes, its hook name on the bridge in the layer, and its meaning."""
+_LIST = (
+    *(
+        Site(
+            name=name,
+            axes=axes,
+            bridge=f"blocks.{{layer}}.{hook}",
+            meaning=meaning,
+            observed=name in ("scores", "pattern"),
+        )
+        for name, (axes, hook, meaning) in _IN_LAYERS.items()
     ),
     Site(
         name="final",
-        axes="batch position d_model",
+        axes=_STREAM,
         bridge="ln_final.hook_out",
         meaning="output of the last norm, what the unembedding reads",
         per_layer=False,
@@ -276,8 +221,6 @@ _LIST = (
 
 SITES: Mapping[str, Site] = {site.name: site for site in _LIST}
 """Site name -> site, in the order in which a layer computes them."""
-
-
 _OTHER_NAMES = {
     "attn": "'attn_out'",
     "attn_scores": "'scores'",

@@ -197,14 +197,12 @@ class ModelRecord:
             self._hook_names.append(name or "the model")
 
     def _note_settings(self, own: dict[str, Any], *, name: str) -> None:
-        """Record the attributes of a module or configuration that are numbers, texts or None."""
         for key, value in own.items():
             free = key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS)
             if not free and (value is None or isinstance(value, int | float | str)):
                 self._note_entry(own, key, f"{key} of {name or 'the model'}")
 
     def _note_entry(self, container: dict[str, Any], key: str, name: str) -> None:
-        """Record the object that a container holds under a key, with the name for errors."""
         self._containers.append(container)
         self._keys.append(key)
         self._objects.append(container.get(key))
@@ -261,11 +259,7 @@ def _refuse_hook(hook: object, *, name: str) -> None:
 
 
 def _refuse_change(now: object, before: object, *, name: str) -> None:
-    """Raise the error for an object that is not the one recorded under this name.
-
-    Raises:
-        ModelError: what it is.
-    """
+    """Raise the error for an object that is not the one recorded under this name."""
     if now is before:
         return
     if name in ("compatibility_mode of the bridge", f"{PROCESSED} of the bridge"):

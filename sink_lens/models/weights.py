@@ -192,11 +192,8 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
 def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
     """Attention weights of a layer with latent attention: products of its two projections and the norm's gain."""
-    family, (of_latent, rotated), d_value = (
-        lens.family,
-        (module.qk_nope_head_dim, module.qk_rope_head_dim),
-        lens.d_value,
-    )
+    family, d_value = lens.family, lens.d_value
+    of_latent, rotated = module.qk_nope_head_dim, module.qk_rope_head_dim
 
     def weight(name: str) -> Tensor:
         """Weight of one of the attention's projections, in float32."""

@@ -295,8 +295,7 @@ def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
     buffers = {plain_name(key): value for key, value in original.named_buffers(remove_duplicate=False)}
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         plain = type(original)(copy.deepcopy(original.config))
-    wanted = [key for key, _ in plain.named_parameters(remove_duplicate=False)]
-    for key in wanted:
+    for key, _ in list(plain.named_parameters(remove_duplicate=False)):
         if key not in held:
             raise ModelError(f"the bridge has no parameter {key}; need a bridge with its weights as they were loaded")
         _set_tensor(plain, key, held[key])

@@ -127,7 +127,18 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
         if f"{name}-" == LATEST:
             shutil.rmtree(path)
         elif f"{name}-" == KEPT:
-            _drop_optimizer_state(path)
+            state = [part for pattern in _STATE for part in path.glob(pattern)]
+            if not state or not _sizes_fit(path):
+                continue
+            listed = json_value((path / _MANIFEST).read_text(encoding="utf-8"))
+            gone = {part.name for part in state}
+            listed["files"] = {name: one for name, one in listed["files"].items() if name.split("/")[0] not in gone}
+            write_whole(path / _MANIFEST, json.dumps(listed, indent=1, allow_nan=False).encode())
+            for part in state:
+                if part.is_dir():
+                    shutil.rmtree(part)
+                else:
+                    part.unlink()
 
 
 def _sizes_fit(folder: Path) -> bool:
@@ -137,19 +148,3 @@ def _sizes_fit(folder: Path) -> bool:
         return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
-
-
-def _drop_optimizer_state(folder: Path) -> None:
-    """Delete the optimizer's state from a checkpoint and from its manifest."""
-    state = [path for pattern in _STATE for path in folder.glob(pattern)]
-    if not state or not _sizes_fit(folder):
-        return
-    listed = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))
-    gone = {path.name for path in state}
-    listed["files"] = {name: entry for name, entry in listed["files"].items() if name.split("/")[0] not in gone}
-    write_whole(folder / _MANIFEST, json.dumps(listed, indent=1, allow_nan=False).encode())
-    for path in state:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

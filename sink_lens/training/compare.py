@@ -230,10 +230,9 @@ def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False
     """Write a comparison into a run folder of kind "compare"; return the folder."""
     variants = comparison.variants
     config = asdict(comparison.config) | {"by": list(variants.by), "baseline": variants.baseline}
-    compared = {
+    config["runs"] = {
         variant: {str(one): str(run.folder) for one, run in runs.items()} for variant, runs in variants.runs.items()
     }
-    config["runs"] = compared
     of_first = variants.runs[variants.baseline][variants.seeds[0]].provenance
     provenance = {name: of_first.get(name) for name in DATA} | {"versions": versions()}
     with create_run(

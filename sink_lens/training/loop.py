@@ -126,7 +126,6 @@ class Loop(Trainer):
     # --- what the Trainer asks
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        """Return the order in which sequences are drawn, from ``data_seed`` (called by the Trainer)."""
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         drawn = self.config.steps * self.config.batch
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
@@ -369,9 +368,7 @@ class Loop(Trainer):
 
     def _last_good_text(self) -> str:
         there = checkpoint_files.list_checkpoints(self._folder)
-        if not there:
-            return "There is no checkpoint yet."
-        return f"The last good checkpoint is {there[max(there)]}."
+        return f"The last good checkpoint is {there[max(there)]}." if there else "There is no checkpoint yet."
 
 
 class _Beginning(TrainerCallback):

@@ -194,9 +194,22 @@ class SinkMonitor:
     def attach_hooks(self) -> None:
         """Put hooks on the model if a reading is due at this step. ``step`` calls this method in a plain loop."""
         self.detach_hooks()
-        if self._step % self._every == 0 and not self.stopped:
-            with self._stop_on_error():
-                self._set_hooks()
+        if self._step % self._every or self.stopped:
+            return
+        with self._stop_on_error():
+            self._sums = KeySums(threshold=self._threshold)
+            if self._tokens is not None:  # then they are run through the model now
+                inner = self._outer  # not DDP, which would synchronise its buffers
+                while name := next((one for one in (UNCOMPILED, "module") if one in inner._modules), None):
+                    inner = inner.get_submodule(name)
+                self._rerun_forward({"input_ids": self._tokens.to(next(self._model.parameters()).device)}, call=inner)
+                return
+            before = self._guard_hook(self._keep_inputs)
+            self._handles.append(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
+            self._end = self._model.register_forward_hook(_UNCOMPILED(self._end_forward), always_call=True)
+            parts = self._outer.modules()
+            if not (self.compiled or any(UNCOMPILED in one._modules or getattr(one, COMPILED) for one in parts)):
+                self._hook_layers()
 
     def step(self) -> dict[str, float] | None:
         """End a step, after the optimizer's; return its reading (``sinks/KEY`` -> number), None if it is not read."""
@@ -222,22 +235,6 @@ class SinkMonitor:
     def frame(self) -> pd.DataFrame:
         """Return all readings as a table: step, key, layer (missing for the whole model), value, unit."""
         return self._readings.frame()
-
-    def _set_hooks(self) -> None:
-        """Begin a reading: put hooks on the model, or run the fixed ``tokens`` through the model if they were given."""
-        self._sums = KeySums(threshold=self._threshold)
-        if self._tokens is not None:
-            inner = self._outer  # not DDP, which would synchronise its buffers
-            while name := next((one for one in (UNCOMPILED, "module") if one in inner._modules), None):
-                inner = inner.get_submodule(name)
-            self._rerun_forward({"input_ids": self._tokens.to(next(self._model.parameters()).device)}, call=inner)
-            return
-        before = self._guard_hook(self._keep_inputs)
-        self._handles.append(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
-        self._end = self._model.register_forward_hook(_UNCOMPILED(self._end_forward), always_call=True)
-        parts = self._outer.modules()
-        if not (self.compiled or any(UNCOMPILED in one._modules or getattr(one, COMPILED) for one in parts)):
-            self._hook_layers()
 
     def _collect_reading(self) -> Reading | None:
         """Compute this step's reading over all processes, store it, and return it; None if a process has none."""
@@ -292,7 +289,6 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _warn_on_error(self, what: str) -> Iterator[None]:
-        """Turn any error within the block into the warning ``what``."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
@@ -309,7 +305,6 @@ class SinkMonitor:
         return run_guarded
 
     def _warn(self, what: str, why: str) -> None:
-        """Log the warning ``what`` with its reason ``why``, once for each ``what``."""
         if what not in self._warned:
             self._warned.add(what)
             _LOGGER.warning("the sink monitor: %s (%s)", what, " ".join(why.split()))
@@ -330,7 +325,6 @@ class SinkMonitor:
         return sums.is_complete(range(len(self._layers)), attention=self._attending)
 
     def _hook_layers(self) -> None:
-        """Put hooks on the layers and their attention modules."""
         once = iter([-1])
 
         def add_first_stream(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -516,7 +510,6 @@ def _layers_by_module(
 
 
 def _unwrap_module(module: nn.Module) -> nn.Module:
-    """Return the module inside wrappers such as FSDP or compilation."""
     while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
     return module

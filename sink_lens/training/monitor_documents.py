@@ -37,8 +37,7 @@ class Documents:
 
     def to(self, device: torch.device) -> "Documents":
         """Return the same documents with their tensors on a device."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
-        return Documents(**moved)
+        return Documents(**{name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__})
 
     def split_states(self, h: Float[Tensor, "batch packed ..."]) -> Float[Tensor, "document position ..."]:
         """Rearrange the stream of packed rows so that each document has a row of its own."""

@@ -116,8 +116,13 @@ class KeySums:
         some = some.round().long().unique()
         some = some[(some >= OTHERS_FROM) & (some < h.shape[1])]
         magnitude = h[:, some][ordinary[:, some]].abs()
+        # For each dimension, the tokens on which it exceeds the factor times their median magnitude. It can only do so
+        # where the largest does: where that is over the factor times half the dimensions. The median itself is dear.
+        small = magnitude * (COVERAGE_FACTOR * (1 - 1e-5)) < magnitude.amax(-1, keepdim=True)
+        few = magnitude[small.sum(-1) > (magnitude.shape[1] - 1) // 2]
+        counts = (few > COVERAGE_FACTOR * few.median(dim=-1, keepdim=True).values).sum(0)
         n = torch.tensor([len(magnitude)], device=h.device)
-        self.added["coverage", layer] = torch.cat([_count_outliers(magnitude), n]).float()
+        self.added["coverage", layer] = torch.cat([counts, n]).float()
 
     def add_attention(
         self,
@@ -250,16 +255,6 @@ def _count_queries(
     return score, (score >= fewest) & told, mass, mass >= fewest
 
 
-def _count_outliers(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
-    """Count for each dimension the tokens on which it exceeds ``COVERAGE_FACTOR`` times their median magnitude."""
-    # A dimension can only do so where the largest does: where that is over the factor times half the dimensions.
-    # The median itself is dear, and few tokens need it.
-    n = magnitude.shape[1]
-    small = magnitude * (COVERAGE_FACTOR * (1 - 1e-5)) < magnitude.amax(-1, keepdim=True)
-    some = magnitude[small.sum(-1) > (n - 1) // 2]
-    return (some > COVERAGE_FACTOR * some.median(dim=-1, keepdim=True).values).sum(0)
-
-
 def _reduce_over_processes(
     tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
 ) -> dict[tuple[str, int], Tensor]:
@@ -276,7 +271,6 @@ def _ratio(pair: Tensor) -> float:
 
 
 def _argmax(values: Sequence[float]) -> int | None:
-    """Return the index of the largest value that is not nan; None if all are nan."""
     known = [index for index, value in enumerate(values) if not math.isnan(value)]
     return max(known, key=lambda index: values[index]) if known else None
 

@@ -103,14 +103,12 @@ class ReadingLog:
         """Yield (step, reading) of all readings in the log before a step."""
         for line in log_lines(self._log.path):
             if line.at < step:
-                yield (
-                    line.at,
-                    {
-                        (block["key"], layer): value
-                        for block in line.tables["monitor"]
-                        for layer, value in zip(block["layer"], block["value"], strict=True)
-                    },
-                )
+                reading = {
+                    (block["key"], layer): value
+                    for block in line.tables["monitor"]
+                    for layer, value in zip(block["layer"], block["value"], strict=True)
+                }
+                yield line.at, reading
 
     def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
         """Write the reading of a step and its alarms to the log.

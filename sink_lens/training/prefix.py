@@ -47,7 +47,6 @@ _TYPE = "PREFIX_TUNING_PLUS"
 _NAME = "prefix_memory"
 """Name of the trained module in the attention module that it belongs to."""
 
-
 Phi = Literal["elu", "elu_plus_one", "constant"]
 _PHI: dict[Phi, Callable[[Tensor], Tensor]] = {
     "elu": elu,
@@ -167,7 +166,6 @@ class PrefixMemory(nn.Module):
         return [q.register_forward_hook(self._keep_queries), o.register_forward_pre_hook(self._add_output)]
 
     def _keep_queries(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the output of the query projection for ``_add_output``."""
         address = SITES["q"].address(self._family)
         assert address is not None  # every family has queries
         self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
@@ -246,7 +244,6 @@ class PrefixModel(nn.Module):
         return self.base_model.generate(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the model itself."""
         try:
             return super().__getattr__(name)
         except AttributeError:

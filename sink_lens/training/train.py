@@ -173,10 +173,8 @@ def leave_process_group() -> None:
 
 def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
     """Build the arguments of the Hugging Face Trainer; under a launcher, this joins the group of processes."""
-    sharding: dict[str, Any] = {}
-    if config.fsdp:
-        wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["HeadNormDecoderLayer"]}
-        sharding = {"fsdp": True, "fsdp_config": wrapped}
+    wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["HeadNormDecoderLayer"]}
+    sharding: dict[str, Any] = {"fsdp": True, "fsdp_config": wrapped} if config.fsdp else {}
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     micro = max(1, config.batch // (config.accumulation * launched))
     args = TrainingArguments(

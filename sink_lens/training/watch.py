@@ -80,8 +80,7 @@ def measure_checkpoint(
             with switch_to_eval_mode(model):
                 frame = chain_measures(load(model, tokenizer=tokenizer), tokens, threshold=threshold)
         else:
-            lens = load(str(model), tokenizer=tokenizer, device=device)
-            frame = chain_measures(lens, tokens, threshold=threshold)
+            frame = chain_measures(load(str(model), tokenizer=tokenizer, device=device), tokens, threshold=threshold)
     return _with_step_columns(frame, step=step, seen=seen, tokens=tokens)
 
 
@@ -243,11 +242,7 @@ def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _earlier_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
-    """Return the rows that an earlier ``watch`` measured, without failed checkpoints, which are tried again.
-
-    Raises:
-        RunError: the rows were measured on other tokens, or not at this threshold.
-    """
+    """Return the rows that an earlier ``watch`` measured, without failed checkpoints, which are tried again."""
     whole = frame.loc[frame["error"].isna()]
     what = f"{folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (--again)."

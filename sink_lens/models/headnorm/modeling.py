@@ -211,7 +211,6 @@ class HeadNormAttention(LlamaAttention):
         return position_ids
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
-        """Return the attention function of the configured implementation for this variant: softmax, sink or sigmoid."""
         implementation = kernel_of(self.config)
         if implementation not in ("eager", "sdpa") or self.variant not in ("sigmoid", "key_bias", *_WITH_SINKS):
             return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)

@@ -133,7 +133,6 @@ def _last_reading(run: Run) -> dict[str, float]:
 
 
 def _sink_threshold(run: Run) -> float:
-    """Return the run's threshold of the sink score; 0.3 if the run does not record one."""
     found = run.config.get("threshold")
     return float(found) if isinstance(found, int | float) else 0.3
 
@@ -169,9 +168,8 @@ MONITOR = Page(
                 "What the change-point rules found, in the order of the steps.",
                 {"step": "step", "rule": "rule", "sentence": "what it says"},
             ),
-            when=lambda run: (
-                "alarms" not in run.tables or len(run.tables["alarms"]) > 0
-            ),  # or it says why none is there
+            # where the table is missing, it says why
+            when=lambda run: "alarms" not in run.tables or len(run.tables["alarms"]) > 0,
         ),
         Listed(key="reading-table", title="Readings", make=_reading_table),
     ),

@@ -197,7 +197,6 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
 
 
 def _finite_column(log: pd.DataFrame, column: str) -> pd.Series:
-    """Return the finite numbers of a log's column, indexed by tokens; empty if the column is missing."""
     values = log[column].to_numpy(float) if column in log.columns else np.full(len(log), np.nan)
     there = np.isfinite(values)
     return pd.Series(values[there], index=log["tokens"].to_numpy(float)[there])
@@ -207,7 +206,6 @@ class _TokenScale:
     """Logarithmic axis of numbers of tokens, which shows 0 left of the smallest positive number."""
 
     def __init__(self, tokens: np.ndarray) -> None:
-        """Make a scale for these numbers of tokens."""
         known = np.unique(tokens[np.isfinite(tokens)])
         positive = known[known > 0]
         self._least = float(positive[0]) if len(positive) else 1.0
@@ -237,7 +235,6 @@ class _TokenScale:
 
 
 def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _TokenScale, **style: Any) -> None:
-    """Draw the rows' values by tokens as a line."""
     if len(rows):
         rows = rows.sort_values("tokens")
         style = {"markersize": 3.5, "linewidth": 1.5} | style
@@ -363,7 +360,6 @@ def _loss_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
-    """Return the whole model's rows of a table of ``watch``: step, tokens, measure, threshold, value, unit."""
     watch, _ = _with_steps(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
@@ -477,10 +473,8 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("finals", columns=_DRAWN["finals"])
-    return "The final loss of every run. Undefined: it did not reach the baseline's final loss.", final_loss_table(
-        table
-    )
+    see = "The final loss of every run. Undefined: it did not reach the baseline's final loss."
+    return see, final_loss_table(run.need("finals", columns=_DRAWN["finals"]))
 
 
 def final_loss_table(table: pd.DataFrame) -> PageTable:
