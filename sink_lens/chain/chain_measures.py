@@ -101,8 +101,7 @@ class _Rows:
         self.add(measure, whole, unit=unit)
 
     def to_frame(self) -> pd.DataFrame:
-        columns = ["measure", "layer", "position", "threshold", "value", "unit"]
-        frame = pd.DataFrame(self._rows, columns=columns)
+        frame = pd.DataFrame(self._rows, columns=["measure", "layer", "position", "threshold", "value", "unit"])
         return frame.astype({"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"})
 
 
@@ -119,8 +118,7 @@ def _add_attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: S
     for layer in lens.attention_layers:
         by_layer[layer] = uniform_mass(valid, key=0, reach=lens.reach(layer)).nanmean()
     rows.add_layers("uniform_mass", by_layer, whole=by_layer.nanmean(), unit=MEASURES["sink_mass"].unit)
-    s2 = panel["std:z"].nanmean(1)
-    for layer, by_position in enumerate(s2):
+    for layer, by_position in enumerate(panel["std:z"].nanmean(1)):
         for position, value in zip(panel.positions.tolist(), by_position, strict=True):
             rows.add("s2", value, layer=layer, position=position)
     ratio = panel.std_ratio("z").nanmean(1)

@@ -42,8 +42,7 @@ def align_sinks(
     Sequences are left out if their sink has too few tokens before or after it.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
-    strongest = of_sequence.max(1).values
-    typical = float(strongest.mean())
+    typical = float(of_sequence.max(1).values.mean())
     if batch.bos or typical < min_sink_rate or float(of_sequence[:, position].mean()) >= typical / 2:
         return None
     cuts: list[tuple[int, int]] = []  # sequence, first token

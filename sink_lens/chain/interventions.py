@@ -158,8 +158,7 @@ def causal_tables(
     def means() -> CentringMeans:
         """The means of values on random tokens."""
         found = centring_means(lens, n_tokens=CENTRING_TOKENS, seed=config.seed, progress=progress)
-        arrays = {key: one.cpu().numpy() for key, one in found.tensors().items()}
-        tables.writer.write_tensors("centring_means", arrays)
+        tables.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in found.tensors().items()})
         return found
 
     def curve_table() -> pd.DataFrame:

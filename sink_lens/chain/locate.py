@@ -155,8 +155,7 @@ def find_growth_steps(ratio: Float[Tensor, " layer"], *, factor: float) -> list[
     ``ratio[0]`` is before layer 0, ``ratio[l + 1]`` after layer l. A step must leave the token above the others
     (ratio over 1), so that the recovery of a small norm is no growth.
     """
-    grows = (ratio[1:] >= factor * ratio[:-1]).tolist()
-    steps = _consecutive_runs(layer for layer, does in enumerate(grows) if does)
+    steps = _consecutive_runs(layer for layer, does in enumerate((ratio[1:] >= factor * ratio[:-1]).tolist()) if does)
     return [step for step in steps if ratio[step[1] + 1] > 1]
 
 

@@ -65,14 +65,12 @@ def mediation_table(
         few_whole = mean_mass(few.outcome, position, layers)
         read = {"layers": layers, "quiet": True}  # a link may be untouched
         generator = setting.generator()
-        frozen = [(one.name, one.make(setting, segment, position, generator)) for one in freezes]
-        for name_of_link, kept in frozen:
+        for name_of_link, kept in [(one.name, one.make(setting, segment, position, generator)) for one in freezes]:
             if kept is None:
                 continue
             survived = mean_mass(setting.run(kept.edits, of=run, **read), position, layers)
             controls = setting.runs(kept.controls[:FEW_CONTROLS], of=few, **read)
-            masses = [mean_mass(one, position, layers) for one in controls]
-            control = torch.tensor(masses, dtype=torch.float32)
+            control = torch.tensor([mean_mass(one, position, layers) for one in controls], dtype=torch.float32)
             added, added_to_few = (
                 one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)
             )

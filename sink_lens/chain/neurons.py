@@ -121,13 +121,12 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
             for weight in (weights.w_gate, weights.w_up)
         ]
         gate_rank, up_rank = (pd.array(rank, dtype="Int64") for rank in ranks)
-        expert = {} if lens.d_expert is None else {"expert": np.arange(n_neurons) // lens.d_expert}
         frames.append(
             pd.DataFrame(
                 {
                     "layer": layer,
                     "neuron": range(n_neurons),
-                    **expert,
+                    **({} if lens.d_expert is None else {"expert": np.arange(n_neurons) // lens.d_expert}),
                     "sink_position": split.position,
                     "activation": activations.mean(0).numpy(),
                     "spike_ratio": spike.numpy(),

@@ -111,8 +111,7 @@ class Writings:
         part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
         after = norm_weights(setting.lens, layer=layer, which="mlp_post_norm")
         if after is not None:
-            whole = setting.tensors("down_out", layers=[layer])[layer].float()
-            part = part * post_norm_factor(whole, after).cpu()
+            part = part * post_norm_factor(setting.tensors("down_out", layers=[layer])[layer].float(), after).cpu()
         return setting.lens.remaining_scales[layer] * self._subtract_ordinary_mean(part)
 
     def _subtract_ordinary_mean(self, x: Tensor) -> Tensor:
@@ -213,8 +212,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """
     short = shorten_setting(setting, most=PATH_LENGTH)
     groups = neuron_groups(setting)
-    units = {layer: found for group in groups for layer, found in group.units.items()}
-    writings = Writings(setting=short, units=units)
+    writings = Writings(setting=short, units={layer: found for group in groups for layer, found in group.units.items()})
     everything = setting.sink_layers
     lanes = {one.number: [layer for layer in one.layers if layer in everything] for one in setting.segments}
     reads = {ALL_STEPS: list(everything)}

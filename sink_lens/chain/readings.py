@@ -213,8 +213,7 @@ def value_norm_reading(
 
     def ratios(view: LayerView) -> Tensor:
         v, valid = _sampled_values(view, "v", positions)
-        factor = outputs.triangular_factor(output_weights(lens, layer=view.layer))
-        norms = outputs.value_norms(v, factor=factor)
+        norms = outputs.value_norms(v, factor=outputs.triangular_factor(output_weights(lens, layer=view.layer)))
         return torch.stack([outputs.value_norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1)
 
     return Reading(name="value_norm_ratio", sites=("v",), function=ratios)

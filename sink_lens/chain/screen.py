@@ -67,10 +67,9 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     change: dict[str, dict[int, Tensor]] = {}  # at the sink position, from the mean over ordinary tokens
     for site in _SITES.values():
         if site in sites_of(lens.family):
-            found_at = setting.tensors(site, layers=lens.layers_with(site))
             change[site] = {
                 layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float()
-                for layer, x in found_at.items()
+                for layer, x in setting.tensors(site, layers=lens.layers_with(site)).items()
             }
     steps = [((low + high) / 2, high - low) for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: {} for name in SCREENS}

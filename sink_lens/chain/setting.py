@@ -153,8 +153,7 @@ class Setting:
         If there are none, all layers after the first growth step.
         """
         mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(dim=(1, 2))
-        over = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
-        return tuple(over) or self.late_layers
+        return tuple((mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()) or self.late_layers
 
     @cached_property
     def null_mass(self) -> Float[Tensor, "layer head"]:
@@ -385,12 +384,11 @@ def shorten_setting(setting: Setting, *, most: int) -> Setting:
     tokens, mask = setting.tokens.cut(length), setting.averaged.mask[:, :length]
     needs = dataclasses.replace(setting.baseline_run.needs, loss=False, whole=False, logits=False)
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
-    n_sinks = int(tokens.valid.sum()) - int(mask.sum())
     return dataclasses.replace(
         setting,
         tokens=tokens,
         baseline_run=baseline_run,
-        averaged=dataclasses.replace(setting.averaged, mask=mask, n_sinks=n_sinks),
+        averaged=dataclasses.replace(setting.averaged, mask=mask, n_sinks=int(tokens.valid.sum()) - int(mask.sum())),
     )
 
 

@@ -108,8 +108,7 @@ def summary_table(
     note = f"those of most layers first; {len(location.outliers)} layers have some"
     note += f"; in one layer only: {listed(brief)}" if brief else ""
     add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", note)
-    supers = neurons.loc[neurons["is_super"], ["layer", "neuron"]].drop_duplicates()
-    add("super_neurons", len(supers), "neurons")
+    add("super_neurons", len(neurons.loc[neurons["is_super"], ["layer", "neuron"]].drop_duplicates()), "neurons")
     peak = int(layers["dominance_ratio"].to_numpy(dtype=float).argmax())
     add("dominance_ratio", float(layers["dominance_ratio"].iloc[peak]), "ratio", f"largest, after layer {peak}")
     middle = len(layers) // 2

@@ -40,8 +40,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
         frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
         frame = frame.loc[list(lens.attention_layers)].reset_index()
         frame.insert(2, "sink_position", position)
-        is_sink = frame["sink_score"] > threshold
-        pairs = zip(frame["value_norm_ratio"], is_sink, strict=True)
+        pairs = zip(frame["value_norm_ratio"], frame["sink_score"] > threshold, strict=True)
         frame["label"] = [outputs.sink_head_label(float(ratio), is_sink=bool(sink)) for ratio, sink in pairs]
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
@@ -59,8 +58,7 @@ def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
             rows.append(torch.full((lens.n_heads,), torch.nan, dtype=torch.float32))
             continue
         weights = attention_weights(lens, layer=layer)
-        column = weights.w_k[..., entering[0]].float()
-        rows.append(locking.qk_alignment(weights.w_q.float(), w_k_column=column).cpu())
+        rows.append(locking.qk_alignment(weights.w_q.float(), w_k_column=weights.w_k[..., entering[0]].float()).cpu())
     return torch.stack(rows)
 
 

@@ -148,8 +148,7 @@ class _CircuitPass:
         return x
 
     def _replace_final(self, x: Tensor, hook: object) -> Tensor:
-        graph = self.runs.graph
-        read = self._streams(("logits", graph.n_layers), ("logits",))
+        read = self._streams(("logits", self.runs.graph.n_layers), ("logits",))
         return self._replace_late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _keep_site(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:

@@ -74,8 +74,7 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
             patterns[name] = pattern.numpy()
             query, key = length - 1, int(pattern[-1].argmax())
             scores = seen["scores", layer][0, head, query, :length]
-            others = torch.arange(length, device=scores.device) != key
-            reach = others & (scores > torch.finfo(scores.dtype).min / 2)
+            reach = (torch.arange(length, device=scores.device) != key) & (scores > torch.finfo(scores.dtype).min / 2)
             if not bool(reach.any()):
                 continue
             advantage = scores[key] - scores[reach].mean()
@@ -94,8 +93,7 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
                 by_writer = einsum(added[0, :first], back, "writer position d_model, position d_model -> writer").cpu()
                 by_dimension = einsum(x, back, "position d_model, position d_model -> d_model").cpu()
                 named = about | {"side": {"q": "query", "k": "key"}[side]}
-                writers = [writer.name for writer in graph.writers[:first]]
-                rows += _part_rows(named, "writer", writers, by_writer)
+                rows += _part_rows(named, "writer", [writer.name for writer in graph.writers[:first]], by_writer)
                 rows += _part_rows(named, "dimension", [str(one) for one in range(len(by_dimension))], by_dimension)
     return pd.DataFrame(rows, columns=list(COLUMNS)), patterns
 
@@ -107,5 +105,4 @@ def _part_rows(
     order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
     for at in order:
         yield about | {"by": by, "part": names[at], "value": float(values[at])}
-    rest = about["advantage"] - float(values[order].sum())
-    yield about | {"by": by, "part": "rest", "value": rest}
+    yield about | {"by": by, "part": "rest", "value": about["advantage"] - float(values[order].sum())}

@@ -58,8 +58,7 @@ class Check:
     @property
     def outside_counts(self) -> tuple[int, int]:
         """(number of sampled edges outside the circuit that do more than its weakest edge, number sampled outside)."""
-        other = self.frame["drawn"].to_numpy() == "other"
-        real = np.abs(self.frame["exact"].to_numpy(float)[other])
+        real = np.abs(self.frame["exact"].to_numpy(float)[self.frame["drawn"].to_numpy() == "other"])
         return int((real > self.weakest).sum()), len(real)
 
     @property
@@ -96,8 +95,7 @@ def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.Data
     """Make the check of a circuit from its table, one row per sampled edge."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
-    outside = int(patchable_edges(scores.graph.names[~chosen]).sum())
-    return Check(frame=frame, weakest=weakest, n_outside=outside)
+    return Check(frame=frame, weakest=weakest, n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()))
 
 
 def check_nodes(
@@ -124,8 +122,7 @@ def patch_core(
     Returns:
         The real effect of each edge, and a mask of the edges that can all be replaced together at no loss.
     """
-    generator = np.random.default_rng([seed, 7])
-    rows, real = _patch_sample(runs, edges, pairs=pairs, generator=generator, progress=progress)
+    rows, real = _patch_sample(runs, edges, pairs=pairs, generator=np.random.default_rng([seed, 7]), progress=progress)
     difference, runs = abs(difference), runs.select_pairs(rows)
     own = np.abs(real) >= CONFIRMED * difference
     groups = cancelling_groups(runs.graph, edges[own], real[own])
@@ -191,5 +188,4 @@ def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray
                     keep_if_cancelling(np.array([one, other]))
             if len(up) and len(down):
                 keep_if_cancelling(rows)
-    order = sorted(found, key=lambda group: -found[group])
-    return [np.array(group) for group in order[:_MOST_GROUPS]]
+    return [np.array(group) for group in sorted(found, key=lambda group: -found[group])[:_MOST_GROUPS]]

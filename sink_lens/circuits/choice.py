@@ -102,8 +102,7 @@ def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.n
     """
     nodes = nodes.copy()
     nodes[0] = True
-    own = graph.reader_of_node
-    reads = (own & nodes[None]).any(1)
+    reads = (graph.reader_of_node & nodes[None]).any(1)
     reads |= np.array([reader.kind == "logits" for reader in graph.readers])
     _, writers, readers = graph.ends
     return nodes[writers] & reads[readers]

@@ -124,8 +124,7 @@ class Circuit:
     @cached_property
     def bootstrap_weights(self) -> Float[np.ndarray, "sample pair"]:
         """Weight of each pair in 1,000 bootstrap samples, drawn within templates."""
-        generator = np.random.default_rng([self.seed, 1])
-        return stability.draw_weights(self.templates, draws=1000, generator=generator)
+        return stability.draw_weights(self.templates, draws=1000, generator=np.random.default_rng([self.seed, 1]))
 
     @cached_property
     def inclusion(self) -> Float[np.ndarray, " edge"]:

@@ -95,8 +95,7 @@ class FaithfulnessJudge:
         f = (values.mean(1) - self.values_without_edges.mean()) / gap.mean()
         low = high = np.full(len(f), np.nan)
         if n > 1:
-            generator = np.random.default_rng([self.seed, 9])
-            drawn = generator.multinomial(n, np.full(n, 1 / n), size=1000) / n
+            drawn = np.random.default_rng([self.seed, 9]).multinomial(n, np.full(n, 1 / n), size=1000) / n
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratios = ((values - self.values_without_edges[None]) @ drawn.T) / (drawn @ gap)[None]
             low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)

@@ -224,8 +224,7 @@ def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
         return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
     if "node" not in frame and not {"layer", "head"} <= set(frame.columns):
         raise ValueError(f"its columns are {', '.join(map(str, frame.columns))}")
-    rows = frame.to_dict("records")
-    names = [str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}") for row in rows]
+    names = [str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}") for row in frame.to_dict("records")]
     nodes = {_our_node_name(name.replace(" ", "")) for name in names} - {"input", "logits"}
     if not any(one.startswith("m") for one in nodes):
         nodes |= {f"m{layer}" for layer in range(graph.n_layers)}

@@ -265,5 +265,4 @@ def is_parallel(lens: "LensModel") -> bool:
 
 def has_gate(lens: "LensModel") -> bool:
     """Check whether a projection of the attention's input gates the heads' output."""
-    attention = lens.layer(0).get_submodule(lens.family.attention)
-    return bool(getattr(attention, "gated", False))
+    return bool(getattr(lens.layer(0).get_submodule(lens.family.attention), "gated", False))

@@ -127,8 +127,7 @@ def direct_logit_attribution(
     edited = {layer for one in given if one.site in _EDITED[by] for layer in one.edited_layers(lens.n_layers)}
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     at_end = {"loss": False, "logits": False, "whole": True}  # the last norm
-    every = tuple(range(lens.n_layers))
-    needs = Needs(keys=(0,), layers=every, sites=_READ[by], state=True, positions=None, **at_end)
+    needs = Needs(keys=(0,), layers=tuple(range(lens.n_layers)), sites=_READ[by], state=True, positions=None, **at_end)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions)
     labels: list[Label] = []
     values, logits = [], []
@@ -141,8 +140,7 @@ def direct_logit_attribution(
         found = _contributions(lens, tensors, own, by=by, edited=edited)
         labels = [label for label, _ in found]
         values.append(torch.stack([value for _, value in found]))
-        final = tensors["final", 0].to(lens.device)
-        whole = uncapped_logits(lens, final).detach().double().cpu()
+        whole = uncapped_logits(lens, tensors["final", 0].to(lens.device)).detach().double().cpu()
         logits.append(_signed_sum(lambda ids, whole=whole, rows=rows: whole[rows, ids], own))
     applied.warn()
     what = f"logit of {answer!r}" if incorrect is None else f"logit of {answer!r} minus that of {incorrect!r}"
@@ -195,8 +193,7 @@ def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: i
     """(label, contribution by sequence) of each head and of the output bias; ``through``: direction of the logit."""
     weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
-    total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
-    through = through * _output_factor(total, after)
+    through = through * _output_factor(torch.einsum("bhd,hdm->bm", z, w_o) + b_o, after)
     each = torch.einsum("bhd,hdm,bm->hb", z, w_o, through)
     found: list[tuple[Label, Tensor]] = [(("head", layer, head, None), value) for head, value in enumerate(each)]
     return [*found, (("attention", layer, None, None), through @ b_o)] if bool(b_o.any()) else found

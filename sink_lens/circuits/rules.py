@@ -60,8 +60,7 @@ def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], k
 def _with_smooth_softmax(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
     """Return the pattern with the gradient of a softmax at temperature 2."""
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
-    smooth = TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)
-    return _replace_gradient(pattern, smooth.to(pattern.dtype))
+    return _replace_gradient(pattern, (TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)).to(pattern.dtype))
 
 
 def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:

@@ -163,8 +163,7 @@ class Runs:
 
     def pair_tokens(self, rows: slice, *, corrupted: bool = False) -> TokenBatch:
         """The clean or the corrupted tokens of some pairs."""
-        batch = self.corrupted if corrupted and self.corrupted is not None else self.clean
-        return batch[rows]
+        return (self.corrupted if corrupted and self.corrupted is not None else self.clean)[rows]
 
     def run_hooked(self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Outcome:
         """Run the bridge once with hooks on the tokens of some pairs."""

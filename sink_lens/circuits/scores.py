@@ -177,8 +177,7 @@ def _scores_by_inputs(
         steps *= 2
         if not how.doubles or steps > most:
             break
-        gap = runs.gap[left].double()
-        off = (found[at][:, from_input].double().sum(1) - gap).abs() > allowed
+        off = (found[at][:, from_input].double().sum(1) - runs.gap[left].double()).abs() > allowed
         left = left[off]
     return found, used
 
@@ -203,8 +202,7 @@ def _scores_by_activations(
 
         def move_site(x: Tensor, hook: object, *, point: float, change: Tensor = change) -> Tensor:
             """Set the site to a point between its values in the two runs."""
-            late = x[:, begin:] - (1 - point) * change.to(x.dtype)
-            return torch.cat([x[:, :begin], late], dim=1)
+            return torch.cat([x[:, :begin], x[:, begin:] - (1 - point) * change.to(x.dtype)], dim=1)
 
         for point in METHODS[method].points(steps):
             hook = (hook_name_of(runs.lens, site, layer), partial(move_site, point=point))

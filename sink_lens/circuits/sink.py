@@ -23,8 +23,7 @@ _TOP, _PAIRS = 200, 8
 
 def with_sink_span(runs: Runs, position: int) -> Runs:
     """Copy the runs with two spans: the sink's position, and all other positions."""
-    whole = replace(runs, graph=replace(runs.graph, spans=("",)), masks=None)
-    return with_spans(whole, {"sink": [position]})
+    return with_spans(replace(runs, graph=replace(runs.graph, spans=("",)), masks=None), {"sink": [position]})
 
 
 def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:

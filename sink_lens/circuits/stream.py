@@ -231,14 +231,12 @@ def fill_layer(
     """Write the outputs of a layer's heads, neurons and MLP into ``into``; ``which``: both, attention or mlp."""
     own = weights.layers[layer]
     if which in ("both", "attention"):
-        z = tensors["z", layer].to(weights.dtype)
-        heads = einsum(z, own.w_o, _TO_READERS)
+        heads = einsum(tensors["z", layer].to(weights.dtype), own.w_o, _TO_READERS)
         into[:, : graph.n_heads] = heads * post_norm_factor(heads.sum(1) + own.b_o, own.attn_after)[:, None]
     if which in ("both", "mlp") and ("mlp_out", layer) in tensors:
         whole = tensors["mlp_out", layer].to(weights.dtype)
         if own.w_down is not None:
-            chosen = list(graph.neurons[layer])
-            part = tensors["neurons", layer][..., chosen].to(weights.dtype) @ own.w_down.T
+            part = tensors["neurons", layer][..., list(graph.neurons[layer])].to(weights.dtype) @ own.w_down.T
             part = part * post_norm_factor(tensors["down_out", layer].to(weights.dtype), own.mlp_after)
             into[:, graph.n_heads] = part
             whole = whole - part

@@ -125,8 +125,7 @@ def _key_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_h
         return 1.0
     if norm.gain.numel() == k.shape[-1]:
         return (norm.gain / norm.scale(k)[..., None])[:, :, None]
-    width = k.flatten(1)
-    return (norm.gain / norm.scale(width)[:, None]).unflatten(-1, k.shape[1:])[:, :, None]
+    return (norm.gain / norm.scale(k.flatten(1))[:, None]).unflatten(-1, k.shape[1:])[:, :, None]
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -160,8 +159,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
         parts = mean_of("logit_split")
         whole = parts[:, :3].sum(-1)
         found = evidence.interval(torch.stack([parts[:, 0], whole], dim=1), generator=rng, statistic=ratio_of_means)
-        control = ratio_of_means(torch.stack([parts[:, 3], whole], dim=1).numpy())
-        references = {"random_dimensions": control}
+        references = {"random_dimensions": ratio_of_means(torch.stack([parts[:, 3], whole], dim=1).numpy())}
         statistics.append(
             Statistic(name="dimension_share_of_logit", interval=found, references=references, layers=layers)
         )
@@ -223,8 +221,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 def _freeze_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
     """Freeze the keys at a position, in the layers of a segment."""
-    layers = setting.lens.key_layers(segment.layers)
-    return setting.freeze_site("k", layers=layers, position=position)
+    return setting.freeze_site("k", layers=setting.lens.key_layers(segment.layers), position=position)
 
 
 DIMENSION_KEY = Link(

@@ -34,8 +34,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         """Share of later queries on the positive side of each sink's key."""
         sinks = plan.sink_positions
         at = {"valid": view.valid, "reach": view.reach}
-        shares = [locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in sinks]
-        return torch.stack(shares, dim=-1)
+        return torch.stack([locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in sinks], dim=-1)
 
     def advantage(view: LayerView) -> Tensor:
         """Logit of a key minus the mean logit of the other keys that a query sees."""

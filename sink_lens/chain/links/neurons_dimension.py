@@ -183,8 +183,7 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
     found: dict[int, list[Tensor]] = {}
     for part in setting.makers[:_MOST_DIRECTIONS]:
         if part.kind == "neuron":
-            weights = mlp_weights(setting.lens, layer=part.layer)
-            column = weights.w_down[:, part.unit].float().cpu()
+            column = mlp_weights(setting.lens, layer=part.layer).w_down[:, part.unit].float().cpu()
             norm = norm_weights(setting.lens, layer=part.layer, which="mlp_post_norm")
             found.setdefault(part.layer, []).append((column if norm is None else column * norm.gain.cpu())[None])
         elif part.kind == "embedding" or part.kind in WHOLE:
