@@ -79,7 +79,6 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
 
 
 def _id_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Return the quoted text of the first id, or ``id N`` if there is no tokenizer."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 

@@ -58,7 +58,13 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     panel = measure(lens, tokens, plan=everywhere, config=config, only=_READ)
     rows = _Rows()
     _add_attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
-    _add_state_rows(rows, panel)
+    dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.states()])
+    rows.add_layers("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
+    rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit
+    for index, name in enumerate(("effective_rank", "effective_rank_without")):
+        rows.add_layers(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
+    ratio = panel.norm_ratio().nanmean(1)
+    rows.add_layers("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")
     growing = panel.location.growth_layers
     rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):
@@ -123,14 +129,3 @@ def _add_attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: S
             rows.add("s2", value, layer=layer, position=position)
     ratio = panel.std_ratio("z").nanmean(1)
     rows.add_layers("s2_ratio", ratio, whole=ratio.nanmean(), unit="1")
-
-
-def _add_state_rows(rows: _Rows, panel: Panel) -> None:
-    """Add the rows on the residual stream: dominance ratio, effective rank and norm ratio, by layer."""
-    dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.states()])
-    rows.add_layers("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
-    rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit
-    for index, name in enumerate(("effective_rank", "effective_rank_without")):
-        rows.add_layers(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
-    ratio = panel.norm_ratio().nanmean(1)
-    rows.add_layers("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")

@@ -130,7 +130,6 @@ def causal_tables(
 
     @functools.cache
     def maker_tables() -> dict[str, pd.DataFrame]:
-        """Find the makers and test their sets."""
         target, found = makers.choose_target(place(), lacks_sink=studied.lacks_sink), None
         if target is not None:
             chosen = sequences_to_choose_by(batch.n_sequences, config=config)
@@ -156,7 +155,6 @@ def causal_tables(
 
     @functools.cache
     def means() -> CentringMeans:
-        """The means of values on random tokens."""
         found = centring_means(lens, n_tokens=CENTRING_TOKENS, seed=config.seed, progress=progress)
         tables.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in found.tensors().items()})
         return found
@@ -164,15 +162,12 @@ def causal_tables(
     def curve_table() -> pd.DataFrame:
         return amplification.amplification_curve(setting(), means=means(), factors=FACTORS, progress=progress)
 
-    def effects() -> pd.DataFrame:
-        return effect_table(setting(), means=means(), curve=curve, links=links, progress=progress)
-
     def mediation() -> pd.DataFrame:
         amplified = amplification.strongest_amplification(setting(), means=means(), curve=curve)
         return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
 
     curve = once("amplification", curve_table)
-    once("effects", effects)
+    once("effects", lambda: effect_table(setting(), means=means(), curve=curve, links=links, progress=progress))
     once("mediation", mediation)
     once("paths", lambda: paths.path_table(setting(), progress=progress))
     once("placement", lambda: placement.placement_table(setting(), progress=progress))

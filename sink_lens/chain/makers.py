@@ -236,8 +236,7 @@ def _find_silenced_neurons(
 def _rank_parts(table: pd.DataFrame) -> pd.DataFrame:
     """Sort the parts by their largest effect in any screen, and add the columns ``rank`` and ``score``."""
     table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
-    order = np.argsort(-table["score"].to_numpy(), kind="stable")
-    table = table.iloc[order].reset_index(drop=True)
+    table = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
     table.insert(0, "rank", range(1, len(table) + 1))
     return table
 
@@ -281,8 +280,7 @@ def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Seq
     """Return the parts before the last ``GAP`` in the integrated effects; none if no gap follows the chosen parts."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
-    places = [number for number, place in enumerate(order) if parts[place] in chosen]
-    least = max(places, default=0) + 1
+    least = max((number for number, place in enumerate(order) if parts[place] in chosen), default=0) + 1
     if len(order) <= least:
         return [parts[one] for one in order]
     values = effects[order]
@@ -346,7 +344,6 @@ def _run_ablations(
 
 
 def _target_layers(setting: Setting, target: Target) -> list[int]:
-    """Return the layers in which the target is read."""
     if target == "outlier dimensions":
         return [layer for layer in sorted(setting.location.outliers) if layer >= 0] or [0]
     if target == "sink logit":
@@ -426,7 +423,6 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
     done: dict[frozenset[Maker], tuple[str, Outcome]] = {}
 
     def row(parts: Sequence[Maker], name: str, control_of: str, run: Outcome) -> dict[str, object]:
-        """One set as a row."""
         compared = baseline_of_few if control_of else baseline
         before, after = (_target_size(setting, one, target) for one in (compared, run))
         share: Interval = fraction_lost(before, after, generator=rng)

@@ -174,23 +174,17 @@ class Writings:
         If the MLP is the target, its super neurons are another target and still read the whole stream.
         """
         lens, position = self.setting.lens, path.position
-        shift = self._normed_input_change(path, layer)
-        if path.target.units:
-            yield from self._make_shifted_edits(path, layer, path.target.units[layer], shift=shift)
-            return
-        norm = norm_weights(lens, layer=layer, which="mlp_norm")
-        read = apply_norm(self.stream_read_by(layer, mlp=True)[:, position].to(lens.device), norm) + shift
-        yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_path_label(path))
-        if layer in self.units:
-            yield from self._make_shifted_edits(path, layer, self.units[layer], shift=torch.zeros_like(shift))
-
-    def _normed_input_change(self, path: Path, layer: int) -> Float[Tensor, "batch d_model"]:
-        """Compute the change of an MLP's input, after the norm, if the source's part is taken from the stream."""
-        lens, position = self.setting.lens, path.position
         change = self.input_change(path.source, layer, mlp=True, position=position).to(lens.device)
         x = self.stream_read_by(layer, mlp=True)[:, position].to(lens.device)
         norm = norm_weights(lens, layer=layer, which="mlp_norm")
-        return apply_norm(x - change, norm) - apply_norm(x, norm)
+        shift = apply_norm(x - change, norm) - apply_norm(x, norm)
+        if path.target.units:
+            yield from self._make_shifted_edits(path, layer, path.target.units[layer], shift=shift)
+            return
+        read = apply_norm(x, norm) + shift
+        yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_path_label(path))
+        if layer in self.units:
+            yield from self._make_shifted_edits(path, layer, self.units[layer], shift=torch.zeros_like(shift))
 
     def _make_shifted_edits(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
         """Make the edits of neurons' gate and up-projection that follow from adding ``shift`` to the MLP's input."""
@@ -314,9 +308,8 @@ def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) 
     """Make control paths and their name: the same path with random other neurons or dimensions, or elsewhere."""
     draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
-        size = setting.lens.d_model
         drawn = {
-            layer: [draw_other_indices(some, n=size, generator=generator) for _ in draws]
+            layer: [draw_other_indices(some, n=setting.lens.d_model, generator=generator) for _ in draws]
             for layer, some in path.through.items()
         }
         return "other dimensions", [

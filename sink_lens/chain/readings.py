@@ -140,7 +140,6 @@ def position_readings(
     readings = []
 
     def without_constant(x: Tensor, site: str, layer: int) -> Tensor:
-        """Return a site without its constant."""
         alike = getattr(one.constants(layer), site) if site in ("v", "z", "attn_out") else None
         return x if alike is None or not bool(alike.any()) else x - alike.flatten()
 

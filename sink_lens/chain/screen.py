@@ -57,11 +57,18 @@ def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> N
 def screen_parts(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
     """Screen all parts: one row per part with kind, layer, unit and its effect (over the largest) by each screen.
 
+    The effect of a sink logit is its head's mean null mass; heads whose null mass is under the threshold have no row.
     Cost: three passes over the setting's sequences, and twelve of the sink position alone with gradients; of layers
     whose keys have a bias, twelve of all positions.
     """
     if target == "sink logit":
-        return _sink_logit_table(setting)
+        null = setting.null_mass  # layer, head
+        layers, heads = (null > setting.config.threshold).nonzero(as_tuple=True)
+        table = pd.DataFrame({"kind": "sink logit", "layer": layers.numpy(), "unit": heads.numpy()})
+        values = null[layers, heads].double().numpy()
+        for name in SCREENS:
+            table[name] = values / values.max() if len(values) and name == "integrated" else 0.0
+        return table
     lens = setting.lens
     stream = setting.tensors("resid_pre", layers=range(lens.n_layers))
     change: dict[str, dict[int, Tensor]] = {}  # at the sink position, from the mean over ordinary tokens
@@ -197,9 +204,8 @@ class _LayerRuns:
             if site in sites_of(lens.family) and layer in lens.layers_with(site):
                 size = lens.sizes(SITES[site].axes, n_positions=1, layer=layer)
                 zeros[site] = torch.zeros(n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32)
-        cells = range(n_points)
         visits = {
-            (site, layer): Visit(edits=[(cell, lambda x, zero=zero: x + zero.to(x.dtype)) for cell in cells])
+            (site, layer): Visit(edits=[(cell, lambda x, zero=zero: x + zero.to(x.dtype)) for cell in range(n_points)])
             for site, zero in zeros.items()
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
@@ -278,9 +284,8 @@ class _LayerRuns:
         kept: dict[int, tuple[Tensor, ...]] = {}
         if handed:
             held |= {"keep": kept, "queries": dict(self.queries)}  # which the pass writes over
-        ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "gradients": True}
-        ends["attention_only"] = attention_only
-        partial_pass(lens, self.tokens, Pass(layout=layout, visits=visits, **ends, **held))
+        ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "attention_only": attention_only}
+        partial_pass(lens, self.tokens, Pass(layout=layout, visits=visits, gradients=True, **ends, **held))
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":
             own = [self._sink_attention(pattern, layer) for pattern in patterns] or [x.sum() * 0 for x in at_sink]
@@ -351,22 +356,7 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
         active = active[:, position].float().to(weights.w_down.device)
         shares = []
         for place, dimension in enumerate(dims):
-            options = {"layer": layer, "activations": active, "dimension": dimension}
-            terms, _ = output_terms(lens, weights, **options)
+            terms, _ = output_terms(lens, weights, layer=layer, activations=active, dimension=dimension)
             over = terms * (1 - mean / torch.where(active == 0, torch.ones_like(active), active))
             shares.append(by[layer] * over.mean(0).cpu().abs() / largest[place])
         _add_effects(effects, "neuron", layer, torch.stack(shares).max(0).values)
-
-
-def _sink_logit_table(setting: Setting) -> pd.DataFrame:
-    """Make the screen's table for sink logits: one row per head whose mean null mass is above the threshold.
-
-    The screen ``integrated`` is that mass over the largest; the other screens are 0.
-    """
-    null = setting.null_mass  # layer, head
-    layers, heads = (null > setting.config.threshold).nonzero(as_tuple=True)
-    table = pd.DataFrame({"kind": "sink logit", "layer": layers.numpy(), "unit": heads.numpy()})
-    values = null[layers, heads].double().numpy()
-    for name in SCREENS:
-        table[name] = values / values.max() if len(values) and name == "integrated" else 0.0
-    return table

@@ -137,8 +137,7 @@ class Setting:
         steps = self.location.steps
         if len(steps) < 2:
             return None
-        last = steps[-1].last_layer
-        layers = tuple(layer for layer in self.sink_layers if layer > last)
+        layers = tuple(layer for layer in self.sink_layers if layer > steps[-1].last_layer)
         return Segment(number=ALL_STEPS, steps=steps, layers=layers) if layers else None
 
     @property

@@ -129,8 +129,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
     norm = states.norm(dim=-1).mean(1)
     strongest = states.double().square().mean(1).argmax(-1)
     rows = []
-    for layer in range(len(states)):
-        state = states[layer]
+    for layer, state in enumerate(states):
         rows.append(
             {
                 "layer": layer,

@@ -129,7 +129,6 @@ def patch_core(
     size = dict(zip(edges.tolist(), np.abs(real).tolist(), strict=True))
 
     def is_without_loss(some: Sequence[np.ndarray]) -> np.ndarray:
-        """Mark the groups of edges that can be replaced at no loss."""
         kept = np.ones((len(some), runs.graph.n_edges), dtype=bool)
         for row, group in enumerate(some):
             kept[row, group] = False
@@ -173,7 +172,6 @@ def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray
     found: dict[tuple[int, ...], float] = {}
 
     def keep_if_cancelling(rows: np.ndarray) -> None:
-        """Keep a group of edges if their effects cancel."""
         largest = float(np.abs(effects[rows]).max())
         if abs(float(effects[rows].sum())) <= _CANCELS * largest:
             found[tuple(sorted(edges[rows].tolist()))] = largest

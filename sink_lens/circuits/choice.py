@@ -75,7 +75,6 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
     layers, attention = set(metric.read_layers(graph.n_layers)), not (metric.whole and metric.state)
 
     def is_read(reader: Reader) -> bool:
-        """Check whether the metric reads the output of a reader."""
         if reader.kind == "logits":
             return metric.whole
         return reader.layer in layers and (bool(metric.sites) or (attention and reader.kind in ("q", "k")))

@@ -171,7 +171,6 @@ def compute_curve(
     masks: list[Bool[np.ndarray, " edge"]] = []
 
     def add_circuit(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
-        """Add a circuit, by its mask, to those that are run."""
         rows.append(size_fields(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw})
         masks.append(mask)
 

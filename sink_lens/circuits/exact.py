@@ -40,14 +40,14 @@ def exact_scores(
     Raises:
         InputError: a reader whose value has no site (a gate of a head's output).
     """
-    lens, graph = runs.lens, runs.graph
-    begin, difference = _output_difference(runs)
+    runs.check_weights()
+    lens, graph, every = runs.lens, runs.graph, slice(0, runs.n_pairs)
+    begin, difference = runs.output_difference(every)
     sites = ["resid_pre", "attn_out", "resid_post"]
     if graph.neurons:
         sites += ["up"] if lens.family.gate is None else ["gate", "up"]
     streams = _clean_tensors(runs, sites, begin=begin)
     spans, writers, readers = graph.ends
-    every = slice(0, runs.n_pairs)
 
     def reader_change(edge: int) -> Tensor:
         """The change of the stream that the edge's reader reads, if the edge alone is replaced."""
@@ -72,8 +72,10 @@ def exact_node_scores(
 
     Cost: three forwards, and for each writer one from its layer on; take a few pairs in a large model.
     """
-    begin, difference = _output_difference(runs)
-    difference *= runs.span_masks(slice(0, runs.n_pairs), begin=begin).sum(0)[:, None, :, None]
+    runs.check_weights()
+    every = slice(0, runs.n_pairs)
+    begin, difference = runs.output_difference(every)
+    difference *= runs.span_masks(every, begin=begin).sum(0)[:, None, :, None]
     sites = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     streams = _clean_tensors(runs, sorted(set(sites.values())), begin=begin)
     positions, cells = tuple(range(begin, runs.clean.n_positions)), []
@@ -87,16 +89,6 @@ def exact_node_scores(
 
         cells.append(Cell(touches=((site, (layer,)),), begin=begin, make=make))
     return _metric_drops(runs, cells, advance=advance)
-
-
-def _output_difference(runs: Runs) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
-    """(first position that differs, the writers' outputs minus their replacements from there on)."""
-    runs.check_weights()
-    everything = slice(0, runs.n_pairs)
-    begin = runs.first_difference(everything)
-    difference, _ = runs.writer_outputs(everything, begin=begin)
-    difference -= runs.replacements(everything, begin=begin)
-    return begin, difference
 
 
 def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:

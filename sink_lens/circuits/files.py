@@ -120,7 +120,6 @@ class SavedCircuit:
 
 
 def _sizes_text(graph: Graph) -> str:
-    """Numbers of layers, heads and key-value heads of a graph, in words."""
     return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
 
 
@@ -251,11 +250,9 @@ def _our_edge_name(name: str, graph: Graph) -> str:
 def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
     """(writers, readers): masks [ours theirs], True where a node of our graph stands for one of EAP-IG's graph."""
     writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
-    their_writers = [one.name for one in plain.writers]
-    their_readers = [_our_edge_name(one.name, graph) for one in plain.readers]
     return (
-        np.array(writers)[:, None] == np.array(their_writers)[None],
-        np.array(readers)[:, None] == np.array(their_readers)[None],
+        np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],
+        np.array(readers)[:, None] == np.array([_our_edge_name(one.name, graph) for one in plain.readers])[None],
     )
 
 

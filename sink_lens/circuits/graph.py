@@ -199,7 +199,6 @@ class Graph:
 
     @cached_property
     def _before(self) -> tuple[int, ...]:
-        """Number of writers that come before each reader."""
         stages = np.array([writer.stage for writer in self.writers])
         return tuple(int(np.searchsorted(stages, reader.stage)) for reader in self.readers)
 

@@ -30,7 +30,6 @@ class Scoring:
 
 
 def _midpoints(steps: int) -> list[float]:
-    """The midpoints of equal steps between 0 and 1."""
     return [(step + 0.5) / steps for step in range(steps)]
 
 

@@ -47,7 +47,6 @@ def edge_circuit(run: Run) -> EdgeCircuit:
 
 
 def _metric_name(run: Run) -> str:
-    """The name of the metric that the run's circuit explains."""
     return str(run.config.get("metric") or ("sink_mass" if run.config.get("task") == "text" else "logit_difference"))
 
 

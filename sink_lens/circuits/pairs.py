@@ -209,7 +209,6 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
 
 
 def _is_token_id(value: object) -> bool:
-    """Check whether a value from JSON can be a token id."""
     return type(value) is int and 0 <= value < 2**31
 
 
@@ -237,10 +236,7 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
     prompts = []
     for prompt in (pair.clean, pair.corrupted):
-        if isinstance(prompt, str):
-            prompts += prompt_ids([prompt], tokenizer, bos=bos)
-        else:
-            prompts.append(list(prompt))
+        prompts += prompt_ids([prompt], tokenizer, bos=bos) if isinstance(prompt, str) else [list(prompt)]
     sides = []
     for side in (pair.correct, pair.incorrect):
         ids = [_answer_token(one, pair, tokenizer) for one in (side if isinstance(side, tuple) else (side,))]
@@ -257,12 +253,11 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
                     f"the span {name} has position {position} in a prompt of {len(clean)} tokens, "
                     f"{visible(repr(pair.clean), limit=80)}; need 0 to {len(clean) - 1}, or from -1 for the last token"
                 )
-    correct, incorrect = sides
     return TokenPair(
         clean=clean,
         corrupted=corrupted,
-        correct=correct,
-        incorrect=incorrect,
+        correct=sides[0],
+        incorrect=sides[1],
         template=pair.template,
         spans=pair.spans,
     )

@@ -36,9 +36,14 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
     n_positions = None if graph is None else _longest_pair_length(config, sizes)
     if graph is None or n_positions is None:
         return None
-    points, circuits = _count_points(config, graph), config.n_circuits + 2  # the run's circuit, and its picture
+    how, circuits = METHODS[config.method], config.n_circuits + 2  # the run's circuit, and its picture
+    points = len(how.points(config.steps)) * (1 + how.doubles)
+    if how.along == "patches":
+        points = graph.n_edges // 3
+    elif how.along == "activations":
+        points *= 2 * graph.n_layers + 1
     patches = config.check_pairs * config.check
-    if config.check and METHODS[config.method].along != "patches":
+    if config.check and how.along != "patches":
         patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)
     a_pass = config.batch_size or graph.n_pairs_per_pass(n_positions=n_positions, copies=3)
     rows = min(config.pairs, a_pass) * n_positions
@@ -62,15 +67,6 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
         rows=rows,
         unembeds=config.metric_name != "sink_mass",
     )
-
-
-def _count_points(config: CircuitConfig, graph: Graph) -> int:
-    """Count the points at which the scores of a pair take the gradient; a third of the edges for real patches."""
-    how = METHODS[config.method]
-    if how.along == "patches":
-        return graph.n_edges // 3
-    points = len(how.points(config.steps)) * (1 + how.doubles)
-    return points * (2 * graph.n_layers + 1) if how.along == "activations" else points
 
 
 def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:

@@ -64,5 +64,4 @@ def _with_smooth_softmax(pattern: Tensor, hook: object, *, seen: dict[Any, Tenso
 
 
 def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:
-    """Return the value of one tensor with the gradient of another."""
     return value.detach() + (gradient - gradient.detach())

@@ -371,7 +371,6 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
     """Make the table ``pairs``: prompts and answers as texts, and the metric of both runs."""
 
     def prompt_text(batch: TokenBatch, row: int) -> str:
-        """A row of a batch as text; ids without a tokenizer."""
         ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
         return str(lens.tokenizer.decode(ids)) if lens.tokenizer is not None else " ".join(map(str, ids))
 

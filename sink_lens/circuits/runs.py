@@ -207,6 +207,13 @@ class Runs:
         found[:, :, at] = clean[:, :, at]
         return found
 
+    def output_difference(self, rows: slice) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
+        """(first position that differs, writers' outputs minus their replacements from there on) of some pairs."""
+        begin = self.first_difference(rows)
+        difference, _ = self.writer_outputs(rows, begin=begin)
+        difference -= self.replacements(rows, begin=begin)
+        return begin, difference
+
     def embedding_ends(self, rows: slice) -> tuple[Tensor, Tensor]:
         """(replaced, clean) stream before layer 0 of some pairs: the two ends of integrated gradients."""
         ends = []

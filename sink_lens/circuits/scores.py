@@ -155,9 +155,7 @@ def _scores_by_inputs(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
     """(scores [pair edge], points of each pair) by gradients between both embeddings; doubled while sums are off."""
-    begin, how = runs.first_difference(rows), METHODS[method]
-    difference, _ = runs.writer_outputs(rows, begin=begin)
-    difference -= runs.replacements(rows, begin=begin)
+    how, (begin, difference) = METHODS[method], runs.output_difference(rows)
     start, end = runs.embedding_ends(rows)
     left = torch.arange(rows.start, rows.stop)
     found = torch.zeros(len(left), runs.graph.n_edges, dtype=torch.float32)
@@ -186,9 +184,7 @@ def _scores_by_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
     """(scores [pair edge], number of points of each pair), with gradients along one sublayer's output at a time."""
-    begin, graph = runs.first_difference(rows), runs.graph
-    difference, _ = runs.writer_outputs(rows, begin=begin)
-    difference -= runs.replacements(rows, begin=begin)
+    graph, (begin, difference) = runs.graph, runs.output_difference(rows)
     kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     groups: dict[tuple[str, int], list[int]] = {}
     for index, writer in enumerate(graph.writers):

@@ -67,7 +67,6 @@ def score_edges(
             return True
 
         def write_once(file: str, rows: range) -> None:
-            """Write the scores of some pairs unless the folder has them."""
             if writer is not None and not writer.has(file):
                 writer.write_tensors(file, {"scores": found.values[rows], "steps": found.steps[rows]})
 

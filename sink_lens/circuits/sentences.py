@@ -147,7 +147,6 @@ def _core_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _edges_text(n: int) -> str:
-    """A number of edges with its noun and verb, such as "1 edge is"."""
     return f"{plural(n, 'edge')} {'is' if n == 1 else 'are'}"
 
 

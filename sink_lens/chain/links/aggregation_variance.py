@@ -100,7 +100,6 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
-    """Freeze all aggregated values at a position, up to the last layer that is read."""
     site = setting.lens.family.aggregated
     layers = setting.layers_having(site, range(segment.layers[-1] + 1))
     return setting.freeze_site(site, layers=layers, position=position)

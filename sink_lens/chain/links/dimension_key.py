@@ -187,7 +187,6 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         """An edit that ablates these dimensions of what the key reads, or all others."""
 
         def change(k: Tensor, at: At) -> Tensor:
-            """Take the dimensions' part beyond the mean out of the key."""
             assert at.read is not None
             dims = list(dimensions[at.layer])
             if but:
@@ -220,7 +219,6 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _freeze_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
-    """Freeze the keys at a position, in the layers of a segment."""
     return setting.freeze_site("k", layers=setting.lens.key_layers(segment.layers), position=position)
 
 

@@ -31,13 +31,11 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     plan = one.plan
 
     def positive_share(view: LayerView) -> Tensor:
-        """Share of later queries on the positive side of each sink's key."""
         sinks = plan.sink_positions
         at = {"valid": view.valid, "reach": view.reach}
         return torch.stack([locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in sinks], dim=-1)
 
     def advantage(view: LayerView) -> Tensor:
-        """Logit of a key minus the mean logit of the other keys that a query sees."""
         query, keys = view["rotated_q"].float(), view["rotated_k"].float()
         n_keys = keys.shape[2]
         window = n_keys if view.reach is None else view.reach

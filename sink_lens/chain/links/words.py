@@ -125,7 +125,6 @@ def cancels_bias(tables: Tables) -> bool:
 
 
 def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
-    """Say that the outlier dimensions cancel the keys' bias; None if they do not."""
     if not cancels_bias(tables):
         return None
     rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
