@@ -255,6 +255,7 @@ def find_location(
 
 
 def _consecutive_runs(layers: Iterable[int]) -> list[tuple[int, int]]:
+    """Group consecutive layers into (first, last)."""
     found: list[tuple[int, int]] = []
     for layer in layers:
         if found and found[-1][1] == layer - 1:

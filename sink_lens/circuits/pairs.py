@@ -356,7 +356,7 @@ def _draw_induction(
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))
-    begin = bos_ids(tokenizer, "with" if bos == "auto" and (tokenizer.bos_token_id is not None) else bos)
+    begin = bos_ids(tokenizer, "with" if bos == "auto" and tokenizer.bos_token_id is not None else bos)
     while True:
         drawn = generator.choice(ids, length, replace=False).tolist()
         at = int(generator.integers(length // 2, length - 1))

@@ -187,6 +187,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         """An edit that ablates these dimensions of what the key reads, or all others."""
 
         def change(k: Tensor, at: At) -> Tensor:
+            """Take the dimensions' part beyond the mean out of the key."""
             assert at.read is not None
             dims = list(dimensions[at.layer])
             if but:
