@@ -19,7 +19,6 @@ of the first model's embedding matrix (released code of arXiv 2509.26404)."""
 _COORDINATES = 400
 _SEEDS: dict[str, Any] = {"written": "ranges", "metavar": "0-4"}
 
-
 NOTHING = "nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2"
 """What is said where no model is given."""
 TWO = "need two or more to compare: names, folders, or --untrained gpt2 --seeds 0,1"

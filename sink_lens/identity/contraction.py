@@ -122,13 +122,11 @@ def make_contraction(
     most = int(ends.smallest.max())
     rows.append(("smallest_dimension_share", most / n, *wilson_interval(most, n), "share of sequences"))
     rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in sinks.items()]
+    layers = [_layer_rows(sums.places, name, found) for name, found in (("inter", inter), ("intra", intra))]
     return Contraction(
         tables={
             "summary": pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"]).astype({"value": float}),
-            "layers": pd.concat(
-                [_layer_rows(sums.places, name, found) for name, found in (("inter", inter), ("intra", intra))],
-                ignore_index=True,
-            ),
+            "layers": pd.concat(layers, ignore_index=True),
             "positions": _position_rows(sums),
             "alignment": _alignment_rows(sums, ends=ends, lens=lens),
         },
@@ -214,9 +212,8 @@ def _measure_sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[f
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
     frame = chain_measures(lens, from_tensor(tokens), threshold=SINK_THRESHOLD)
-    whole = frame.loc[frame["layer"].isna()]
     found = {}
-    for row in whole.to_dict("records"):
+    for row in frame.loc[frame["layer"].isna()].to_dict("records"):
         elsewhere = row["measure"] == "sink_rate" and row["threshold"] != SINK_THRESHOLD
         if row["measure"] in SINK_MEASURES and not elsewhere:
             found[str(row["measure"])] = (float(row["value"]), str(row["unit"]))

@@ -104,9 +104,8 @@ class CosineSums:
 
         The array is [1 + block, place]: row 0 has all sequences, row 1 + g all but those of block g.
         """
-        return np.stack(
-            [mean_pair_cosines(self.ends[place][:, end].double(), self.sizes) for place in self.places], axis=1
-        )
+        found = [mean_pair_cosines(self.ends[place][:, end].double(), self.sizes) for place in self.places]
+        return np.stack(found, axis=1)
 
     def intra_cosines(self) -> np.ndarray:
         """Return the mean cosine of two positions of a sequence: [1 + block, place], as in ``inter_cosines``."""

@@ -54,7 +54,6 @@ class ModelFacts:
 def read_facts(lens: LensModel) -> ModelFacts:
     """Read the width, vocabulary, tokenizer and hashes of a model, which decide what inputs it can share."""
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
-    vocabulary = None if lens.tokenizer is None else _hash_of_json(sorted(lens.tokenizer.get_vocab().items()))
     buffers = hashlib.sha256()  # what is neither a weight nor configured, as rotary frequencies that were switched off
     for name, buffer in lens.plain.named_buffers():
         buffers.update(name.encode())
@@ -68,7 +67,7 @@ def read_facts(lens: LensModel) -> ModelFacts:
     return ModelFacts(
         weights=weights_hash(lens),
         config=_hash_of_json([type(lens.plain).__name__, told, buffers.hexdigest()]),
-        tokenizer=vocabulary,
+        tokenizer=None if lens.tokenizer is None else _hash_of_json(sorted(lens.tokenizer.get_vocab().items())),
         ids=tuple(ordinary_ids(lens.tokenizer, size)),
         width=lens.d_model,
         context=lens.n_context,
@@ -221,5 +220,4 @@ def cached_features(
 
 
 def _hash_of_json(value: object) -> str:
-    """Return the SHA-256 (hex) of a value written as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -112,9 +112,8 @@ def fingerprint(
         ]
     )
     pairs = pd.DataFrame([pair.pair_row() for pair in compared])
-    nulls = pd.DataFrame(
-        [row for pair in compared for row in pair.null_rows()], columns=column_names("fingerprint", "nulls")
-    )
+    null_rows = [row for pair in compared for row in pair.null_rows()]
+    nulls = pd.DataFrame(null_rows, columns=column_names("fingerprint", "nulls"))
     from .pages.fingerprint import pair_sentences
 
     made = Fingerprint(

@@ -164,9 +164,8 @@ def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Gene
     size = len(matrix)
     found = np.array([matrix[np.arange(size), generator.permutation(size)].mean() for _ in range(draws)])
     floor = -math.lgamma(size + 1) / math.log(10)
-    return Null(
-        name="relabelled", mean=float(matrix.mean()), sd=spread_over_permutations(matrix), draws=found, floor=floor
-    )
+    sd = spread_over_permutations(matrix)
+    return Null(name="relabelled", mean=float(matrix.mean()), sd=sd, draws=found, floor=floor)
 
 
 def spread_over_permutations(matrix: np.ndarray) -> float:
@@ -179,7 +178,6 @@ def spread_over_permutations(matrix: np.ndarray) -> float:
 
 
 def _null_of_draws(name: str, draws: np.ndarray) -> Null:
-    """Make a null from its draws; mean and standard deviation are nan for fewer than two."""
     if len(draws) < 2:
         return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
     return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

@@ -209,13 +209,11 @@ def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -
     shares = chance.cumsum(1)[:, places - 1] / n
     null, low, high = shares.mean(0), *np.quantile(shares, [0.025, 0.975], axis=0)
     found = _sort_descending(counts)[:ranks].cumsum()[places - 1] / n
-    return pd.DataFrame(
-        {"kind": kind, "tokens": places, "share": found, "null": null, "null_low": low, "null_high": high}
-    )
+    columns = {"kind": kind, "tokens": places, "share": found, "null": null, "null_low": low, "null_high": high}
+    return pd.DataFrame(columns)
 
 
 def _mean_and_band(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean, the 2.5% and the 97.5% quantile of simulated values."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 

@@ -70,6 +70,5 @@ class SurveyTables:
         return whole
 
     def _write_table(self, name: str) -> None:
-        """Write a table with the rows of all models so far into the run folder."""
         write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
         write(name, self._join_rows(name))

@@ -129,7 +129,6 @@ def _random_sequences(config: SurveyConfig) -> RandomSequences:
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
-    """List the untrained models of a configuration, with the variants of its switches."""
     bases = [read_untrained(text) for text in config.untrained]
     return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
 

@@ -91,10 +91,6 @@ class UntrainedConfig:
         if self.d_mlp is None:
             width = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.gated else 4 * self.d_model
             object.__setattr__(self, "d_mlp", width)
-        self._check_fields()
-
-    def _check_fields(self) -> None:
-        """Refuse values that cannot be built: unknown, out of range, or not possible together."""
         if _activation_name(self.activation) not in ACT2FN:
             raise InputError(
                 f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "
@@ -124,10 +120,8 @@ class UntrainedConfig:
     def label(self) -> str:
         """The configuration as a text for ``read_untrained``: style and changed fields, ``gpt2,activation=relu``."""
         own = UntrainedConfig(style=self.style)
-        follows = asdict(
-            UntrainedConfig(style=self.style, gated=self.gated, d_model=self.d_model, n_heads=self.n_heads)
-        )
-        plain = follows | {"gated": own.gated, "d_model": own.d_model, "n_heads": own.n_heads, "activation": None}
+        sized = UntrainedConfig(style=self.style, gated=self.gated, d_model=self.d_model, n_heads=self.n_heads)
+        plain = asdict(sized) | {"gated": own.gated, "d_model": own.d_model, "n_heads": own.n_heads, "activation": None}
         return ",".join([self.style, *(f"{k}={v}" for k, v in asdict(self).items() if plain[k] != v)])
 
 
@@ -241,11 +235,6 @@ def _switch_parts(model: Any, *, family: Family, config: UntrainedConfig) -> Non
         for path in (*paths, family.final_norm):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, of_class(config.d_model, eps=1e-5))
-    _switch_positions(model, config)
-
-
-def _switch_positions(model: Any, config: UntrainedConfig) -> None:
-    """Give the model the kind of positions that the configuration asks for."""
     if config.style == "gpt2":
         if config.positions == "none":
             model.transformer.wpe.weight.zero_()

@@ -92,9 +92,8 @@ def sink_mass(
     Reference: arXiv 2605.06611 (the induced sink score, before its mean over sequences and heads).
     """
     check_position(key, n_positions=column.shape[2])
-    return mean_where(
-        column, where=queries_from(valid, start=key + 1, end=_first_query_beyond_reach(key, reach))[:, None], dim=-1
-    )
+    later = queries_from(valid, start=key + 1, end=_first_query_beyond_reach(key, reach))
+    return mean_where(column, where=later[:, None], dim=-1)
 
 
 def uniform_mass(
@@ -122,11 +121,8 @@ def uniform_mass(
     check_position(key, n_positions=valid.shape[1])
     seen = torch.arange(1, valid.shape[1] + 1, device=valid.device).clamp(min=1, max=reach).double()
     shared = (1.0 if row_sum is None else row_sum) / seen
-    return mean_where(
-        shared.expand(valid.shape),
-        where=queries_from(valid, start=key + 1, end=_first_query_beyond_reach(key, reach)),
-        dim=-1,
-    )
+    later = queries_from(valid, start=key + 1, end=_first_query_beyond_reach(key, reach))
+    return mean_where(shared.expand(valid.shape), where=later, dim=-1)
 
 
 def can_tell_sinks(reach: int | None, *, threshold: float) -> bool:
@@ -163,7 +159,6 @@ def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batc
 
 
 def _first_query_beyond_reach(key: int, reach: int | None) -> int | None:
-    """Return the first query whose sliding window no longer holds the key; None without a window."""
     return None if reach is None else key + reach
 
 

@@ -121,5 +121,4 @@ def growth_ratio(
 
 
 def _median_magnitude(magnitude: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
-    """Return the median over dimensions of each token's magnitudes."""
     return median_where(magnitude, where=torch.ones_like(magnitude, dtype=torch.bool))

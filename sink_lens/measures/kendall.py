@@ -66,7 +66,6 @@ def tau_b_matrix(
 
 
 def _to_numpy(x: Tensor) -> np.ndarray:
-    """Return a tensor as a contiguous NumPy array of the same type."""
     return x.detach().cpu().contiguous().numpy()
 
 
@@ -117,9 +116,8 @@ def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
     ascending = np.take_along_axis(x, by_x, -1)
     ties_x, ties_reference = _tied_pairs(ascending[:, 1:] != ascending[:, :-1]), _tied_pairs(changes)
     concordant_or_not = pairs - ties_x - ties_reference + _tied_pairs(x_changes | changes)
-    found = _tau_of_counts(
-        concordant_or_not - 2 * _count_inversions(_ranks(by_x)), pairs - ties_x, pairs - ties_reference
-    )
+    difference = concordant_or_not - 2 * _count_inversions(_ranks(by_x))
+    found = _tau_of_counts(difference, pairs - ties_x, pairs - ties_reference)
     found[np.isnan(x).any(-1) | np.isnan(reference).any(-1)] = np.nan
     return found
 

@@ -42,7 +42,6 @@ def bos_clause(found: Mapping[str, int | None]) -> str:
 
 
 def _count_leading(ids: Sequence[int], token: int | None) -> int:
-    """Count how often a token is repeated at the beginning of a list of token ids."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1

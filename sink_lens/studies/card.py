@@ -93,13 +93,8 @@ def card(
         raise InputError(f"{count} models were given; need one, or two to compare. sink_lens.studies.cards takes more")
     if config.is_comparison:
         return compare_models(lens, batch, config, other=other, out=out, overwrite=overwrite)
-    seen = ObservedModel(
-        lens,
-        batch,
-        thresholds=Thresholds(threshold=config.threshold),
-        seed=config.seed,
-        batch_size=config.batch_size,
-    )
+    limits = Thresholds(threshold=config.threshold)
+    seen = ObservedModel(lens, batch, thresholds=limits, seed=config.seed, batch_size=config.batch_size)
     made = card_contents(seen, chain=None if config.trace is None else read_chain_answers(config.trace, lens))
     found = Measured(
         frames=_card_tables(seen, made),
@@ -196,17 +191,15 @@ def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
 
 
 def _interval_fields(found: Interval) -> dict[str, Any]:
-    """Return the fields of an interval on the card: ``value``, ``low``, ``high``, ``n``."""
     return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
 
 
 def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
     """Return one row per token id that is a sink, the most frequent first: id, text, count as sink and in all."""
-    marked = seen.marked_tokens("attention")
     tokens = seen.tokens.tokens.cpu()
     valid = seen.tokens.valid.cpu()
     valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False  # nothing attends to the last token
-    ids, counts = tokens[marked].unique(return_counts=True)
+    ids, counts = tokens[seen.marked_tokens("attention")].unique(return_counts=True)
     order = counts.argsort(descending=True, stable=True)[:_MOST_LISTED]
     known = seen.lens.tokenizer
     rows = []
@@ -235,9 +228,8 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
         with_bos, without = measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:], seen.token_losses
     more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
-    needed = change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0
     return in_front | {
-        "needed": bool(needed),
+        "needed": bool(change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0),
         "token": {"id": token, "text": visible(str(tokenizer.decode([token])), limit=24)},
         "loss_with_nats": float(less.mean()),
         "loss_without_nats": float(more.mean()),
@@ -441,9 +433,8 @@ def card_markdown(found: Mapping[str, Any]) -> str:
         f"{on['sequences']} sequences of {on['length']} tokens ({_markdown_cell(on['source'])}, {bos})."
     )
     notes = [f"Note: {_markdown_cell(note)}." for note in found["model"]["notes"]]
-    return "\n".join(
-        ["## Attention sinks", "", found["sentence"], "", "| | |", "| --- | --- |", *lines, "", made, *notes, ""]
-    )
+    parts = ["## Attention sinks", "", found["sentence"], "", "| | |", "| --- | --- |", *lines, "", made, *notes, ""]
+    return "\n".join(parts)
 
 
 _LOSSES = {

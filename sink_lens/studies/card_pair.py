@@ -62,13 +62,11 @@ def compare_models(
     names = names if names[0] != names[1] else (names[0], "the second model")
     tensors = _changed_weights(lens, second)
     decision = _make_decision(changes, tensors, names=names, config=config, n=len(a.token_losses))
-    summary = pd.DataFrame([{name: decision[name] for name in _SUMMARY}])
+    columns = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
+    summary = pd.DataFrame([{name: decision[name] for name in columns}])
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
     found = Measured(frames=frames, kernel=a.main_pass.kernel, decision=decision, headline=decision["sentence"])
     return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite)
-
-
-_SUMMARY = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
 
 
 def _refuse_unlike(first: LensModel, second: LensModel) -> None:

@@ -27,7 +27,6 @@ DEFAULT_COLUMNS = ("model", "sink_rate", "sink_positions", "outlier_dimensions",
 _OF_RUN = ("family", "dtype", "n_layers", "d_model", "bos", "token_source", "sequences", "length")
 _LISTS = ("outlier_dimensions", "growth_steps", "other_sink_positions")
 
-
 Row = dict[str, Any]
 """Column -> value; a number with an interval has its ends as ``NAME_low`` and ``NAME_high``."""
 
@@ -111,7 +110,6 @@ def read_run_row(run: Run) -> Row:
 
 
 def _interval_columns(name: str, found: Mapping[str, Any]) -> Row:
-    """Return the column of a number, and the columns ``NAME_low`` and ``NAME_high`` if it has an interval."""
     value, low, high = (found.get(end) for end in ("value", "low", "high"))
     return {name: value} | ({f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {})
 

@@ -32,10 +32,9 @@ class StudyConfig(Question):
     def trace_config(self) -> TraceConfig:
         """Return the configuration of the trace that finds the sink before anything is edited."""
         shared = [one.name for one in fields(Question)] + ["controls"] * hasattr(self, "controls")
+        sequences = self.sequences if self.intervention_sequences is None else self.intervention_sequences
         return TraceConfig(
-            intervention_sequences=self.sequences
-            if self.intervention_sequences is None
-            else self.intervention_sequences,
+            intervention_sequences=sequences,
             intervention_length=max(16, self.length) if self.intervention_length is None else self.intervention_length,
             **{name: getattr(self, name) for name in shared},
         )

@@ -130,20 +130,18 @@ def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[],
 
 def _ablation_rows(setting: Setting, found: NeuronSet, *, rng: np.random.Generator) -> Iterator[dict[str, object]]:
     """Ablate a set in every way, its neurons alone, each left out, and random sets; yield the row of each ablation."""
-    segment, chosen = found.segment, list(found.neurons)
+    segment, chosen, sink = found.segment, list(found.neurons), setting.sink_position
     (step,) = segment.steps
     assert step is not None
-    base = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
+    base = float(setting.baseline.mass_at(sink, layers=segment.layers).mean())
 
     def row(
         kind: str, neurons: Sequence[Neuron], *, method: str, what: str, where: str, loss: bool
     ) -> dict[str, object]:
-        positions = [setting.sink_position] if where == "sink" else None
+        positions = [sink] if where == "sink" else None
         edits = _ablation_edits(setting, neurons, method=method, what=what, positions=positions, step=step)
         run = setting.run(edits, loss=loss, layers=None if loss else segment.layers, quiet=True)
-        share = removed_share(
-            setting.baseline, run, sink_position=setting.sink_position, layers=segment.layers, generator=rng
-        )
+        share = removed_share(setting.baseline, run, sink_position=sink, layers=segment.layers, generator=rng)
         before = setting.baseline.loss
         return {
             "step": segment.number,
@@ -156,7 +154,7 @@ def _ablation_rows(setting: Setting, found: NeuronSet, *, rng: np.random.Generat
             "layers_from": segment.layers[0],
             "layers_to": segment.layers[-1],
             "baseline_mass": base,
-            "mass": float(run.mass_at(setting.sink_position, layers=segment.layers).mean()),
+            "mass": float(run.mass_at(sink, layers=segment.layers).mean()),
             "removed_share": share.estimate,
             "ci_low": share.low,
             "ci_high": share.high,
@@ -202,7 +200,6 @@ def neuron_names(neurons: Sequence[Neuron]) -> str:
 
 
 def _group_by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
-    """Return layer -> indices of its neurons."""
     found: dict[int, list[int]] = {}
     for layer, index in neurons:
         found.setdefault(layer, []).append(index)

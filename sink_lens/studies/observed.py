@@ -238,35 +238,28 @@ class ObservedModel:
         norms its MLP's output has no neurons here.
         """
         found = []
-        position = self.location.sink_position
+        lens, position = self.lens, self.location.sink_position
         for step in self.location.steps if self.outlier_dimensions else ():
             for layer in step.layers:
-                by = self.lens.scale(layer)
+                by = lens.scale(layer)
                 change = float((self.states[layer + 1] - by * self.states[layer])[:, step.dimension].mean())
                 row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}
-                sites = self.lens.added_sites(layer)
-                neurons = self.lens.family_of_layer(layer).mlp_post_norm is None and "neurons" in sites_of(
-                    self.lens.family
-                )
-                kept = capture(
-                    self.lens,
-                    self.tokens,
-                    sites=[*sites, *(["neurons"] if neurons else [])],
-                    layers=[layer],
-                    positions=[position],
-                )
+                sites = lens.added_sites(layer)
+                neurons = lens.family_of_layer(layer).mlp_post_norm is None and "neurons" in sites_of(lens.family)
+                read = [*sites, *(["neurons"] if neurons else [])]
+                kept = capture(lens, self.tokens, sites=read, layers=[layer], positions=[position])
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())
                     row[site] = by * value / change if change else math.nan
-                row |= {"neurons": []} | ({} if self.lens.d_expert is None else {"experts": []})
+                row |= {"neurons": []} | ({} if lens.d_expert is None else {"experts": []})
                 if neurons and change:
-                    weights = mlp_weights(self.lens, layer=layer)
+                    weights = mlp_weights(lens, layer=layer)
                     assert weights is not None  # the family has neurons
-                    column = weights.w_down[step.dimension].float().cpu() * self.lens.family.mlp_multiplier
+                    column = weights.w_down[step.dimension].float().cpu() * lens.family.mlp_multiplier
                     shares = (kept["neurons", layer][:, 0].float() * column).mean(0) / change
                     row["neurons"] = _largest_shares(shares)
-                    if self.lens.d_expert is not None:
-                        row["experts"] = _largest_shares(shares.unflatten(0, (-1, self.lens.d_expert)).sum(1))
+                    if lens.d_expert is not None:
+                        row["experts"] = _largest_shares(shares.unflatten(0, (-1, lens.d_expert)).sum(1))
                 found.append(row)
         return found
 

@@ -110,9 +110,8 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
             for size, tokens in product(sizes, (False, True)):  # the smallest set first
                 if not (tokens or size) or (tokens and not has_sinks):
                     continue
-                kept = FullPrecision(
-                    tokens=sinks[name] if tokens else None, channels=largest_channels(largest[tokens], size)
-                )
+                channels = largest_channels(largest[tokens], size)
+                kept = FullPrecision(tokens=sinks[name] if tokens else None, channels=channels)
                 what = "channels" if not tokens else "both" if size else "tokens"
                 rows.append(half.condition_row(what, run(kept), sink_tokens=tokens, channels=size))
             if name == "choose":
@@ -121,16 +120,14 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
                 # Random sets as large as the chosen one, none of them with its tokens or channels.
                 given = {"sink_tokens": chosen["sink_tokens"], "channels": chosen["channels"]}
                 generator = torch.Generator().manual_seed(config.seed)
-                at = {
-                    "taken": largest_channels(largest[given["sink_tokens"]], given["channels"]),
-                    "n": given["channels"],
-                }
+                taken = largest_channels(largest[given["sink_tokens"]], given["channels"])
                 for draw in range(config.controls):
                     tokens = channels = None
                     if given["sink_tokens"]:
                         tokens = random_tokens(sinks[name], valid=part.valid.cpu(), generator=generator)
                     if given["channels"]:
-                        channels = random_channels(largest[False], **at, generator=generator)
+                        n = given["channels"]
+                        channels = random_channels(largest[False], taken=taken, n=n, generator=generator)
                     kept = FullPrecision(tokens=tokens, channels=channels or {})
                     rows.append(half.condition_row("random", run(kept), **given, draw=draw))
     marked = torch.cat([sinks["choose"], sinks["judge"]])
@@ -242,7 +239,6 @@ class _TextHalf:
         return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
 
     def _paired_change(self, more: Tensor, less: Tensor) -> Interval:
-        """Return the mean paired difference of two losses with its interval."""
         rng = np.random.default_rng(self.seed)
         return paired_difference(more.double().numpy(), less.double().numpy(), generator=rng)
 
@@ -250,7 +246,8 @@ class _TextHalf:
         self, kept: str, losses: Tensor, *, sink_tokens: bool = False, channels: int = 0, draw: int | None = None
     ) -> dict[str, Any]:
         """Return a row of ``conditions``: mean loss, difference from the clean loss, and share of the gap closed."""
-        change, closed = self._paired_change(losses, self.clean), _UNDEFINED
+        change = self._paired_change(losses, self.clean)
+        closed = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
         if self.is_costly:
             here, full, low = (one.double().numpy() for one in (losses, self.worst, self.best))
             ends = {"statistic": ratio_of_means, "n_resamples": 1000}
@@ -273,9 +270,6 @@ class _TextHalf:
             "closed_high": closed.high,
             "n": len(losses),
         }
-
-
-_UNDEFINED = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
 
 
 def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:

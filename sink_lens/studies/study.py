@@ -60,26 +60,21 @@ def resolve_inputs(
     tokens = tokens if tokens is None or isinstance(tokens, str) else as_batch(tokens)
     config = make_study_config(kind, model, config=config, tokens=tokens, fields=fields)
     is_named = isinstance(model, str | Path | ReadConfig)
-    if is_named and not isinstance(tokens, TokenBatch):
-        _refuse_before_loading(config)
+    if is_named and not isinstance(tokens, TokenBatch):  # refuse what the model cannot have before its weights are read
+        header = check_sequences(config)
+        places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
+        for place in places if not config.prompts else ():
+            if place is not None:
+                check_interior_position(place, shortest=config.length)
+        if header is not None:
+            for layer in getattr(config, "layers", None) or ():
+                check_index("layer", layer, header.n_layers)
     lens = load_model(config) if is_named else as_lens(cast("ModelLike", model))
     if every_layer:
         check_plain_layers(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else make_tokens(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
     return config, lens, batch
-
-
-def _refuse_before_loading(config: ReadConfig) -> None:
-    """Refuse sequences, positions and layers that the model cannot have, before its weights are loaded."""
-    header = check_sequences(config)
-    places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
-    for place in places if not config.prompts else ():
-        if place is not None:
-            check_interior_position(place, shortest=config.length)
-    if header is not None:
-        for layer in getattr(config, "layers", None) or ():
-            check_index("layer", layer, header.n_layers)
 
 
 def make_study_config(
@@ -196,11 +191,8 @@ def study(
             if why_not is not None:
                 raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
             question = settled.trace_config()  # that of a trace, which finds the sink
-            where = {
-                "location": scout(lens, batch, config=question),
-                "target_position": settled.first_target_position(),
-            }
-            setting = make_setting(lens, batch, config=question, **where)
+            location, target = scout(lens, batch, config=question), settled.first_target_position()
+            setting = make_setting(lens, batch, config=question, location=location, target_position=target)
             return write_study(name, lens, setting.tokens, question, measure(setting, **how), **to)
 
         said = inspect.cleandoc(measure.__doc__ or "")

@@ -1,7 +1,6 @@
 """The page of ``contraction``: how alike models make different sequences, and where, why and along what."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,14 @@ from sink_lens.identity.pages.survey import (
     MOST_SAID,
     SUMMARY,
     VARIANTS_LISTED,
+    drawn_along_training,
+    drawn_over_seeds,
     find_mean_row,
-    has_checkpoints,
-    has_variants,
     legend_name,
     line_styles,
     mean_text,
-    seed_figure,
-    select_measures,
     shared_settings_sentence,
     shorten_model_names,
-    step_figure,
     unnamed_variants_sentence,
     variant_names,
     variant_tables,
@@ -118,9 +114,8 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
     facts = {row["model"]: row for row in models.to_dict("records")}
     groups: dict[str, list[float]] = {}
     for row in pairs.loc[pairs["stage"] == "last"].to_dict("records"):
-        if not {row["a"], row["b"]} <= set(facts):
-            continue
-        groups.setdefault(relation_text(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
+        if {row["a"], row["b"]} <= set(facts):
+            groups.setdefault(relation_text(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
     if not groups:
         raise RunError("this figure needs two models of one width; there are none.")
     figure = canvas(width=7.6, height=1.2 + 0.45 * len(groups))
@@ -177,8 +172,7 @@ def _title(run: Run) -> str:
     names = variant_names(variants)
     best = rows.to_dict("records")[0]
     name = visible(legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
-    change = mean_text(best)
-    cosine = f"the cosine between two sequences' states rises by {change} through the layers"
+    cosine = f"the cosine between two sequences' states rises by {mean_text(best)} through the layers"
     if float(best["low"]) > 0:
         return f"{name} makes different sequences {'most' if len(rows) > 1 else 'more'} alike: {cosine}"
     if len(rows) > 1:
@@ -203,10 +197,8 @@ def _headline(run: Run) -> list[str]:
             f"alike than at position 0 by {mean_text(own['discrepancy'])}."
         )
     sentences += unnamed_variants_sentence(names)
-    courses = summary.loc[summary["step"].notna()]
-    for variant, rows in list(courses.loc[courses["measure"] == "inter_excess"].groupby("variant", sort=False))[
-        :MOST_SAID
-    ]:
+    courses = summary.loc[summary["step"].notna() & (summary["measure"] == "inter_excess")]
+    for variant, rows in list(courses.groupby("variant", sort=False))[:MOST_SAID]:
         value, step = rows["value"].to_numpy(float), rows["step"].to_numpy(float)
         most = int(np.argmax(value))
         sentences.append(
@@ -228,20 +220,6 @@ def _headline(run: Run) -> list[str]:
             f"{number(2 * pairs['chance'].to_numpy(float).max())} in 95%)."
         )
     return sentences
-
-
-def _seed_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the contraction measures of each variant, a dot per seed; return caption and figure."""
-    see = (
-        "Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to the excess."
-    )
-    return see, seed_figure(run, _EXCESS)
-
-
-def _training_figure(run: Run) -> tuple[str, Figure]:
-    """Draw contraction and sink measures of checkpoints by training step; return caption and figure."""
-    see = "The contraction and its difference between positions, beside the sink measures of the same checkpoints."
-    return see, step_figure(run, _BESIDE)
 
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
@@ -273,12 +251,12 @@ CONTRACTION = Page(
     headline=_headline,
     figures=(
         Drawn(key="by-layer", title="Where do states become alike?", make=_layer_figure, data=whole_table("layers")),
-        Drawn(
-            key="contraction-variants",
+        drawn_over_seeds(
+            "contraction-variants",
             title="What makes sequences alike?",
-            make=_seed_figure,
-            data=partial(select_measures, measures=_EXCESS),
-            when=has_variants,
+            see="Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to "
+            "the excess.",
+            measures=_EXCESS,
         ),
         Drawn(
             key="positions",
@@ -292,12 +270,11 @@ CONTRACTION = Page(
             make=_agreement_figure,
             data=whole_table("agreement"),
         ),
-        Drawn(
-            key="contraction-course",
-            title="Along training",
-            make=_training_figure,
-            data=partial(select_measures, measures=_BESIDE, with_step=True),
-            when=has_checkpoints,
+        drawn_along_training(
+            "contraction-course",
+            see="The contraction and its difference between positions, beside the sink measures of the same "
+            "checkpoints.",
+            measures=_BESIDE,
         ),
     ),
     tables=(
@@ -310,17 +287,15 @@ CONTRACTION = Page(
 
 # --- on the terminal
 
-_OVER = "cosine between sequences: before layer 0, gained, by MLPs; between positions: gained, by attention"
-_SHOWN = {
-    "inter_floor": "floor",
-    "inter_excess": "inter",
-    "inter_by_mlp": "by MLP",
-    "intra_excess": "intra",
-    "intra_by_attention": "by att.",
-}
-"""Measure -> its column."""
-
 
 def show(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output: a row per variant or checkpoint."""
-    return survey.show(found, title=_OVER, measures=_SHOWN)
+    title = "cosine between sequences: before layer 0, gained, by MLPs; between positions: gained, by attention"
+    columns = {
+        "inter_floor": "floor",
+        "inter_excess": "inter",
+        "inter_by_mlp": "by MLP",
+        "intra_excess": "intra",
+        "intra_by_attention": "by att.",
+    }
+    return survey.show(found, title=title, measures=columns)

@@ -36,27 +36,21 @@ def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[s
     if len(pairs) <= _FEW:
         said += [_sentence_of_pair(row) for row in pairs.to_dict("records")]
     else:
-        said += _sentences_of_many(pairs)
+        same = pairs.loc[pairs["verdict"] == SAME]
+        which = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
+        look = "looks" if len(same) == 1 else "look"
+        began = f"{len(same)} of {plural(len(pairs), 'pair')} {look} as if they began with the same weights"
+        said.append(f"{began}{f': {which}' if which else ''}.")
+        silent = pairs.loc[pairs["verdict"] == NO_ANSWER, "why"]
+        if len(silent):
+            why = listed(sorted(set(map(str, silent))), most=3)
+            said.append(f"{plural(len(silent), 'pair')} {'has' if len(silent) == 1 else 'have'} no answer: {why}.")
     if NOT_SHOWN in pairs["verdict"].tolist():
         said.append(
             "Models for which nothing is shown may still have begun with the same weights: more inputs (--sequences) "
             "show more."
         )
     return (*said, FINGERPRINT_ERRORS) if (inputs, decides) == ("tokens", "relabelled") else tuple(said)
-
-
-def _sentences_of_many(pairs: pd.DataFrame) -> list[str]:
-    """Say for many pairs how many share a lineage, and which."""
-    same = pairs.loc[pairs["verdict"] == SAME]
-    silent = pairs.loc[pairs["verdict"] == NO_ANSWER, "why"]
-    names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
-    look = "looks" if len(same) == 1 else "look"
-    began = f"{len(same)} of {plural(len(pairs), 'pair')} {look} as if they began with the same weights"
-    said = [f"{began}{f': {names}' if names else ''}."]
-    if len(silent):
-        why = listed(sorted(set(map(str, silent))), most=3)
-        said.append(f"{plural(len(silent), 'pair')} {'has' if len(silent) == 1 else 'have'} no answer: {why}.")
-    return said
 
 
 def _sentence_of_pair(row: dict) -> str:
@@ -124,7 +118,6 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, na
 
 
 def _short_name(name: str) -> str:
-    """Return a model's name for an axis: of a long name only the end, after an ellipsis."""
     text = visible(name)
     return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"
 
@@ -167,7 +160,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
-    """Replace the names of the models of each pair (columns ``a`` and ``b``)."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 

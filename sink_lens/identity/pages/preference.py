@@ -1,7 +1,6 @@
 """The page of ``preference``: which tokens models predict after random sequences, against chance."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -12,15 +11,12 @@ from sink_lens.identity.pages.survey import (
     MOST_NAMED,
     SUMMARY,
     VARIANTS_LISTED,
-    has_checkpoints,
-    has_variants,
+    drawn_along_training,
+    drawn_over_seeds,
     legend_name,
     line_styles,
-    seed_figure,
-    select_measures,
     shared_settings_sentence,
     shorten_model_names,
-    step_figure,
     unnamed_variants_sentence,
     variant_names,
 )
@@ -117,15 +113,6 @@ def _preferred_tokens(rows: pd.DataFrame, name: str) -> str:
     )
 
 
-def _seed_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the preference measures of each variant, a dot per seed; return caption and figure."""
-    see = (
-        "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: "
-        "multinomial draws for the counts, shifted vocabularies for the probability."
-    )
-    return see, seed_figure(run, _PREFERRED)
-
-
 def _token_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of each model's most frequent tokens."""
     table = run.need(
@@ -149,20 +136,14 @@ PREFERENCE = Page(
             make=_coverage_figure,
             data=whole_table("coverage"),
         ),
-        Drawn(
-            key="preference-variants",
+        drawn_over_seeds(
+            "preference-variants",
             title="How strongly?",
-            make=_seed_figure,
-            data=partial(select_measures, measures=_PREFERRED),
-            when=has_variants,
+            see="Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: "
+            "multinomial draws for the counts, shifted vocabularies for the probability.",
+            measures=_PREFERRED,
         ),
-        Drawn(
-            key="preference-course",
-            title="Along training",
-            make=lambda run: ("Preference along training.", step_figure(run, _PREFERRED)),
-            data=partial(select_measures, measures=_PREFERRED, with_step=True),
-            when=has_checkpoints,
-        ),
+        drawn_along_training("preference-course", see="Preference along training.", measures=_PREFERRED),
     ),
     tables=(Listed(key="tokens", title="Preferred tokens", make=_token_table), VARIANTS_LISTED),
 )
@@ -170,17 +151,15 @@ PREFERENCE = Page(
 
 # --- on the terminal
 
-_OVER = "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary"
-_SHOWN = {
-    "argmax_top_ratio": "argmax",
-    "argmax_covering": "80%",
-    "argmin_top_ratio": "argmin",
-    "argmin_covering": "80% ",
-    "mean_probability_ratio": "mean p",
-}
-"""Measure -> its column."""
-
 
 def show(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output: a row per variant or checkpoint."""
-    return survey.show(found, title=_OVER, measures=_SHOWN)
+    title = "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary"
+    columns = {
+        "argmax_top_ratio": "argmax",
+        "argmax_covering": "80%",
+        "argmin_top_ratio": "argmin",
+        "argmin_covering": "80% ",
+        "mean_probability_ratio": "mean p",
+    }
+    return survey.show(found, title=title, measures=columns)

@@ -1,6 +1,7 @@
 """Surveys of models, trained and not: what their pages share."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Listed, PageTable, more_note, page_table
+from sink_lens.report.page import Drawn, Listed, PageTable, more_note, page_table
 from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, legend, logarithmic, panel, without_formulas
 from sink_lens.text import name_in_words, number, plural, visible
 
@@ -176,9 +177,8 @@ def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
     """Shorten the model names in a table to the parts that tell their variants apart."""
     among = list(dict.fromkeys(frame["variant"].tolist()))
     pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
-    return frame.assign(
-        model=[model.replace(variant, legend_name(variant, among=among), 1) for model, variant in pairs]
-    )
+    names = [model.replace(variant, legend_name(variant, among=among), 1) for model, variant in pairs]
+    return frame.assign(model=names)
 
 
 def shared_settings_sentence(variants: Sequence[str]) -> list[str]:
@@ -203,6 +203,23 @@ def has_checkpoints(run: Run) -> bool:
 def has_variants(run: Run) -> bool:
     """Check whether some models of the run belong to variants, whose seeds are averaged."""
     return "variants" in run.tables and len(run.tables["variants"]) > 0
+
+
+def drawn_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> Drawn:
+    """Make the figure of some measures over seeds, for runs that have variants; ``see`` is its caption."""
+    data = partial(select_measures, measures=measures)
+    return Drawn(key=key, title=title, make=lambda run: (see, seed_figure(run, measures)), data=data, when=has_variants)
+
+
+def drawn_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
+    """Make the figure of some measures by training step, for runs that have checkpoints; ``see`` is its caption."""
+    return Drawn(
+        key=key,
+        title="Along training",
+        make=lambda run: (see, step_figure(run, measures)),
+        data=partial(select_measures, measures=measures, with_step=True),
+        when=has_checkpoints,
+    )
 
 
 VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table, when=has_variants)

@@ -11,13 +11,12 @@ from sink_lens.text import interval_text, named_parts, number, visible
 
 def name_neurons(rows: pd.DataFrame) -> pd.DataFrame:
     """Write neurons as ``L11.N1229`` in the rows of ``changes`` that hold indices; leave texts unchanged."""
-    columns = ("first_indices", "second_indices")
     shown = {
         name: [
             named_parts(text) if unit == "index" and not pd.isna(text) else text
             for text, unit in zip(rows[name], rows["unit"], strict=True)
         ]
-        for name in columns
+        for name in ("first_indices", "second_indices")
     }
     return rows.assign(**shown)
 
@@ -28,9 +27,8 @@ def _title(run: Run) -> str:
     if table is None or table.empty:
         return "Two models compared"
     row = table.to_dict("records")[0]
-    change = (
-        f"{number(row['loss_change_nats'])} {interval_text(row['loss_change_low'], row['loss_change_high'])}".rstrip()
-    )
+    ends = interval_text(row["loss_change_low"], row["loss_change_high"])
+    change = f"{number(row['loss_change_nats'])} {ends}".rstrip()
     others = run.config.get("others") or [run.config.get("other")]  # a run of 0.2 has one
     other = Path(str(others[0] or "the second model"))
     second = other.name if other.is_absolute() else other

@@ -29,7 +29,6 @@ from sink_lens.text import interval_text as bounds
 from sink_lens.text import named_parts, number, percent, plural, signed_change, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
-_RANDOM = ["random_mean", "random_max"]
 _MOST_STEPS = 24
 _LINES = (
     ("baseline_target_mass", "there, before", BLUE, "--", ""),
@@ -141,7 +140,6 @@ def amplification_sentences(summary: pd.DataFrame) -> list[str]:
 
 
 def _strongest_row(rows: pd.DataFrame) -> dict[Any, Any]:
-    """Return the row whose edit gives the target position the most attention."""
     return rows.sort_values("target_mass", key=abs, ascending=False, kind="stable").to_dict("records")[0]
 
 
@@ -217,8 +215,7 @@ def _factor_figure(run: Run) -> tuple[str, Figure]:
 
 def _ablation_title(run: Run) -> str:
     """Return the title of ablation: the share of the sink that the best set removes, beside random sets."""
-    columns = ["neurons", "size", "removed_share", "random_max"]
-    table = run.optional("summary", columns=columns)
+    table = run.optional("summary", columns=["neurons", "size", "removed_share", "random_max"])
     if table is None or not len(table):
         return "The neurons that carry the sink"
     best = table.sort_values("removed_share", ascending=False, kind="stable").to_dict("records")[0]
@@ -255,9 +252,8 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))
     if "target_mass" in table.columns:
-        return "What each edit did: attention at the position and at the sink position, and the loss.", page_table(
-            table, _HEADS
-        )
+        see = "What each edit did: attention at the position and at the sink position, and the loss."
+        return see, page_table(table, _HEADS)
     see = "The set of each growth step beside its best neuron alone and random sets."
     return see, page_table(table, table.columns)
 
@@ -280,7 +276,9 @@ AMPLIFY = Page(
 ABLATE = Page(
     title=_ablation_title,
     headline=lambda run: ablation_sentences(
-        run.need("summary", columns=["step", "neurons", "size", "removes", "removed_share", *_RANDOM])
+        run.need(
+            "summary", columns=["step", "neurons", "size", "removes", "removed_share", "random_mean", "random_max"]
+        )
     ),
     figures=(
         Drawn(key="removed", title="How much of the sink goes", make=_ablation_figure, data=whole_table("ablations")),
@@ -290,13 +288,11 @@ ABLATE = Page(
 
 # --- on the terminal
 
-_SHOWN = ("target_position", "centre", "factor", "times", *_MASSES[:-1], "loss_change_nats")
-
 
 def show(found: Result) -> Iterator[str | pd.DataFrame]:
     """Yield the terminal output of isolation or amplification: the headline and the main columns of the summary."""
     yield found.headline
-    yield found.frame.filter(items=_SHOWN)
+    yield found.frame.filter(items=("target_position", "centre", "factor", "times", *_MASSES[:-1], "loss_change_nats"))
 
 
 def show_ablation(found: Result) -> Iterator[str | pd.DataFrame]:

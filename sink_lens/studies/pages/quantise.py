@@ -64,11 +64,10 @@ QUANTISE = Page(
     tables=(Listed(key="condition-table", title="Conditions", make=_condition_table),),
 )
 
-_CLOSED = ("loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
-
 
 def show(found: Result) -> Iterator[str | pd.DataFrame]:
     """Yield the terminal output: the headline, and the conditions on held-out text without random sets."""
     yield found.headline
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
-    yield held_out.filter(items=("kept", "channels", *_CLOSED))
+    columns = ("kept", "channels", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
+    yield held_out.filter(items=columns)

@@ -25,10 +25,6 @@ from sink_lens.report.style import (
 )
 from sink_lens.text import listed, number, percent, plural, token_text
 
-_SCORES = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm ÷ the sequence's median", BLUE)}
-"""Score -> its axis and colour."""
-_MOST_DIMENSIONS = 6
-
 
 def _histogram_figure(run: Run) -> tuple[str, Figure]:
     """Draw the number of tokens by score, one panel per score, with the gap shaded and the threshold as a line."""
@@ -39,8 +35,9 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
         "gap, none is. A sink receives attention, a massive activation is large: a model can have one without the "
         "other."
     )
+    scores = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm ÷ the sequence's median", BLUE)}
     figure = canvas(width=9.0, height=3.0)
-    for place, (by, (label, colour)) in enumerate(_SCORES.items(), start=1):
+    for place, (by, (label, colour)) in enumerate(scores.items(), start=1):
         bins = histogram.loc[histogram["by"] == by]
         axes = panel(figure, place=(1, 2, place), xlabel=label, ylabel="tokens" if place == 1 else "")
         low, high = bins["low"].to_numpy(float), bins["high"].to_numpy(float)
@@ -84,10 +81,9 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
         "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; the outliers of "
         "marked tokens (right) are different dimensions."
     )
-    kinds = ("residual", "sink token")
     layers = range(int(dimensions["layer"].to_numpy(int).max(initial=0)) + 1)
     figure = canvas(width=9.0, height=3.2)
-    for place, kind in enumerate(kinds, start=1):
+    for place, kind in enumerate(("residual", "sink token"), start=1):
         part = dimensions.loc[dimensions["kind"] == kind]
         ylabel = "share of these tokens, %" if place == 1 else ""
         where = "ordinary tokens" if kind == "residual" else "marked tokens"
@@ -131,8 +127,7 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _widest_dimensions(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
-    """Return at most ``most`` dimensions, the one with the largest coverage in any layer first."""
+def _widest_dimensions(part: pd.DataFrame, *, most: int = 6) -> list[int]:
     order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
     return list(dict.fromkeys(order))[:most]
 
@@ -250,17 +245,14 @@ TOKENS = Page(
 
 # --- on the terminal
 
-_MOST_IDS = 8
-_IDS = {"text": "after position 0", "token_id": "id", "tokens": "occurrences", "sink_rate": "sink"}
-_IDS |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest_norm": "norm, at most"}
-"""Columns of the table of token ids, with their heads."""
-
 
 def show(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output: numbers of sinks and massive tokens, the strongest token ids, large dimensions."""
     yield found.headline
     yield page_table(found.tables["agreement"], AGREEMENT)
-    yield page_table(make_text_readable(found.tables["token_ids"].head(_MOST_IDS)), _IDS)
+    ids = {"text": "after position 0", "token_id": "id", "tokens": "occurrences", "sink_rate": "sink"}
+    ids |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest_norm": "norm, at most"}
+    yield page_table(make_text_readable(found.tables["token_ids"].head(8)), ids)
     yield from dimension_sentences(found.tables["dimensions"])
 
 

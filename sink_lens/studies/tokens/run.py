@@ -54,7 +54,30 @@ def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pro
     Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks).
     """
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
-    frames = _make_tables(lens, batch, _mark_tokens(lens, batch, config=config, progress=progress), config=config)
+    found = _mark_tokens(lens, batch, config=config, progress=progress)
+    decoded = decode_tokens(batch, lens.tokenizer)
+    special = frozenset(() if lens.tokenizer is None else lens.tokenizer.all_special_ids)
+    at = (decoded["sequence"].to_numpy(), decoded["position"].to_numpy())
+    every = decoded.assign(
+        kind=[
+            "first" if position == 0 else "delimiter" if is_delimiter(text, token_id, special) else "other"
+            for position, text, token_id in zip(decoded["position"], decoded["text"], decoded["token_id"], strict=True)
+        ],
+        sink=found.sink.numpy()[at],
+        massive=found.massive.numpy()[at],
+        share_score=found.scores["attention"].numpy()[at].astype(float),
+        norm_ratio=found.scores["norm"].numpy()[at].astype(float),
+        received=found.received.nanmean(0).numpy()[at].astype(float),
+    )
+    frames = {
+        "sink_tokens": _marked_token_rows(every, found),
+        "token_ids": _token_id_rows(every),
+        "positions": every.groupby("position").agg(**_RATES).reset_index(),
+        "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
+        "histogram": _score_histogram(found),
+        "thresholds": _threshold_rows(found, config),
+        "agreement": _agreement_rows(every),
+    }
     return Measured(frames=frames, kernel=kernel, headline="\n".join(frames["thresholds"]["statement"]))
 
 
@@ -195,35 +218,6 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
         sink=scores["attention"] >= thresholds["attention"],
         massive=scores["norm"] >= thresholds["norm"],
     )
-
-
-def _make_tables(
-    lens: LensModel, batch: TokenBatch, found: _MarkedTokens, *, config: TokensConfig
-) -> dict[str, pd.DataFrame]:
-    """Return the tables of the run folder by name, made from the marked tokens."""
-    decoded = decode_tokens(batch, lens.tokenizer)
-    special = frozenset(() if lens.tokenizer is None else lens.tokenizer.all_special_ids)
-    at = (decoded["sequence"].to_numpy(), decoded["position"].to_numpy())
-    every = decoded.assign(
-        kind=[
-            "first" if position == 0 else "delimiter" if is_delimiter(text, token_id, special) else "other"
-            for position, text, token_id in zip(decoded["position"], decoded["text"], decoded["token_id"], strict=True)
-        ],
-        sink=found.sink.numpy()[at],
-        massive=found.massive.numpy()[at],
-        share_score=found.scores["attention"].numpy()[at].astype(float),
-        norm_ratio=found.scores["norm"].numpy()[at].astype(float),
-        received=found.received.nanmean(0).numpy()[at].astype(float),
-    )
-    return {
-        "sink_tokens": _marked_token_rows(every, found),
-        "token_ids": _token_id_rows(every),
-        "positions": every.groupby("position").agg(**_RATES).reset_index(),
-        "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
-        "histogram": _score_histogram(found),
-        "thresholds": _threshold_rows(found, config),
-        "agreement": _agreement_rows(every),
-    }
 
 
 def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
