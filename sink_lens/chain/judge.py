@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, MEASURED, UNTESTED, column_names
+from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, MEASURED, QUESTIONS, UNTESTED, column_names
 from ..text import span
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
@@ -204,7 +204,7 @@ def link_table(
         if config.changed_thresholds:
             criterion += f"; floors not calibrated: {', '.join(config.changed_thresholds)} moved"
         common = {"criterion": criterion, "verdict": decided, "measured": measured}
-        common |= {"intervened": effect_says or "no intervention"} | answers._asdict()
+        common |= {"intervened": effect_says or "no intervention"} | dict(zip(QUESTIONS, answers, strict=True))
         common["floors"] = "not calibrated" if config.changed_thresholds else "calibrated"
         if effect is not None:
             control = effect.get("control_largest", math.nan)

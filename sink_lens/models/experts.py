@@ -28,6 +28,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from .family import EXPERTS_HOOK as HOOK
 from .family import Family
+from .offload import in_memory
 from .private_apis import gate_neurons, rebind_forward, register_hook_point
 
 
@@ -52,28 +53,31 @@ class _HookedMixture:
                 stack.callback(handle.remove)
             returned = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]  # of the base class
         out: Tensor = returned[0] if isinstance(returned, tuple) else returned
-        sent, some = None, []
-        if "experts" in parts:
-            experts = parts["experts"]
-            x, index, by = given["experts"]
-            weights = by.new_zeros(len(x), experts.num_experts).scatter(1, index, by)
-            sent = torch.zeros_like(weights, dtype=torch.bool).scatter(1, index, value=True)
-            some.append(_expert_neurons(experts, x, weights=weights, sent=sent).flatten(1))
-        if "dense" in parts:
-            (neurons,) = given["dense"]
-            by = torch.sigmoid(given["gate"]).flatten(0, -2) if "gate" in parts else 1.0
-            some.append(neurons.flatten(0, -2) * by)
-        whole = torch.cat(some, dim=-1)
-        whole = torch.nn.functional.pad(whole, (0, block.__dict__["width"] - whole.shape[-1]))
-        edited = point(whole.unflatten(0, hidden_states.shape[:-1])).flatten(0, -2)
-        changed = (edited != whole).any(-1)
-        if edited.requires_grad:  # a gradient is asked for, with or without a change
-            out = _mixture_output(parts, edited, sent=sent).view_as(out)
-        elif bool(changed.any()):  # the other tokens keep every bit
-            found = out.flatten(0, -2).clone()
-            new = _mixture_output(parts, edited[changed], sent=None if sent is None else sent[changed])
-            found[changed] = new.to(found.dtype)
-            out = found.view_as(out)
+        with contextlib.ExitStack() as stack:
+            for name, module in parts.items():
+                stack.enter_context(in_memory(module.down if name == "dense" else module))
+            sent, some = None, []
+            if "experts" in parts:
+                experts = parts["experts"]
+                x, index, by = given["experts"]
+                weights = by.new_zeros(len(x), experts.num_experts).scatter(1, index, by)
+                sent = torch.zeros_like(weights, dtype=torch.bool).scatter(1, index, value=True)
+                some.append(_expert_neurons(experts, x, weights=weights, sent=sent).flatten(1))
+            if "dense" in parts:
+                (neurons,) = given["dense"]
+                by = torch.sigmoid(given["gate"]).flatten(0, -2) if "gate" in parts else 1.0
+                some.append(neurons.flatten(0, -2) * by)
+            whole = torch.cat(some, dim=-1)
+            whole = torch.nn.functional.pad(whole, (0, block.__dict__["width"] - whole.shape[-1]))
+            edited = point(whole.unflatten(0, hidden_states.shape[:-1])).flatten(0, -2)
+            changed = (edited != whole).any(-1)
+            if edited.requires_grad:  # a gradient is asked for, with or without a change
+                out = _mixture_output(parts, edited, sent=sent).view_as(out)
+            elif bool(changed.any()):  # the other tokens keep every bit
+                found = out.flatten(0, -2).clone()
+                new = _mixture_output(parts, edited[changed], sent=None if sent is None else sent[changed])
+                found[changed] = new.to(found.dtype)
+                out = found.view_as(out)
         return (out, *returned[1:]) if isinstance(returned, tuple) else out
 
 
