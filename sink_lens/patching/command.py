@@ -96,7 +96,6 @@ def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "Pa
 
 
 def _text_table(heads: tuple[str, ...], lines: list[Any]) -> "PageTable":
-    """Make a table from heads and lines of cells."""
     from ..report.page import PageTable
 
     return PageTable(heads=heads, numeric=tuple(False for _ in heads), rows=lines)

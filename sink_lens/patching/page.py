@@ -236,9 +236,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 def _difference_table(run: Run) -> tuple[str, PageTable]:
     """(caption, table) of the positions at which the prompts differ."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
-    shown = table.assign(
-        clean=[token_text(text) for text in table["clean"]], corrupted=[token_text(text) for text in table["corrupted"]]
-    )
+    shown = table.assign(**{name: [token_text(text) for text in table[name]] for name in ("clean", "corrupted")})
     see = "Where the two prompts differ (a dot is a space)." + more_note(len(table), "differences")
     return see, page_table(shown, ("sequence", "position", "clean", "corrupted"))
 

@@ -62,19 +62,14 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     names = {"text_clean": "clean", "text_corrupted": "corrupted"}
     shown = differing.rename(columns=names).reindex(columns=["sequence", "position", *names.values()])
     shown = shown.reset_index(drop=True)
-    labels = _position_labels(tables[0], shown, n_positions=first.n_positions)
-    return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
-
-
-def _position_labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positions: int) -> dict[int, str]:
-    """Position -> text of its token in a single pair of prompts; * marks positions that differ."""
-    differing = set(differences["position"].tolist())
-    texts = dict.fromkeys(range(n_positions), "")
-    if len(set(clean["sequence"].tolist())) == 1:
-        texts |= dict(zip(clean["position"].tolist(), clean["text"].tolist(), strict=True))
-        columns = (differences[name].tolist() for name in ("position", "clean", "corrupted"))
+    texts = dict.fromkeys(range(first.n_positions), "")
+    if len(set(tables[0]["sequence"].tolist())) == 1:
+        texts |= dict(zip(tables[0]["position"].tolist(), tables[0]["text"].tolist(), strict=True))
+        columns = (shown[name].tolist() for name in ("position", "clean", "corrupted"))
         texts |= {position: f"{one}/{other}" for position, one, other in zip(*columns, strict=True)}
-    return {position: text + "*" * (position in differing) for position, text in texts.items()}
+    changed = set(shown["position"].tolist())
+    labels = {position: text + "*" * (position in changed) for position, text in texts.items()}
+    return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
 
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:

@@ -199,9 +199,8 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
         return None
     label = max((_text_width(arrow.label, form=form, size=size, bold=True) for arrow in diagram.arrows), default=0.0)
     above = len(title) * line + (0.5 * em if title else 0) + edge
-    below = (
-        (len(foot) + len(_legend_entries(diagram, room, form=form, small=small))) * 1.35 * small / 72 + 0.4 * em + edge
-    )
+    n_lines = len(foot) + len(_legend_entries(diagram, room, form=form, small=small))
+    below = n_lines * 1.35 * small / 72 + 0.4 * em + edge
     rows, tallest = _row_places(levels)
     longest = max(_text_width(box.text, form=form, size=size) for box in diagram.boxes)
     natural = longest / _FULL + 2 * pad
@@ -269,7 +268,6 @@ def _count_arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
 
 
 def _small_size(form: _Form, size: int) -> float:
-    """Return the font size of the small print beside text of a size."""
     return max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
 
 

@@ -49,13 +49,9 @@ class Explorer:
         """The whole page, which opens with no network."""
         title = " and ".join(graph_title(graph) for graph in self.graphs)
         code = explorer_script(self.graphs)
-        return (
-            template_environment()
-            .get_template("explorer_page.html")
-            .render(
-                title=title, code=code, hashes=views.script_hashes(code, read_javascript()), both=len(self.graphs) > 1
-            )
-        )
+        hashes = views.script_hashes(code, read_javascript())
+        template = template_environment().get_template("explorer_page.html")
+        return template.render(title=title, code=code, hashes=hashes, both=len(self.graphs) > 1)
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file that ends with .html, and return its path; folders are made.
@@ -178,15 +174,10 @@ def _json_cell(value: Any) -> Any:
 
 def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
     """Return the JavaScript that shows graphs on a page; it contains ``read_javascript()``, compressed."""
-    packed = [
-        base64.b64encode(
-            gzip.compress(json.dumps(plain_json(graph), separators=(",", ":")).encode(), 6, mtime=0)
-        ).decode()
-        for graph in graphs
-    ]
-    return views.unpacking_script(
-        read_javascript(), name="exploreCircuits", then=f"await exploreCircuits({json.dumps(packed)});"
-    )
+    texts = [json.dumps(plain_json(graph), separators=(",", ":")) for graph in graphs]
+    packed = [base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode() for text in texts]
+    then = f"await exploreCircuits({json.dumps(packed)});"
+    return views.unpacking_script(read_javascript(), name="exploreCircuits", then=then)
 
 
 @cache

@@ -48,11 +48,14 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
 
     incomplete = _incomplete_sentence(run)  # reads every table
     first = page.first_screen(run) if page.first_screen else None
+    model = run.provenance.get("model") or run.config.get("model")
+    if isinstance(model, Mapping):
+        model = model.get("name") or next(iter(model.values()), None)
     own = run.provenance.get("notes") or []
     notes = (*_shortened_notes(run), *(own if isinstance(own, list) else [own]), *(first.notes if first else ()))
     return Content(
         run=run,
-        name=visible(_run_name(run)),
+        name=visible(str(model or run.folder.resolve().name)),
         title=attempt(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
         headline=attempt(run, lambda: page.headline(run))[0] or [],
         notes=[capital(visible(note, limit=400)) for note in notes],
@@ -101,14 +104,6 @@ def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
     return parts, compare_parts(parts)
 
 
-def _run_name(run: Run) -> str:
-    """Return the name of a run on a page: its model, else its folder."""
-    model = run.provenance.get("model") or run.config.get("model")
-    if isinstance(model, Mapping):
-        model = model.get("name") or next(iter(model.values()), None)
-    return str(model or run.folder.resolve().name)
-
-
 def _figure_for_page(run: Run, of: Drawn, *, prefix: str) -> Shown:
     """Draw a figure for the page: SVG, caption and CSV; or the reason if it cannot be drawn."""
     key = f"{prefix}{of.key}"
@@ -133,9 +128,8 @@ def _table_for_page(run: Run, of: Listed, *, prefix: str) -> Shown:
         return Shown(key=key, title=of.title, missing=missing)
     see, table = made
     known = column_meanings(run.kind, table.columns)
-    explained = dataclasses.replace(
-        table, meanings=tuple(known.get(name) or MADE.get(name, "") for name in table.columns)
-    )
+    meanings = tuple(known.get(name) or MADE.get(name, "") for name in table.columns)
+    explained = dataclasses.replace(table, meanings=meanings)
     return Shown(key=key, title=of.title, see=see, table=explained, csv=csv_text(table.numbers))
 
 

@@ -154,7 +154,6 @@ def run_in_words(run: Run) -> str:
 
 
 def _always(_: Run) -> bool:
-    """True for every run."""
     return True
 
 

@@ -1,6 +1,6 @@
 """The page of each kind of run, found by the kind's name, and what the frame asks of it."""
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sink_lens.errors import RunError
@@ -21,7 +21,7 @@ def page_of(run: Run) -> Page:
     """Return the page of a run's kind; for a kind that is not known, a page of all tables of the run."""
     if found := page_for(run.kind):
         return found
-    listed = tuple(Listed(key=f"{name}-table", title=name, make=_full_table_maker(name)) for name in run.tables)
+    listed = tuple(Listed(key=f"{name}-table", title=name, make=partial(_full_table, name)) for name in run.tables)
     return Page(title=lambda run: f"A run of {visible(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
 
 
@@ -30,14 +30,10 @@ def is_on_page(run: Run, of: Drawn | Listed) -> bool:
     return attempt(run, lambda: of.when(run))[0] is not False
 
 
-def _full_table_maker(name: str) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return a function that makes a caption and a page's table with all columns of a run's table."""
-
-    def make(run: Run) -> tuple[str, PageTable]:
-        frame = run.tables[name]
-        return f"{plural(len(frame), 'row')}.", page_table(frame, {str(column): str(column) for column in frame})
-
-    return make
+def _full_table(name: str, run: Run) -> tuple[str, PageTable]:
+    """Make a caption and a page's table with all columns of a run's table."""
+    frame = run.tables[name]
+    return f"{plural(len(frame), 'row')}.", page_table(frame, {str(column): str(column) for column in frame})
 
 
 def circuit_of(source: Run | str | Path) -> Drawable:

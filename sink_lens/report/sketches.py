@@ -93,10 +93,13 @@ def _box_words(nodes: pd.DataFrame) -> str:
     supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
     over = [re.match(r"(\d+) of ", detail) for detail in nodes["detail"]]  # no "of how many": the title is of all
     heads = plural(sum(int(one[1]) for one in over if one), "head") if all(over) else "heads"
+    spans = [one.partition(" ")[2] for one in nodes["layers"].tolist() if one.startswith("layer")]
+    many = len(spans) > 1 or "–" in "".join(spans)
+    layers = f", layer{'s' * many} {', '.join(spans)}" if 1 <= len(spans) <= 3 else ""
     names = {
         "z": "averaged values z",
         "attn_out": "attention output after W_O",
-        "neurons": f"{supers}{_layers_text(nodes['layers'].tolist())}",
+        "neurons": f"{supers}{layers}",
         "dimension": _join_labels(nodes["label"].tolist()),
         "heads": f"sink in {heads}",
     }.get(str(first["kind"]), visible(first["label"].replace("\n", " "), limit=60, counted=False))
@@ -110,15 +113,6 @@ def _join_labels(labels: Sequence[str]) -> str:
         return visible(labels[0], limit=40, counted=False)
     more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
     return f"dimension{'s' * (len(numbers) > 1)} {', '.join(numbers[:3])}{more}"
-
-
-def _layers_text(said: Sequence[str]) -> str:
-    """Join labels such as "layer 3" into ", layers 3, 7"; empty for no layer or more than three labels."""
-    spans = [one.partition(" ")[2] for one in said if one.startswith("layer")]
-    if not spans or len(spans) > 3:
-        return ""
-    many = len(spans) > 1 or "–" in spans[0]
-    return f", layer{'s' * many} {', '.join(spans)}"
 
 
 def sketch_edges(
@@ -151,9 +145,8 @@ def sketch_edges(
         raise RunError("the circuit has no edge, so there is nothing to draw. Ask for more with --edges")
     shown, chosen = [_END], []
     while len(shown) < most:
-        into = {
-            one: sum(shares) for one, shares in _edges_into_shown(rows, shown, group=group, outputs=outputs).items()
-        }
+        parts = _edges_into_shown(rows, shown, group=group, outputs=outputs)
+        into = {one: sum(shares) for one, shares in parts.items()}
         more = max((one for one in into if one[0] not in shown), key=lambda one: abs(into[one]), default=None)
         if more is None:
             break

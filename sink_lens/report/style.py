@@ -354,10 +354,8 @@ def thin_lines(figure: Figure) -> str:
                 line.set_data(*points[_extreme_indices(points[:, 1], most=each)].T)
         said += " Its lines show the smallest and largest value of each stretch."
     for marks in figure.findobj(Collection):
-        if (
-            isinstance(marks, Collection)
-            and max(len(marks.get_paths()), np.shape(marks.get_offsets())[0]) > _MOST_MARKS
-        ):
+        assert isinstance(marks, Collection)
+        if max(len(marks.get_paths()), np.shape(marks.get_offsets())[0]) > _MOST_MARKS:
             marks.set_rasterized(True)
     return said
 

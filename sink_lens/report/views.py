@@ -79,8 +79,13 @@ class View:
         Raises:
             InputError: the circuitsvis package is not there.
         """
-        drawn = [self.kind, {key: _rounded_list(one) for key, one in self.props.items()}]
-        data = json.dumps(plain_json(drawn), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+        props = {  # with four digits, undefined numbers as 0
+            key: np.round(np.nan_to_num(one, posinf=0, neginf=0), 4).tolist() if isinstance(one, np.ndarray) else one
+            for key, one in self.props.items()
+        }
+        data = json.dumps(plain_json([self.kind, props]), allow_nan=False, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        )
         code = unpacking_script(read_javascript(), name="CircuitsVis", then=_DRAW % data)
         allowed = f"style-src 'unsafe-inline'; img-src data: blob:; script-src {script_hashes(code, read_javascript())}"
         return (
@@ -238,7 +243,6 @@ def unpacking_script(bundle: str, *, name: str, then: str) -> str:
 
 @cache
 def _compress_script(bundle: str) -> str:
-    """Compress a script by gzip, in base64."""
     return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
 
 
@@ -387,10 +391,3 @@ def _patterns_of_capture(
     captured = [_to_array(source.tensors["pattern", layer][sequence]) for layer in chosen]
     patterns = np.stack([one[head] for one in captured for head in wanted])
     return patterns, [head_name(layer, head) for layer in chosen for head in wanted]
-
-
-def _rounded_list(value: Any) -> Any:
-    """Convert an array to lists of numbers with four digits, undefined ones as 0; return other values unchanged."""
-    if isinstance(value, np.ndarray):
-        return np.round(np.nan_to_num(value, posinf=0, neginf=0), 4).tolist()
-    return value

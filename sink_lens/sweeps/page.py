@@ -116,9 +116,8 @@ def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
     if value == "effect" and {"ci_low", "ci_high"} <= set(rows.columns):
-        axes.vlines(
-            x, rows["ci_low"].to_numpy(float), rows["ci_high"].to_numpy(float), color=QUIET, linewidth=1, alpha=0.6
-        )
+        low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
+        axes.vlines(x, low, high, color=QUIET, linewidth=1, alpha=0.6)
     axes.plot(x, y, ".", color=INK, markersize=3 if len(x) > 100 else 6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=bool((x == x.round()).all())))
     axes.axhline(0, color=QUIET, linewidth=0.8)
@@ -135,12 +134,10 @@ _EACH = 15
 
 
 def _cell_rows(run: Run) -> pd.DataFrame:
-    """Return the table ``cells`` of a sweep's run; refuse a run without it."""
     return run.need("cells", columns=_CELLS)
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: how many edits change the first metric, and which changes it most."""
     table = run.optional("cells", columns=_CELLS)
     return "A sweep of edits" if table is None else words.sweep_title(table, least=_least_effect(run))
 
@@ -209,7 +206,6 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         return table.loc[table["metric"] == metric_names(table)[which]]
 
     def every(run: Run) -> tuple[str, Figure]:
-        """Draw the effect of every cell."""
         rows = of(run)
         metric = visible(rows["metric"].iloc[0])
         known = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
@@ -223,7 +219,6 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         return see, forest_plot(rows, metric=metric)
 
     def mapped(run: Run) -> tuple[str, Figure]:
-        """Draw the effects as a map of where the edit was made."""
         rows = of(run)
         blank = rows.assign(effect=np.where(is_beyond_chance(rows), rows["effect"].to_numpy(float), np.nan))
         see = (
@@ -279,9 +274,8 @@ def _failed_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the cells that could not be computed, with their errors."""
     table = _cell_rows(run)
     rows = table.loc[table["error"].notna()]
-    return "Cells that could not be computed, and why.", page_table(
-        rows, {"kind": "edit", "site": "site", "where": "where", "error": "why"}
-    )
+    heads = {"kind": "edit", "site": "site", "where": "where", "error": "why"}
+    return "Cells that could not be computed, and why.", page_table(rows, heads)
 
 
 SWEEP = Page(

@@ -20,14 +20,12 @@ from ..configuration import make_config, refuse_unknown_names
 from ..data.described import max_n_tokens
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.mean_ablation import tokens_to_average
-from ..edits.metrics import Metric
 from ..edits.named_metrics import MetricSpec
-from ..engine.cells import Cell
 from ..engine.code_identity import hash_code
 from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, metric_config, resolve_metrics
 from ..engine.needs import Needs
-from ..engine.plan import Plan, choose_plan, read_plan
+from ..engine.plan import choose_plan, read_plan
 from ..engine.trust import check_plan
 from ..errors import InputError, RunError
 from ..models.bundled import find_header
@@ -151,7 +149,14 @@ class _Request:
 
     def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
         """Make the job and engine, by the plan that the folder has or gets, and write the baseline run's table."""
-        to_run = self.cells.every
+        to_run, metrics = self.cells.every, resolve_metrics(self.metrics, self.lens, tokens=self.batch)
+        if writer.has("plan"):
+            plan = read_plan(writer.folder / "plan.json")
+        else:
+            writer.clear()  # blocks without a plan were made by a plan that is lost
+            plan = choose_plan(self.lens, self.batch, Needs.of_metrics(metrics, lens=self.lens), n_cells=len(to_run))
+            plan = check_plan(self.lens, self.batch, to_run, metrics, plan=plan)
+            writer.write_text("plan.json", plan.as_json())
         job = Job(
             model=self.lens.name,
             weights=str(self.provenance["weights_sha256"]),
@@ -159,9 +164,7 @@ class _Request:
             tokens=self.batch,
             what=self.what if isinstance(self.what, Grid) else tuple(self.what),
             metrics=tuple(self.metrics),
-            plan=_plan_of_run(
-                writer, self.lens, self.batch, to_run, resolve_metrics(self.metrics, self.lens, tokens=self.batch)
-            ),
+            plan=plan,
         )
         own = job.engine(self.lens, to_run)
         writer.once("baseline", own.baseline)
@@ -214,9 +217,8 @@ class _Request:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Model, tokens, means and seeds as plain values, for ``run.json``."""
-        found = describe_provenance(self.lens, self.batch, kernel="eager") | (
-            {"means": self.means} if self.means else {}
-        )
+        found = describe_provenance(self.lens, self.batch, kernel="eager")
+        found |= {"means": self.means} if self.means else {}
         seeds = {"tokens": self.batch.seed, "bootstrap": self.how.seed}
         return found | {"seeds": seeds, "least_effect": self.how.least_effect}
 
@@ -267,7 +269,12 @@ def _collect_request(
             raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
         grid = {"grid": replace(model.grid, seed=fields["seed"])} if "seed" in fields else {}  # which draws controls
         how = make_config(SweepConfig, model, grid | dict(fields), where="sweep")
-        _check_against_header(how, tokens=tokens, metrics=not given)
+        header = check_sequences(how) if tokens is None else find_header(how.model)
+        if header is not None:  # before the weights are read, refuse what does not fit the header or the prompts
+            longest = max_n_tokens(how.prompts) if how.prompts else how.length
+            how.grid.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
+            for metric in () if given else how.metrics:
+                metric.last_layer(header)
         lens, what = load_model(how), how.grid
         given = given or list(how.metrics)
         batch = make_tokens(lens, config=how, bos=how.bos) if tokens is None else tokens
@@ -283,48 +290,13 @@ def _collect_request(
     return _Request(lens=lens, what=what, batch=batch, metrics=read, how=how)
 
 
-def _check_against_header(config: SweepConfig, *, tokens: TokenBatch | None, metrics: bool) -> None:
-    """Refuse, before the weights are read, a grid or metric that does not fit the model's header or the prompts.
-
-    Raises:
-        InputError: which, and what is needed.
-        SiteError: the family lacks a site.
-    """
-    header = check_sequences(config) if tokens is None else find_header(config.model)
-    if header is None:
-        return
-    longest = max_n_tokens(config.prompts) if config.prompts else config.length
-    config.grid.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
-    for metric in config.metrics if metrics else ():
-        metric.last_layer(header)
-
-
 def _plain_values(value: Any) -> Any:
     """Convert sequences inside a value to lists, for ``run.json``."""
     if isinstance(value, dict):
         return {name: _plain_values(entry) for name, entry in value.items()}
-    return (
-        [_plain_values(entry) for entry in value]
-        if isinstance(value, Sequence) and not isinstance(value, str)
-        else value
-    )
-
-
-def _plan_of_run(
-    writer: RunWriter,
-    lens: LensModel,
-    batch: TokenBatch,
-    cells: Sequence[Cell],
-    metrics: Sequence[Metric],
-) -> Plan:
-    """Return the plan of the forwards: the folder's, else a new one, checked against the bridge and written."""
-    if writer.has("plan"):
-        return read_plan(writer.folder / "plan.json")
-    writer.clear()  # blocks without a plan were made by a plan that is lost
-    plan = choose_plan(lens, batch, Needs.of_metrics(metrics, lens=lens), n_cells=len(cells))
-    plan = check_plan(lens, batch, cells, metrics, plan=plan)
-    writer.write_text("plan.json", plan.as_json())
-    return plan
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain_values(entry) for entry in value]
+    return value
 
 
 def _block_name(block: Block) -> str:

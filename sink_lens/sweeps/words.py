@@ -41,11 +41,8 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
     said = []
     for at, metric in enumerate(metric_names(frame)):
         found = changed_rows(frame, metric, least=least)
-        said += (
-            _first_metric_sentences(frame, metric, found)
-            if at == 0
-            else _further_metric_sentences(frame, metric, found)
-        )
+        sentences = _first_metric_sentences if at == 0 else _further_metric_sentences
+        said += sentences(frame, metric, found)
         if small := len(changed_rows(frame, metric, least=0.0)) - len(found):
             word = "changes" if small == 1 else "change"
             said.append(f"{plural(small, 'more edit')} {word} {visible(metric)} by less than {least:g}.")
@@ -108,7 +105,6 @@ def _count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
 
 
 def _change_text(row: Mapping[Any, Any]) -> str:
-    """Return a cell's effect, interval and name as the end of a sentence."""
     return f"{effect_text(row)}, by {cell_name(row)}"
 
 

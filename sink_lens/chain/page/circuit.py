@@ -68,9 +68,8 @@ class ChainCircuit(Drawable):
     def to_json(self) -> str:
         """Return the circuit as JSON text for other tools; undefined numbers are null."""
         frames = {name: json_value(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
-        return json.dumps(
-            {"format": "sink_lens circuit 1", "about": self.about, **frames}, ensure_ascii=False, indent=1
-        )
+        told = {"format": "sink_lens circuit 1", "about": self.about, **frames}
+        return json.dumps(told, ensure_ascii=False, indent=1)
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
         """Draw the circuit as a figure.
@@ -110,6 +109,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
     nodes = sorted((node for node in nodes if node["kind"] in kinds), key=lambda node: kinds.index(node["kind"]))
     known = {str(node["id"]) for node in nodes}
     paths = (edge for edge in _path_edges(run, growth_steps=growth_steps) if {edge["source"], edge["target"]} <= known)
+    edges = [*_link_edges(joined, links, effect_of=effect_of, growth_steps=growth_steps), *paths]
     return ChainCircuit(
         about={
             "model": story.model,
@@ -118,10 +118,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
             "is_sink": story.is_sink is not False,
         },
         nodes=_frame_of_rows(nodes, NODE_COLUMNS),
-        edges=_frame_of_rows(
-            [*_link_edges(joined, links, effect_of=effect_of, growth_steps=growth_steps), *paths],
-            EDGE_COLUMNS,
-        ),
+        edges=_frame_of_rows(edges, EDGE_COLUMNS),
     )
 
 

@@ -149,8 +149,7 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
         axes = panel(figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else "")
         law = np.array([1.0])
         for index, layer in enumerate(layers):
-            one = chosen.loc[chosen["layer"] == layer]
-            one = one.sort_values("position")
+            one = chosen.loc[chosen["layer"] == layer].sort_values("position")
             t, s = one["position"].to_numpy(float) + 1, one[column].to_numpy(float)
             positive = np.isfinite(s) & (s > 0)
             if positive.any():
@@ -191,13 +190,9 @@ def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | N
     is_super = table["is_super"].eq(True).to_numpy()
     figure = canvas(width=7.4, height=3.5)
     first: Axes | None = None
-    for place, (x, name) in enumerate(
-        (
-            (table["spike_ratio"].to_numpy(float), "activation ÷ other positions"),
-            (rank, "weight-norm rank (1: largest)"),
-        ),
-        start=1,
-    ):
+    spike = table["spike_ratio"].to_numpy(float)
+    sides = ((spike, "activation ÷ other positions"), (rank, "weight-norm rank (1: largest)"))
+    for place, (x, name) in enumerate(sides, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel=name)
         drawn = (x > 0) & np.isfinite(x) & np.isfinite(height)
         plain, chosen = drawn & ~is_super, drawn & is_super
@@ -382,8 +377,7 @@ def draw_mediation(table: pd.DataFrame) -> Figure:
     grid, control = np.full((2, len(keys), len(names)), np.nan)
     rows = []
     for index, (intervention, step) in enumerate(keys):
-        of_it = table.loc[table["intervention"] == intervention]
-        part = of_it.loc[of_it["step"] == step]
+        part = table.loc[(table["intervention"] == intervention) & (table["step"] == step)]
         spans = f"{int(part['layers_from'].iloc[0])}–{int(part['layers_to'].iloc[0])}"
         of_step = ", all steps" if step == ALL_STEPS else f", step {step}" if step >= 0 else ""
         rows.append(f"{intervention}{of_step},\nlayers {spans}")

@@ -100,10 +100,8 @@ def headline(story: Story) -> list[str]:
     """Return a sentence for each finding: other sinks, outlier dimensions, growth steps, super neurons."""
     sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
     if story.others:
-        one = len(story.others) == 1
-        sentences.append(
-            f"{'Another sink is at position' if one else 'Other sinks are at positions'} {listed(story.others)}."
-        )
+        are = "Another sink is at position" if len(story.others) == 1 else "Other sinks are at positions"
+        sentences.append(f"{are} {listed(story.others)}.")
     if story.dimensions is not None:
         names = listed(story.lasting or (), most=4)
         many = len(story.lasting or ()) > 1
@@ -119,9 +117,8 @@ def headline(story: Story) -> list[str]:
         )
     if story.super_neurons is not None:
         found = story.super_neurons
-        sentences.append(
-            f"{plural(len(found), 'super neuron')}: {listed(found)}." if found else "No super neuron was found."
-        )
+        said = f"{plural(len(found), 'super neuron')}: {listed(found)}." if found else "No super neuron was found."
+        sentences.append(said)
     return sentences
 
 
@@ -269,8 +266,7 @@ class LinkRow:
 
 def recorded_setting(run: Run, name: str) -> Any:
     """Return a threshold or option from a run's configuration or provenance; None if it is not recorded."""
-    thresholds = run.provenance.get("thresholds")
-    for held in (run.config, thresholds, run.provenance):
+    for held in (run.config, run.provenance.get("thresholds"), run.provenance):
         if isinstance(held, Mapping) and held.get(name) is not None:
             return held[name]
     return None
@@ -408,9 +404,8 @@ def link_rows(run: Run) -> list[LinkRow]:
 
 def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
     """Return link -> the texts on its primary intervention, by field of ``LinkRow``; empty without interventions."""
-    table = run.optional(
-        "effects", columns=["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"]
-    )
+    columns = ["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"]
+    table = run.optional("effects", columns=columns)
     if table is None:
         return {}
     table = table.loc[table["is_primary"].eq(True)]

@@ -140,10 +140,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
-    """Explain in a sentence that the chain's intervention ablates more neurons than the set of super neurons.
-
-    Empty if it does not.
-    """
+    """Say that the chain's intervention ablates more neurons than the set of super neurons; empty if it does not."""
     effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
     size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
     if effects is None or not size:

@@ -1,6 +1,6 @@
 """The page of a trace: what was found, and each figure with what to see in it; its tables are in ``trace_tables``."""
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -107,7 +107,11 @@ def _variance_figure(run: Run) -> tuple[str, Figure]:
     start = z.loc[z["position"] == 0]
     if len(start) and (start["s1"] == 0).all():
         see += " S1 is zero at position 0, where every sequence has the same token: it starts at the next."
-    return see, figures.draw_variance_by_position(_select_positions(table), layers=layers)
+    known = np.unique(table["position"].to_numpy(float))
+    if len(known) > _MOST_POSITIONS:  # evenly spaced on a logarithmic axis
+        wanted = np.geomspace(known[0] + 1, known[-1] + 1, _MOST_POSITIONS) - 1
+        table = table.loc[np.isin(table["position"], known[np.searchsorted(known, wanted.clip(max=known[-1]))])]
+    return see, figures.draw_variance_by_position(table, layers=layers)
 
 
 def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
@@ -116,15 +120,6 @@ def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
     ends = [last for _, last, _ in story.steps or ()][:1] or [2]
     before = [layer for layer in layers if layer <= ends[0]] or layers[:1]
     return sorted({before[round(part * (len(before) - 1))] for part in (0, 1 / 3, 2 / 3, 1)}) if before else []
-
-
-def _select_positions(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of at most ``_MOST_POSITIONS`` positions, evenly spaced on a logarithmic axis."""
-    known = np.unique(table["position"].to_numpy(float))
-    if len(known) <= _MOST_POSITIONS:
-        return table
-    wanted = np.geomspace(known[0] + 1, known[-1] + 1, _MOST_POSITIONS) - 1
-    return table.loc[np.isin(table["position"], known[np.searchsorted(known, wanted.clip(max=known[-1]))])]
 
 
 def _neuron_figure(run: Run) -> tuple[str, Figure]:
@@ -204,14 +199,10 @@ def _circuit_figure(run: Run) -> tuple[str, Figure]:
     return see, drawn.draw()
 
 
-def _sink_row_reader(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads some columns of a run's table at the studied position, for a figure's CSV."""
-
-    def rows(run: Run) -> pd.DataFrame:
-        table = run.need(name, columns=["sink_position"])
-        return table.loc[table["sink_position"] == studied_position(run)].filter(items=columns)
-
-    return rows
+def _sink_rows(name: str, columns: list[str], run: Run) -> pd.DataFrame:
+    """Return some columns of a run's table at the studied position, for a figure's CSV."""
+    table = run.need(name, columns=["sink_position"])
+    return table.loc[table["sink_position"] == studied_position(run)].filter(items=columns)
 
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
@@ -228,7 +219,6 @@ def _variance_rows(run: Run) -> pd.DataFrame:
 
 
 def _circuit_edges(run: Run) -> pd.DataFrame:
-    """Return the table of the edges of the trace's circuit."""
     return circuit.chain_circuit(run).edges
 
 
@@ -239,13 +229,13 @@ _FIGURES = (
         key="scores",
         title="Where heads attend",
         make=_sink_score_figure,
-        data=_sink_row_reader("heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
+        data=partial(_sink_rows, "heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
     ),
     Drawn(
         key="mass",
         title="From which layer on",
         make=_sink_mass_figure,
-        data=_sink_row_reader("layers", ["layer", "sink_score", "sink_mass"]),
+        data=partial(_sink_rows, "layers", ["layer", "sink_score", "sink_mass"]),
     ),
     Drawn(
         key="norms",
@@ -258,7 +248,7 @@ _FIGURES = (
         key="dims",
         title="Do few dimensions hold it?",
         make=_dimension_figure,
-        data=_sink_row_reader("dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
+        data=partial(_sink_rows, "dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
     ),
     Drawn(key="neurons", title="Do super neurons write them?", make=_neuron_figure, data=_neuron_rows),
     Drawn(key="qk", title="What makes the key", make=_key_split_figure, data=whole_table("key_split")),
@@ -267,10 +257,8 @@ _FIGURES = (
 
 def _amplification_figure(run: Run) -> tuple[str, Figure]:
     """Return the caption and the figure of the attention that amplified variance adds."""
-    table = causal_table(
-        run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
-    )
-    table = figures.add_change_columns(table)
+    columns = ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
+    table = figures.add_change_columns(causal_table(run, "amplification", columns))
     first = table.iloc[0]
     best = table.loc[table["centre"] != "none"].sort_values("change", ascending=False, kind="stable").iloc[0]
     layers = str(first["read_layers"])
