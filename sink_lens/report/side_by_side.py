@@ -157,10 +157,8 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     allowed = {name for one in by for name in COMPARED_BY[one]}
     differing: dict[str, list[Any]] = {}
     for name, where in _SAME:
-        if name in allowed:
-            continue
         values = [(run.provenance if where == "provenance" else run.config).get(name) for run in runs]
-        if any(one != values[0] for one in values):
+        if name not in allowed and any(one != values[0] for one in values):
             differing[name] = values
     models = [run.provenance.get("weights_sha256") or run.provenance.get("model") for run in runs]
     tokens = [run.provenance.get("tokens_sha256") for run in runs]

@@ -51,8 +51,7 @@ class EditGrid(OptionLists):
             for one in given:
                 if not option.accepts(one):
                     raise InputError(f"a {name} of {self.kind} is {one!r}; need {option.needs}")
-        factors = [float(one) for one in self.factors]
-        object.__setattr__(self, "factors", factors)
+        object.__setattr__(self, "factors", [float(one) for one in self.factors])
 
     def specs(self, lens: Sized, *, n_positions: int) -> Iterator[EditSpec]:
         """Yield an edit for each combination of the axes' values, the last axis fastest.

@@ -143,7 +143,6 @@ def _title(run: Run) -> str:
 
 
 def _least_effect(run: Run) -> float:
-    """Return the smallest effect that counts as a change; 0 in runs that do not say."""
     return float(run.provenance.get("least_effect") or 0.0)
 
 

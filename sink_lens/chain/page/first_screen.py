@@ -25,6 +25,15 @@ def first_screen(run: Run) -> FirstScreen:
     """Return the first screen of a trace's page; a part is empty if the run lacks its tables."""
     found, missing = attempt(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
+    notes = []
+    summary = run.optional("summary", columns=["quantity", "note"])
+    if summary is not None:
+        notes += summary.loc[summary["quantity"] == "rounding", "note"].tolist()
+    table = run.optional("links", columns=["floors"])
+    if table is not None and "not calibrated" in set(table["floors"]):
+        notes.append(
+            "floors not calibrated: a floor or a threshold was changed, so the verdicts' error rates do not apply"
+        )
     return FirstScreen(
         numbers=attempt(run, lambda: headline_numbers(run))[0] or [],
         leads=("scores", "circuit"),
@@ -34,7 +43,7 @@ def first_screen(run: Run) -> FirstScreen:
         missing=missing,
         judged=_judged_links(run, links),
         of=("link", "links of the chain"),
-        notes=_verdict_notes(run),
+        notes=tuple(notes),
         meanings=word_meanings(attempt(run, lambda: title(run))[0] or ""),
     )
 
@@ -72,17 +81,3 @@ def _judged_links(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
             verdict, why = row.verdict, f"{measured}{moved}".rstrip()
         judged.append(Judged(key=link.name, name=link.words, verdict=verdict, why=why))
     return tuple(judged)
-
-
-def _verdict_notes(run: Run) -> tuple[str, ...]:
-    """Return notes on the verdicts: on rounding, and on changed thresholds, for which no error rates are known."""
-    notes = []
-    summary = run.optional("summary", columns=["quantity", "note"])
-    if summary is not None:
-        notes += summary.loc[summary["quantity"] == "rounding", "note"].tolist()
-    links = run.optional("links", columns=["floors"])
-    if links is not None and "not calibrated" in set(links["floors"]):
-        notes.append(
-            "floors not calibrated: a floor or a threshold was changed, so the verdicts' error rates do not apply"
-        )
-    return tuple(notes)

@@ -105,16 +105,12 @@ def headline(story: Story) -> list[str]:
     if story.dimensions is not None:
         names = listed(story.lasting or (), most=4)
         many = len(story.lasting or ()) > 1
-        sentences.append(
-            f"Outlier dimension{'s' * many} at {at}: {names}." if story.dimensions else f"No outlier dimension at {at}."
-        )
+        said = f"Outlier dimension{'s' * many} at {at}: {names}."
+        sentences.append(said if story.dimensions else f"No outlier dimension at {at}.")
     if story.steps is not None:
         grown = [f"{layers_in_words(first, last)} (×{number(factor)})" for first, last, factor in story.steps]
-        sentences.append(
-            f"The norm at {at}, over that of other tokens, grows in {plural(len(grown), 'step')}: {listed(grown)}."
-            if grown
-            else f"The norm at {at}, over that of other tokens, has no growth step."
-        )
+        grows = f"grows in {plural(len(grown), 'step')}: {listed(grown)}" if grown else "has no growth step"
+        sentences.append(f"The norm at {at}, over that of other tokens, {grows}.")
     if story.super_neurons is not None:
         found = story.super_neurons
         said = f"{plural(len(found), 'super neuron')}: {listed(found)}." if found else "No super neuron was found."

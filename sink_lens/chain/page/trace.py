@@ -50,12 +50,9 @@ def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied_position(run), story.threshold or 0.3
     onset = figures.onset_layer(heads, position=position, threshold=threshold)
-    where = (
-        f"The mean sink score passes {threshold:g} first at layer {onset}, the onset."
-        if onset is not None
-        else f"The mean sink score passes {threshold:g} at no layer, so there is no onset."
-    )
-    see = f"The share of their attention that later tokens give to position {position}. {where}"
+    where = "at no layer, so there is no onset" if onset is None else f"first at layer {onset}, the onset"
+    see = f"The share of their attention that later tokens give to position {position}. "
+    see += f"The mean sink score passes {threshold:g} {where}."
     return see, figures.draw_sink_mass(heads, position=position, threshold=threshold)
 
 
