@@ -83,9 +83,8 @@ class View:
             key: np.round(np.nan_to_num(one, posinf=0, neginf=0), 4).tolist() if isinstance(one, np.ndarray) else one
             for key, one in self.props.items()
         }
-        data = json.dumps(plain_json([self.kind, props]), allow_nan=False, separators=(",", ":")).replace(
-            "<", "\\u003c"
-        )
+        drawn = plain_json([self.kind, props])
+        data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         code = unpacking_script(read_javascript(), name="CircuitsVis", then=_DRAW % data)
         allowed = f"style-src 'unsafe-inline'; img-src data: blob:; script-src {script_hashes(code, read_javascript())}"
         return (
