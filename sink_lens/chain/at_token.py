@@ -46,11 +46,10 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
     """
     assert config.at is not None
     ids = (_strongest_sink_token(lens, batch, config=config),) if config.at == AUTO else token_ids(config.at, lens=lens)
-    first = int(batch.bos)
     places = [
         (number, position)
         for number, row in enumerate(batch.tokens.tolist())
-        for position in range(first, int(batch.lengths[number]))
+        for position in range(int(batch.bos), int(batch.lengths[number]))
         if row[position] in ids
     ]
     return _cut_rows(batch, places, ids=ids, text=_id_text(ids, lens.tokenizer))
@@ -102,9 +101,8 @@ def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[in
             f"{_BEFORE} tokens before it; need {_FEWEST} occurrences with that many before and {_AFTER[-1]} tokens "
             "behind, none of which is another occurrence. Use longer sequences or more of them"
         )
-    chosen = sorted(one for one in room if one[3] >= after)[: batch.n_sequences]
     rows = []
-    for _, number, position, _ in chosen:
+    for _, number, position, _ in sorted(one for one in room if one[3] >= after)[: batch.n_sequences]:
         row = batch.tokens[number, position - _BEFORE : position + after + 1]
         rows.append(torch.cat([batch.tokens[number, :1], row]) if batch.bos else row)
     tokens = torch.stack(rows)

@@ -79,8 +79,6 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
 
 
 class _Rows:
-    """Rows of the table of measures, which are added one by one."""
-
     def __init__(self) -> None:
         self._rows: list[tuple[str, int | None, int | None, float, float, str]] = []
 

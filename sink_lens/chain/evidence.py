@@ -122,8 +122,7 @@ def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
     if not others.any():
         return math.nan
     values = std[..., others]
-    ratios = (values / values.nanmedian(dim=-1, keepdim=True).values).nanmean(dim=(0, 1))
-    return float(ratios.nanquantile(0.95))
+    return float((values / values.nanmedian(dim=-1, keepdim=True).values).nanmean(dim=(0, 1)).nanquantile(0.95))
 
 
 def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:

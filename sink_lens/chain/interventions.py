@@ -198,7 +198,6 @@ def _intervention_row(
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
     # Quiet: an edit of a later layer may find its work done by that of an earlier one. ``outcome`` says what changed.
     baseline, whole = setting.baseline, setting.run(one.edits, loss=True, quiet=True)
-
     at = {"target_position": target, "sink_position": sink}
 
     def share(run: Outcome, before: Outcome) -> Interval:

@@ -238,9 +238,8 @@ def find_location(
         outliers = {layer: dimensions for layer, dimensions in found.items() if dimensions}
         factor = thresholds.growth_factor
         spans = find_growth_steps(ratio, factor=factor)
-        spans = sorted(
-            [*spans, *_writing_runs(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)]
-        )
+        more = _writing_runs(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)
+        spans = sorted([*spans, *more])
     steps = tuple(
         GrowthStep(
             first_layer=first,

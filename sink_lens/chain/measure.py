@@ -213,7 +213,6 @@ def measure(
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)
-    rows = sampled_queries(tokens.n_positions)
     moments: dict[tuple[str, int], Moments] = {}
     one = r.MeasuringPass(
         lens=lens,
@@ -242,7 +241,7 @@ def measure(
         tokens,
         readings,
         keys=sinks,
-        rows=rows,
+        rows=sampled_queries(tokens.n_positions),
         kernel=config.kernel,
         batch_size=config.batch_size,
         progress=label is not None,

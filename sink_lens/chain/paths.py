@@ -115,7 +115,6 @@ class Writings:
         return setting.lens.remaining_scales[layer] * self._subtract_ordinary_mean(part)
 
     def _subtract_ordinary_mean(self, x: Tensor) -> Tensor:
-        """Subtract a tensor's mean over ordinary tokens, in float32 on the CPU."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 

@@ -139,7 +139,6 @@ def _make_cases(setting: Setting) -> list[_Case]:
 
 
 def _batch_without_bos(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
-    """Return the batch with other token ids, marked as without BOS, all rows of full length."""
     lengths = torch.full((len(ids),), ids.shape[1])
     return replace(tokens, tokens=ids, lengths=lengths, bos=False, bos_condition="without")
 

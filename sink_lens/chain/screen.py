@@ -43,7 +43,6 @@ _SITES: Mapping[Kind, str] = {"neuron": "neurons", "head": "z", **WHOLE}
 LEAST_DIRECT = 0.6
 """An embedding is a part where at least this share of the direct effects of the whole stream is its own."""
 
-
 _Effects = dict[tuple[Kind, int], Tensor]
 """Kind and layer -> effects of its units, mean over sequences and steps."""
 
@@ -303,8 +302,7 @@ class _LayerRuns:
         query = self.queries[later][:, :, layout.first :].repeat(len(layout.begins), 1, 1, 1)
         scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
         scores = query @ repeat_kv_heads(key, n_heads=query.shape[1]).mT * scaling
-        mask = Attending(lens=lens, layout=layout, held={}).mask(later, like=scores)
-        return weights_from_scores(scores + mask)
+        return weights_from_scores(scores + Attending(lens=lens, layout=layout, held={}).mask(later, like=scores))
 
     def _sink_attention(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
         """Compute attention to the sink, mean over heads, summed over sequences; 0 outside ``sink_layers``."""

@@ -346,8 +346,7 @@ def make_setting(
     length = location.sink_position + config.intervention_length
     if target_position is not None:
         length = max(length, target_position + _AFTER_POSITION)
-    some = sequences_to_test(tokens.n_sequences, config=config) if chosen is None else chosen
-    few = tokens[some].cut(length)
+    few = tokens[sequences_to_test(tokens.n_sequences, config=config) if chosen is None else chosen].cut(length)
     shortest = int(few.lengths.min())
     few = few.cut(shortest)  # every sequence reaches every position
     target = choose_target_position(few, location=location) if target_position is None else target_position
@@ -382,11 +381,10 @@ def shorten_setting(setting: Setting, *, most: int) -> Setting:
         return setting
     tokens, mask = setting.tokens.cut(length), setting.averaged.mask[:, :length]
     needs = dataclasses.replace(setting.baseline_run.needs, loss=False, whole=False, logits=False)
-    baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     return dataclasses.replace(
         setting,
         tokens=tokens,
-        baseline_run=baseline_run,
+        baseline_run=BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs),
         averaged=dataclasses.replace(setting.averaged, mask=mask, n_sinks=int(tokens.valid.sum()) - int(mask.sum())),
     )
 

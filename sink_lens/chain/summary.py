@@ -85,9 +85,8 @@ def summary_table(
     if len(location.sink_positions) > 1:
         others = list(location.sink_positions[1:])
         add("other_sink_positions", ", ".join(map(str, others)), "position")
-        add(
-            "other_sink_rate", float(rates[others].max()), "share of layers and heads", "the highest of those positions"
-        )
+        note = "the highest of those positions"
+        add("other_sink_rate", float(rates[others].max()), "share of layers and heads", note)
     rates = panel.sink_rate(config.threshold)
     if located.lacking:
         note = "the others have less than a quarter of their sink rate at this position, and are left out of all else"
@@ -153,12 +152,11 @@ def first_sink_answer(
         return None, too_short_sentence(config.threshold)
     rate_at = rates.nanmean(dim=(0, 1)).nan_to_num(0.0)
     place = int(rate_at.argmax()) if position is None else position
-    found = bool(rate_at[place] >= config.min_sink_rate)
     n_read, n_positions = rates.shape[1:]
     of = f"all {n_read}" if n_read == tokens.n_sequences else f"{n_read} of {tokens.n_sequences}"
     cut = f"the first {n_positions} tokens of " if n_positions < int(tokens.lengths.min()) else ""
     read = f"in {rate_at[place]:.0%} of heads on {cut}{of} sequences"
-    if not found:
+    if not bool(rate_at[place] >= config.min_sink_rate):
         has = "comes nearest, with one" if position is None else "has one"
         return None, f"no attention sink so far: position {place} {has} {read}"
     by_layer = rates[:, :, place].nanmean(1).tolist()

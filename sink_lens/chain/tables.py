@@ -98,9 +98,8 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
             shown = max(_TOP_DIMENSIONS, len(outliers))
             strongest = values.square().mean(0).argsort(descending=True, stable=True)[:shown].tolist()
             for dimension in dict.fromkeys([*strongest, *outliers]):
-                rows.append(
-                    (layer, position, dimension, float(values[:, dimension].mean()), ratio, dimension in outliers)
-                )
+                value = float(values[:, dimension].mean())
+                rows.append((layer, position, dimension, value, ratio, dimension in outliers))
     return pd.DataFrame(rows, columns=column_names("trace", "dimensions")).astype({"is_outlier": bool})
 
 
@@ -127,9 +126,9 @@ def layer_table(panel: Panel) -> pd.DataFrame:
     score, mass = (panel.at_sink(name, location.sink_position) for name in ("sink_score", "sink_mass"))
     ratio, rank = panel.norm_ratio().nanmean(1)[1:], panel["effective_rank"].nanmean(1)
     norm = states.norm(dim=-1).mean(1)
-    strongest = states.double().square().mean(1).argmax(-1)
+    strongest = states.double().square().mean(1).argmax(-1).tolist()
     rows = []
-    for layer, state in enumerate(states):
+    for layer, (state, dimension) in enumerate(zip(states, strongest, strict=True)):
         rows.append(
             {
                 "layer": layer,
@@ -138,12 +137,10 @@ def layer_table(panel: Panel) -> pd.DataFrame:
                 "sink_mass": float(mass[layer].nanmean()),
                 "norm": float(norm[layer]),
                 "norm_ratio": float(ratio[layer]),
-                "outlier_dimension": int(strongest[layer]),
-                "outlier_value": float(state[:, strongest[layer]].mean()),
+                "outlier_dimension": dimension,
+                "outlier_value": float(state[:, dimension].mean()),
                 "dominance_ratio": float(dimensions.dominance_ratio(state).mean()),
-                "dominance_ratio_fixed": float(
-                    dimensions.dominance_ratio_fixed(state, dimension=int(strongest[layer]))
-                ),
+                "dominance_ratio_fixed": float(dimensions.dominance_ratio_fixed(state, dimension=dimension)),
                 "dominance_elsewhere": float(panel["dominance_elsewhere"][layer].nanmean()),
                 "massive_ratio": float(dimensions.massive_ratio(state).mean()),
                 "massive_activations": float(dimensions.massive_activations(state).sum(-1).double().mean()),

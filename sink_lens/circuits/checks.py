@@ -157,7 +157,6 @@ def _patch_sample(
 
 
 def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
-    """Draw ``pairs`` pairs, or take all if there are fewer; return their indices, sorted."""
     return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 

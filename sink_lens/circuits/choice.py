@@ -119,8 +119,7 @@ def draw_random_circuit(
     order = order[np.argsort(stratum[order], kind="stable")]
     sizes = np.bincount(stratum, minlength=int(stratum.max()) + 1)
     wanted = np.bincount(stratum[chosen], minlength=len(sizes))
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    rank = np.arange(len(order)) - starts[stratum[order]]
+    rank = np.arange(len(order)) - np.concatenate([[0], np.cumsum(sizes)[:-1]])[stratum[order]]
     found = np.zeros(len(chosen), dtype=bool)
     found[order[rank < wanted[stratum[order]]]] = True
     return found

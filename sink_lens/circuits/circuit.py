@@ -179,7 +179,6 @@ class Circuit:
         """
         values = node_scores(self.graph, self.scores.mean)
         _, writers, readers = self.graph.ends
-        out = np.bincount(writers[self.chosen], minlength=len(values))
         into = np.bincount(readers[self.chosen], minlength=len(self.graph.readers)) @ self.graph.reader_of_node
         frame = pd.DataFrame(
             {
@@ -189,7 +188,7 @@ class Circuit:
                 "head": [one.head for one in self.graph.writers],
                 "score": values,
                 "edges_in": into,
-                "edges_out": out,
+                "edges_out": np.bincount(writers[self.chosen], minlength=len(values)),
             }
         )
         frame["in_circuit"] = frame["edges_out"] > 0
@@ -369,7 +368,6 @@ class Circuit:
         ).draw(style, width=width)
 
     def _repr_html_(self) -> str:
-        """The circuit in a notebook."""
         return display.result_html(repr(self), self.draw(most=40), self.frame.head(12))
 
 

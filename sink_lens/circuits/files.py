@@ -86,7 +86,14 @@ class SavedCircuit:
 
     def save(self, path: str | Path) -> Path:
         """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
-        path, (plain, scores, kept) = Path(path), _convert_to_eap_ig(self)
+        path, graph = Path(path), self.graph
+        if graph.gated:
+            raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet or dot")
+        # one span, whole MLPs, a key and value for every head; the score of a shared one is divided among its heads
+        plain = replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
+        writers, readers = _eap_ig_nodes(graph, plain)
+        scores = writers.T @ graph.matrix(self.scores.astype(float)).sum(0) @ (readers / readers.sum(1, keepdims=True))
+        kept = writers.T @ graph.matrix(self.chosen.astype(float)).sum(0) @ readers > 0
         cfg = {"n_layers": plain.n_layers, "n_heads": plain.n_heads, "d_model": plain.d_model}
         cfg |= {"parallel_attn_mlp": plain.parallel}
         if path.suffix.lower() == ".pt":
@@ -98,7 +105,7 @@ class SavedCircuit:
                     "edges_scores": torch.from_numpy(scores.astype(np.float32)),
                     "edges_in_graph": torch.from_numpy(kept),
                     "nodes_in_graph": torch.from_numpy(kept.any(1)),
-                    "n_kv_heads": self.graph.n_kv_heads,
+                    "n_kv_heads": graph.n_kv_heads,
                 },
                 path,
             )
@@ -111,7 +118,7 @@ class SavedCircuit:
         used = np.append(kept.any(1), kept[:, -1].any())  # the last reader is the logits
         names = [*(writer.name for writer in plain.writers), "logits"]
         nodes = {name: {"in_graph": bool(inside)} for name, inside in zip(names, used, strict=True)}
-        own = {"n_kv_heads": self.graph.n_kv_heads, "written_by": "sink_lens"}
+        own = {"n_kv_heads": graph.n_kv_heads, "written_by": "sink_lens"}
         if not path.suffix:
             path.mkdir(exist_ok=True)
         text = json.dumps({"cfg": cfg, "nodes": nodes, "edges": edges, "sink_lens": own})
@@ -254,23 +261,6 @@ def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
         np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],
         np.array(readers)[:, None] == np.array([_our_edge_name(one.name, graph) for one in plain.readers])[None],
     )
-
-
-def _convert_to_eap_ig(
-    circuit: SavedCircuit,
-) -> tuple[Graph, Float[np.ndarray, "writer reader"], Bool[np.ndarray, "writer reader"]]:
-    """Convert a circuit to (EAP-IG's graph, scores, edges): one span, whole MLPs, a key and value for every head.
-
-    The score of an edge into a shared key or value is divided among the heads that share it.
-    """
-    graph = circuit.graph
-    if graph.gated:
-        raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet or dot")
-    plain = replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
-    writers, readers = _eap_ig_nodes(graph, plain)
-    scores = writers.T @ graph.matrix(circuit.scores.astype(float)).sum(0) @ (readers / readers.sum(1, keepdims=True))
-    kept = writers.T @ graph.matrix(circuit.chosen.astype(float)).sum(0) @ readers > 0
-    return plain, scores, kept
 
 
 def _convert_from_eap_ig(

@@ -77,7 +77,6 @@ class LogitAttribution:
         return largest_rows(self.frame, "contribution", n=n)
 
     def _repr_html_(self) -> str:
-        """The strongest parts in a notebook."""
         said = f"{self.what}: {float(self.logits.mean()):.4g}, the sum of {len(self.frame)} contributions."
         return display.result_html(said, self.strongest().dropna(axis=1, how="all"))
 
@@ -217,7 +216,6 @@ def _neuron_contributions(
 
 
 def _output_factor(total: Tensor, after: Any) -> Tensor:
-    """The factor by which a norm or multiplier after a sublayer multiplies each dimension, in float64."""
     return post_norm_factor(total[:, None], after)[:, 0].double().cpu()
 
 
@@ -237,9 +235,8 @@ def _make_checked_result(
             f"the parts of {lens.name} sum to logits that are off by {float(off.max()):.3g}; need a stream that is the "
             "sum of what attention and MLP write. Please report the model's architecture"
         )
-    frame = pd.DataFrame(labels, columns=["part", "layer", "head", "neuron"]).astype(
-        {"layer": "Int64", "head": "Int64", "neuron": "Int64"}
-    )
+    frame = pd.DataFrame(labels, columns=["part", "layer", "head", "neuron"])
+    frame = frame.astype({"layer": "Int64", "head": "Int64", "neuron": "Int64"})
     found = t_intervals(values.numpy())
     for name, part in (("contribution", "estimate"), ("ci_low", "low"), ("ci_high", "high"), ("n", "n")):
         frame[name] = [getattr(one, part) for one in found]

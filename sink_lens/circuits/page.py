@@ -149,13 +149,12 @@ def _picture(run: Run) -> tuple[str, Figure]:
 
 def _curve(run: Run) -> tuple[str, Figure]:
     """(caption, figure) of faithfulness over the share of edges that are kept."""
-    table = run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
     see = (
         "How much of the metric is left if only that many edges are kept and all others are replaced, on pairs "
         "that were not used to choose the edges. 1 is the whole model; above 1, the dropped edges lowered the "
         "metric. Bands are 95% intervals over pairs."
     )
-    return see, draw_curve(table)
+    return see, draw_curve(run.need("curve", columns=["by", "share", "faithfulness", "low", "high"]))
 
 
 def _listed_parts(

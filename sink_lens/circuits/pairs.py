@@ -67,8 +67,6 @@ _CAPITALS = {
     "Poland": "Warsaw",
 }
 _CAPITAL_TEMPLATES = ("The capital of {} is", "The capital city of {} is called", "Q: What is the capital of {}? A:")
-
-
 Answer = str | int | tuple[str | int, ...]
 
 
@@ -278,7 +276,6 @@ def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizer
 
 
 def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs of indirect object identification; corrupted prompts have a third name for the repeated one."""
     while True:
         number = int(generator.integers(len(_TEMPLATES)))
         text = _TEMPLATES[number]
@@ -297,7 +294,6 @@ def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs of greater-than: a span of years, whose corrupted prompt begins with the year 01."""
     while True:
         noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
         century, tens, last = _NOUNS[noun], int(generator.integers(3, 8)), int(generator.integers(2, 9))
@@ -313,7 +309,6 @@ def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_agreement(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs of subject-verb agreement: a subject in singular and plural."""
     subjects = [one.split() for one in _SUBJECTS.split("|")]
     while True:
         one, many = subjects[int(generator.integers(len(subjects)))]
@@ -330,7 +325,6 @@ def _draw_agreement(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_capitals(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs of prompts that ask for the capitals of two countries."""
     countries = list(_CAPITALS)
     while True:
         first, second = (countries[index] for index in generator.choice(len(countries), 2, replace=False))

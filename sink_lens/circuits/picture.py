@@ -96,10 +96,9 @@ def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str
     place = {}
     for row, some in by_row.items():
         shift = 0.32 * (level[row] % 3 - 1)  # neighbours of a column are not drawn over each other
+        shift = shift if widest > 1 else 0.6 * shift
         for at, node in enumerate(some):
-            x = (at - (len(some) - 1) / 2) * max(1.0, 0.75 * widest / len(some)) + (
-                shift if widest > 1 else 0.6 * shift
-            )
+            x = (at - (len(some) - 1) / 2) * max(1.0, 0.75 * widest / len(some)) + shift
             place[node] = (x, level[row])
     width, height = min(4.4 + 1.0 * widest, 11.0), min(1.8 + 0.42 * len(rows), 13.0)
     figure = canvas(width=width, height=height)

@@ -198,8 +198,7 @@ class Runs:
         elif self.means is None:
             found = self.weights.final_norm.gain.new_zeros(()).expand(1, len(self.graph.writers), 1, self.graph.d_model)
         else:
-            means = self.means if self.means.shape[1] == 1 else self.means[:, begin:]
-            found = means[None].to(self.lens.device)
+            found = (self.means if self.means.shape[1] == 1 else self.means[:, begin:])[None].to(self.lens.device)
         if self.frozen is None or self.frozen < begin:
             return found
         clean = self.writer_outputs(rows, begin=begin)[0]

@@ -79,14 +79,13 @@ class Scores:
         """
         from_input = self.graph.ends[1] == 0
         attributed, gap = self.values[:, from_input].sum(1, dtype=np.float64), self.clean - self.corrupted
-        scale = abs(float(gap.mean())) or np.nan
         return pd.DataFrame(
             {
                 "pair": np.arange(len(gap)),
                 "gap": gap,
                 "attributed": attributed,
                 "steps": self.steps,
-                "error": (attributed - gap) / scale,
+                "error": (attributed - gap) / (abs(float(gap.mean())) or np.nan),
             }
         )
 
@@ -191,7 +190,6 @@ def _scores_by_activations(
         groups.setdefault((kinds[writer.kind], max(writer.layer, 0)), []).append(index)
     found = torch.zeros(rows.stop - rows.start, graph.n_edges, dtype=torch.float32)
     own = runs.select_pairs(range(rows.start, rows.stop))
-    writer_of_edge = graph.ends[1]
     for (site, layer), writers in groups.items():
         gradients = Gradients(own, difference, begin=begin)
         change = difference[:, writers].sum(1)
@@ -203,7 +201,7 @@ def _scores_by_activations(
         for point in METHODS[method].points(steps):
             hook = (hook_name_of(runs.lens, site, layer), partial(move_site, point=point))
             gradients.add_run([hook], weight=1 / steps)
-        chosen = torch.from_numpy(np.isin(writer_of_edge, writers))
+        chosen = torch.from_numpy(np.isin(graph.ends[1], writers))
         found[:, chosen] = gradients.edge_scores()[:, chosen]
     return found, torch.full((len(found),), float(steps), dtype=torch.float32)
 

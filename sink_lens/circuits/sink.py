@@ -46,8 +46,7 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
         largest = np.argsort(-size, kind="stable")[:_TOP]
         share, top = float(size[there].sum() / (size.sum() or np.nan)), float(there[largest].mean())
     runs = with_sink_span(judge.runs, position)
-    kept = judge.faithfulness_table(replace(judge, runs=runs).metric_values((runs.graph.ends[0] != 0)[None])).to_dict(
-        "records"
-    )[0]
+    values = replace(judge, runs=runs).metric_values((runs.graph.ends[0] != 0)[None])
+    (kept,) = judge.faithfulness_table(values).to_dict("records")
     found = (float(kept[name]) for name in ("faithfulness", "low", "high"))
     return {"sink_share": share, "sink_share_top": top} | dict(zip(names, found, strict=True))

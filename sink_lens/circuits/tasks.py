@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..edits.metrics import Metric
     from ..models.lens import LensModel
 
-
 _A_PASS = 32
 """Prompts whose logits are kept at once."""
 

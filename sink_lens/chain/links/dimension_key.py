@@ -139,8 +139,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
         return [undefined_statistic("key_cosine", "no outlier dimension enters any layer", absent=True, no_source=True)]
     known = panel.layers("key_cosine")
     sinks = evidence.lens.key_layers(panel.sink_layers()) if panel.location.sink_found else ()
-    layers = tuple(layer for layer in known if layer in sinks)
-    layers = layers or tuple(known)
+    layers = tuple(layer for layer in known if layer in sinks) or tuple(known)
 
     def mean_of(name: str) -> Tensor:
         """Sequence, what: over the layers in which the sink is."""
@@ -173,10 +172,8 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     """
     setting = trial.setting
     lens = setting.lens
-    entering = {
-        layer: list(setting.location.entering_dimensions(layer)) for layer in lens.key_layers(setting.sink_layers)
-    }
-    entering = {layer: dims for layer, dims in entering.items() if dims}
+    found = {layer: setting.location.entering_dimensions(layer) for layer in lens.key_layers(setting.sink_layers)}
+    entering = {layer: list(dims) for layer, dims in found.items() if dims}
     if not entering:
         return []
     baseline = setting.tensors("attn_in", layers=tuple(entering))

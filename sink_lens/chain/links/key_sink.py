@@ -47,12 +47,11 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         grouped = query.unflatten(1, (keys.shape[1], -1))
         seen = (grouped * sums[:, :, None]).sum(-1).flatten(1, 2)  # of all keys that a query sees
         places = [plan.sink_position, *control_positions(n_keys, key=plan.sink_position, controls=one.controls)]
-        products = einsum(
+        at_places = einsum(
             grouped,
             keys[:, :, places],
             "batch kv_head group query d_head, batch kv_head place d_head -> place batch kv_head group query",
-        )
-        at_places = products.flatten(2, 3)
+        ).flatten(2, 3)
         over = at_places - (seen - at_places) / count
         later = torch.stack([later_queries(view, key=place) for place in places])
         sink, *controls = mean_where(over, where=later[:, :, None], dim=3)

@@ -200,10 +200,8 @@ def _freeze_dimensions(
     """Freeze the outlier dimensions after growth steps, with random dimensions as controls; None without a step."""
     if not segment.steps:
         return None
-    location = setting.location
-    written = {
-        step.last_layer: list(location.outliers.get(step.last_layer, ())) or [step.dimension] for step in segment.steps
-    }
+    outliers = setting.location.outliers
+    written = {step.last_layer: list(outliers.get(step.last_layer, ())) or [step.dimension] for step in segment.steps}
     return setting.freeze_units("resid_post", written, position=position, generator=generator)
 
 
