@@ -406,7 +406,7 @@ def claims_page(page: Page, results: Results) -> str:
             f"> **{name}** (arXiv {paper.number}) {bar}<br>\n> {_linked(paper.holds)}<br>\n"
             f"> **What fails or is weaker:** {_linked(paper.fails)}"
         )
-        lines = ["| claim | verdict | one number (95% interval) |", "| --- " * 3 + "|"]
+        lines = ["| claim | verdict | one number |", "| --- " * 3 + "|"]
         for row in rows:
             words = f'<a id="{row.id.lower()}"></a>**{row.id}** {row.plain}'
             lines.append(line(words, f"**{verdict_of(row, results)}**", results.fill(row.short)))
