@@ -58,7 +58,6 @@ def _called_name(function: Callable[..., Any]) -> str:
 
 
 def _python_number(value: Any) -> Any:
-    """Turn a number of numpy into Python's; return anything else unchanged."""
     if isinstance(value, Real) and (item := getattr(value, "item", None)) is not None:
         return item()
     return value
@@ -110,7 +109,6 @@ def check_seeds(given: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _type_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the type hints of a function's arguments; empty if one of them cannot be resolved."""
     try:
         return typing.get_type_hints(function)
     except NameError:  # a name that is there only for the type checker
@@ -193,7 +191,6 @@ def _exceeds_64_bits(value: Any) -> bool:
 
 
 def _reason_without_values(value: Any) -> str:
-    """Return the reason why a tensor has no values to compute with; an empty text if it has values."""
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
     layout = str(getattr(value, "layout", "torch.strided"))

@@ -193,8 +193,7 @@ def field_docs(kind: type) -> dict[str, str]:
     """Return field name -> the docstring under the field, for a class and its base classes."""
     docs: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):
-        body = _class_nodes(one.__module__)[one.__name__].body
-        for at, under in itertools.pairwise(body):
+        for at, under in itertools.pairwise(_class_nodes(one.__module__)[one.__name__].body):
             text = under.value.value if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant) else None
             if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name) and isinstance(text, str):
                 docs[at.target.id] = " ".join(text.split())

@@ -193,7 +193,6 @@ def estimate(config: Any, passes: CountPasses) -> Cost:
 
 
 def _read_sizes(name: str) -> Sizes | None:
-    """Read the sizes of a model from the headers of its files; None if a size is missing there."""
     files = find_local_model(name)
     header = files and read_header(files)
     return Sizes(header=header, files=files) if header else None
@@ -380,6 +379,5 @@ def _conversion_text(sizes: Sizes) -> str:
         return ""
     header = sizes.header
     operations = _OF_A_PARAMETER * (header.n_body + header.n_vocab) + _OF_A_TOKEN * header.d_vocab
-    seconds = operations / measure_operations_a_second()
-    needs = f"{about_duration_text(seconds)} and {size_text(header.weight_bytes)}"
-    return f"{sizes.files.name} is converted first, once: {needs} in the cache"
+    seconds = about_duration_text(operations / measure_operations_a_second())
+    return f"{sizes.files.name} is converted first, once: {seconds} and {size_text(header.weight_bytes)} in the cache"

@@ -41,11 +41,9 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
                 self._show_in_notebook(text)
 
     def _depth(self) -> int:
-        """Return the number of bars that are shown above this one."""
         return abs(getattr(self, "pos", 0))
 
     def _show_in_notebook(self, text: str) -> None:
-        """Show a text in the notebook, in the place of what this bar showed before."""
         if self._line is None:
             display = sys.modules["IPython.display"].display  # a kernel has it; where there is none, nobody needs it
             self._line = display({"text/plain": text}, raw=True, display_id=True)

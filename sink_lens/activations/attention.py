@@ -175,7 +175,6 @@ def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Te
 def _attention_weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    """Compute attention weights from scores and the row's log-sum-exp; without a log-sum-exp, by sigmoid."""
     return weights_from_scores(scores, sigmoid=True) if lse is None else (scores - lse[..., None]).exp()
 
 
@@ -205,8 +204,7 @@ class Scores:
         if self.mask is not None:
             scores.add_(self.mask[:, :, rows].float())
         else:
-            keys = torch.arange(self.key.shape[2], device=rows.device)
-            scores.masked_fill_(rows[:, None] < keys, -math.inf)
+            scores.masked_fill_(rows[:, None] < torch.arange(self.key.shape[2], device=rows.device), -math.inf)
         return scores
 
     def unmasked_product(self, query: Tensor, key: Tensor) -> Tensor:

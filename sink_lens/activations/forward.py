@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError
@@ -44,26 +43,22 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
             f"token id {int(batch.tokens.max())} is outside the vocabulary of {lens.d_vocab}; "
             "need tokens from this model's tokenizer"
         )
-    if batch.source == "tensor" and lens.tokenizer is not None and batch.n_positions > 1:
-        _warn_of_first_tokens(batch, lens.tokenizer)
-
-
-def _warn_of_first_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn if sequences that were given as ids begin with padding, or with BOS twice."""
-    pad: Any = tokenizer.pad_token_id
-    bos: Any = tokenizer.bos_token_id
+    if batch.source != "tensor" or lens.tokenizer is None or batch.n_positions < 2:
+        return
+    pad: Any = lens.tokenizer.pad_token_id
+    bos: Any = lens.tokenizer.bos_token_id
     first, second = batch.tokens[:, 0], batch.tokens[:, 1]
     if pad is not None and pad != bos and (n := int(torch.eq(first, pad).sum())):
         warnings.warn(
             f"{n} of {batch.n_sequences} sequences begin with the padding id {pad}, which is read as a token; give the "
             "mask: what the tokenizer returned, or TokenBatch.from_tensor(ids, attention_mask=mask)",
-            stacklevel=4,
+            stacklevel=3,
         )
     if bos is not None and (n := int(((first == bos) & (second == bos) & (batch.lengths > 1)).sum())):
         warnings.warn(
             f"{n} of {batch.n_sequences} sequences begin with BOS twice (id {bos}); the second is taken for text. Make "
             "the ids with add_special_tokens=False, or without the BOS of the text or chat template",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
@@ -138,9 +133,7 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
 
 
 def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
-    """Return (name of a site's hook point, hook that passes the site's tensor to ``put``)."""
-    hook_name = bridge_hook_name(SITES[name], family=lens.family, layer=layer)
-    return hook_name, lambda x, hook: put(layer, name, x)
+    return bridge_hook_name(SITES[name], family=lens.family, layer=layer), lambda x, hook: put(layer, name, x)
 
 
 @contextlib.contextmanager

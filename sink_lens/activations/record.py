@@ -80,8 +80,7 @@ def stream(
         raise InputError("a reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])")
     if needed & {"mass", "key_scores"} and not keys:
         raise InputError("a reading needs the columns of keys and no key was given; pass keys=(0,)")
-    watching = not needed.isdisjoint(OBSERVED)
-    chosen = choose_kernel(lens.family, device=lens.device, asked=kernel) if watching else None
+    chosen = None if needed.isdisjoint(OBSERVED) else choose_kernel(lens.family, device=lens.device, asked=kernel)
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
     with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(sequences_per_forward(batch_size, batch)):
@@ -246,12 +245,10 @@ class _ReadingPass:
                     )
                 own = result.detach().clone()  # on the GPU until the pass is done: each copy from there would wait
                 self.found[reading.name].setdefault(layer, []).append(own)
-        still = {site for reading in self.waiting[layer] for site in reading.sites}
-        for done in held.keys() - still:
+        for done in held.keys() - {site for reading in self.waiting[layer] for site in reading.sites}:
             del held[done]
 
     def refuse_unread(self) -> None:
-        """Refuse readings that still wait for a tensor, since its hook point never fired."""
         for layer, waiting in self.waiting.items():
             for reading in waiting:
                 raise never_fired_error(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)

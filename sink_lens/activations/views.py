@@ -188,7 +188,6 @@ class Streamed:
     """Number of the model's layers."""
 
     def _repr_html_(self) -> str:
-        """Make a table of the readings for a notebook: number of layers and shape in a layer."""
         rows = [
             (name, len(by_layer), str(tuple(next(iter(by_layer.values())).shape)) if by_layer else "")
             for name, by_layer in self.values.items()
@@ -240,8 +239,7 @@ class Streamed:
                     f"{name!r} has {tensor.dim() - 1} axes after the sequence and {len(axes)} names were "
                     f"given: {list(axes)}; need one name an axis"
                 )
-            sizes = [range(size) for size in tensor.shape]
-            index = pd.MultiIndex.from_product(sizes, names=["sequence", *axes])
+            index = pd.MultiIndex.from_product([range(size) for size in tensor.shape], names=["sequence", *axes])
             numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # numpy has no bfloat16
             rows = pd.DataFrame({"value": numbers.flatten().numpy()}, index=index).reset_index()
             rows.insert(0, "layer", layer)

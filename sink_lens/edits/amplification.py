@@ -7,7 +7,6 @@ centre the edit is the norm-only control: it scales the token's vector and keeps
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -87,8 +86,7 @@ def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, prog
     ]
     streamed = stream(lens, tokens, readings, progress=progress, label="centring means").values
     means = {name: {layer: one.mean(0) for layer, one in by_layer.items()} for name, by_layer in streamed.items()}
-    found = tokens.n_sequences * tokens.n_positions
-    return CentringMeans(**means, n_tokens=found, seed=seed)
+    return CentringMeans(**means, n_tokens=tokens.n_sequences * tokens.n_positions, seed=seed)
 
 
 def amplify(
@@ -130,6 +128,5 @@ def amplify(
         mu = mu if chosen is None else mu[chosen]
         return z if factor == 1 else mu + factor * (z - mu)
 
-    where: dict[str, Any] = {"positions": positions, "layers": layers, "heads": heads}
     label = label or (f"norm x {factor:g}" if centre == "none" else f"amplification x {factor:g} from {centre}")
-    return edit(site, change, label=label, **where)
+    return edit(site, change, label=label, positions=positions, layers=layers, heads=heads)

@@ -52,7 +52,6 @@ def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *,
 
 
 def _row_means(rows: np.ndarray) -> np.ndarray:
-    """Compute the mean of each row over its values that are not nan; nan if all values are."""
     defined = ~np.isnan(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)

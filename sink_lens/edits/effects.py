@@ -39,10 +39,8 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
 
     for index, layer in enumerate(baseline.layers):
         for index_of, position in enumerate(baseline.positions):
-            masses = [run.mass[index, :, :, index_of].nanmean(1) for run in (baseline, edited)]
-            add("mass", layer, position, *masses)
-            norms = [run.state[index, :, index_of].norm(dim=-1) for run in (baseline, edited)]
-            add("norm", layer, position, *norms)
+            add("mass", layer, position, *(run.mass[index, :, :, index_of].nanmean(1) for run in (baseline, edited)))
+            add("norm", layer, position, *(run.state[index, :, index_of].norm(dim=-1) for run in (baseline, edited)))
     if baseline.loss is not None and edited.loss is not None:
         add("loss_nats", None, None, baseline.loss, edited.loss)
     columns = ["quantity", "layer", "position", "baseline", "edited", "effect", "ci_low", "ci_high", "n"]

@@ -4,7 +4,6 @@ In arXiv 2605.06611 this is an additive mask whose row p sees only column p; lat
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,9 +35,7 @@ def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, la
         )
 
     def change(scores: Tensor, at: At) -> Tensor:
-        keys = torch.arange(scores.shape[-1], device=scores.device)
-        earlier = keys < at.positions.to(scores.device)[:, None]
+        earlier = torch.arange(scores.shape[-1], device=scores.device) < at.positions.to(scores.device)[:, None]
         return scores.masked_fill(earlier, torch.finfo(scores.dtype).min)
 
-    where: dict[str, Any] = {"positions": chosen, "layers": layers, "label": label}
-    return edit("scores", change, **where)
+    return edit("scores", change, positions=chosen, layers=layers, label=label)

@@ -134,7 +134,6 @@ def logit_difference(
 
 
 def _as_list(given: Any) -> list[Any]:
-    """Put a single answer into a list; return a list as it is."""
     return [given] if isinstance(given, str | int) else list(given)
 
 
@@ -148,8 +147,7 @@ def _difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: i
         )
 
     def on(tokens: TokenBatch) -> Metric:
-        lengths = tokens.lengths.tolist()
-        ends = [n + position + 1 if position < 0 else min(n, position + 1) for n in lengths]
+        ends = [n + position + 1 if position < 0 else min(n, position + 1) for n in tokens.lengths.tolist()]
         prompts = [row[: max(0, end)].tolist() for row, end in zip(tokens.tokens, ends, strict=True)]
         return _difference_behind_prompts(both, prompts, tokenizer, position=position)
 
@@ -399,14 +397,12 @@ def _reads_padding(metric: Metric, run: Outcome, *, found: Tensor) -> bool:
 
 
 def _refuse_padding(run: Outcome, position: int) -> None:
-    """Refuse a position that is padding in some sequence."""
     if not bool(run.valid[:, position].all()):
         raise InputError(f"position {position} is padding in some sequences; need a position that all of them have")
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """Compute log probabilities; ``log_softmax`` is 5e-5 off on a CPU with 262,144 tokens (``target_losses``)."""
-    return logits - logits.logsumexp(-1, keepdim=True)
+    return logits - logits.logsumexp(-1, keepdim=True)  # log_softmax is 5e-5 off on a CPU with 262,144 tokens
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:

@@ -18,8 +18,6 @@ from ..text import edit_strength
 from .part import AXES, Part
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .constructors import Edit
     from .references import References
 
@@ -105,7 +103,6 @@ class EditSpec:
 
     @property
     def _named_options(self) -> dict[str, Any]:
-        """Name -> value of the options, without the newer ones that are not set: older runs do not have them."""
         return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
     @property
@@ -182,24 +179,20 @@ def _maker_by_constructor(name: str, *options: str) -> Make:
 
 
 def _make_add(spec: EditSpec, refs: "References") -> "Edit":
-    from .constructors import add
-
-    vector = _read_vector(spec.options["vector"])
-    return add(spec.part.site, vector, factor=spec.options["factor"], **spec.arguments)
-
-
-def _read_vector(path: str) -> "Tensor":
-    """Read the only tensor of a .safetensors file; refuses a file without one, or with several."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from .constructors import add
+
+    path = spec.options["vector"]
     try:
         tensors = load_file(Path(path).expanduser())
     except (OSError, SafetensorError) as error:
         raise InputError(f"the vector {path} was not read ({error}); need a .safetensors file") from error
     if len(tensors) != 1:
         raise InputError(f"the vector {path} has the tensors {', '.join(tensors) or 'none'}; need one")
-    return next(iter(tensors.values()))
+    (vector,) = tensors.values()
+    return add(spec.part.site, vector, factor=spec.options["factor"], **spec.arguments)
 
 
 def hash_file(path: str) -> str:
@@ -235,8 +228,7 @@ def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
             f"longest {refs.tokens.n_positions}; need sequences of one length, or positions below {shortest}"
         )
     values = {layer: spec.part.select(refs.values(spec.part.site, layer)) for layer in _layers_to_edit(spec, refs)}
-    generator = Generator().manual_seed(spec.options["seed"])
-    return resample(spec.part.site, values, generator=generator, **spec.arguments)
+    return resample(spec.part.site, values, generator=Generator().manual_seed(spec.options["seed"]), **spec.arguments)
 
 
 def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
@@ -263,7 +255,6 @@ def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
-    """Return the layers that the specification names, else all layers with the site; 0 for a site without layers."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return refs.lens.layers_with(spec.part.site) if spec.part.layers is None else spec.part.layers

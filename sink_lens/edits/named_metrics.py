@@ -77,14 +77,11 @@ class MetricSpec:
 
 
 def _read_layers(model: Sized, name: str, given: Any) -> list[int] | None:
-    """Return the layers that a metric's option gives, counted from the first layer; None is all."""
     values = axis_values("all" if given is None else given, name=f"{name} of a metric", size=model.n_layers)
-    found = [layer for value in values if value is not None for layer in value]
-    return found or None
+    return [layer for value in values if value is not None for layer in value] or None
 
 
 def _read_layer(model: Sized, name: str, given: Any) -> int:
-    """Return the layer that a metric's option gives, counted from the first layer."""
     found = _read_layers(model, f"{name}s", given)
     if found is None or len(found) != 1:
         raise InputError(f"the {name} of a metric is {given!r}; need one number")

@@ -61,8 +61,7 @@ def variance_calibration(
     def change(z: Tensor, at: At) -> Tensor:
         by_head = given if given.dim() == 0 else _select_heads(given[:, None], at=at, heads=heads, what="factor")
         mu = 0.0 if centre is None else _select_heads(centre[at.layer], at=at, heads=heads, what="centre")
-        moved = mu + by_head * (widen(z) - mu)
-        return torch.where(by_head == 1, z, moved.to(z.dtype))
+        return torch.where(by_head == 1, z, (mu + by_head * (widen(z) - mu)).to(z.dtype))
 
     spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
     return _edit_z(change, label=label or f"calibration x {spoken}", layers=layers, positions=positions, heads=heads)
@@ -144,14 +143,12 @@ def natural_rms(
         here = view.valid & (torch.arange(size.shape[1], device=size.device) >= first_position)
         return torch.where(here[..., None], size, 0.0).sum(1)
 
-    chosen = None if layers is None else frozenset(layers)
-    reading = Reading(name="rms", sites=("z_raw",), function=sums, layers=chosen)
+    reading = Reading(name="rms", sites=("z_raw",), function=sums, layers=None if layers is None else frozenset(layers))
     found = stream(lens, batch, [reading], progress=progress, label="natural size of z").values["rms"]
     return {layer: by_sequence.sum(0) / int(counted.sum()) for layer, by_sequence in sorted(found.items())}
 
 
 def _edit_z(change: Any, **where: Any) -> Edit:
-    """Make an edit of the aggregated values z whose function can also read q, from which it takes the sizes."""
     return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
 
 

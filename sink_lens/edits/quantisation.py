@@ -55,8 +55,7 @@ def format_of(name: str) -> Format:
     if name in ("mxfp4", "nvfp4"):
         return Format(name=name, element="fp4", scope="group", size=32 if name == "mxfp4" else 16)
     element, _, scope = name.rpartition("_")
-    size = _GROUP if scope == "group" else 0
-    return Format(name=name, element=element, scope=scope, size=size)
+    return Format(name=name, element=element, scope=scope, size=_GROUP if scope == "group" else 0)
 
 
 def round_to_format(
@@ -122,8 +121,7 @@ def power_of_two_scale(largest: Tensor) -> Tensor:
 
 
 def _exact_quotient(x: Tensor, number: float) -> Tensor:
-    """Divide by a number, correctly rounded: torch on a GPU multiplies by the number's reciprocal instead."""
-    return x / torch.full_like(x, number)
+    return x / torch.full_like(x, number)  # correctly rounded: a GPU multiplies by a plain number's reciprocal
 
 
 def _safe_divisor(scale: Tensor) -> Tensor:

@@ -35,7 +35,6 @@ class References:
         """The means of values and aggregated values on random tokens."""
 
     def _measure_values(self, site: str, layer: int) -> Tensor:
-        """Return the baseline run's values of a site at a layer; run the model unless the values are known."""
         if (site, layer) in self._known:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]

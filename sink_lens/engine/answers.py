@@ -68,8 +68,7 @@ def answers(
         for step in range(max(1, len(own))):
             state = states[sequence, len(ids) - 1 + step].to(lens.device, lens.dtype)
             logits = logits_from_states(lens, state).detach()
-            right = own[step] if own else None
-            rows_here = _answer_rows(logits.cpu(), right, lens, top=top)
+            rows_here = _answer_rows(logits.cpu(), own[step] if own else None, lens, top=top)
             found += [{"sequence": sequence, "step": step, **row} for row in rows_here]
     return pd.DataFrame(found)
 

@@ -273,8 +273,7 @@ class _Reader:
         if isinstance(made, str):
             yield from (type(value).__module__, made)
             return
-        parts: list[Any] = [*made, None, None, None]
-        function, arguments, state, items, pairs = parts[:5]
+        function, arguments, state, items, pairs = [*made, None, None, None][:5]
         states: tuple[Any, ...] = state if isinstance(state, tuple) and len(state) == 2 else (state,)
         with _within_name(self.names, type(value).__name__):
             yield from map(self.digest, (type(value), function, arguments))
@@ -287,13 +286,11 @@ class _Reader:
             yield from self.pair_digests(pairs or ())
 
     def pair_digests(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
-        """Yield two hashes for each pair of a key and a value."""
         for name, entry in items:
             with _within_name(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))
 
     def unknown_error(self, what: str) -> _UnknownError:
-        """Make the error for an object that cannot be hashed, with the names that led to it."""
         names = [name for at, name in enumerate(self.names) if name not in self.names[:at]]
         return _UnknownError(f"{'.'.join(names) or 'it'} {what}")
 
@@ -358,8 +355,7 @@ def _is_installed(name: str) -> bool:
     top = name.partition(".")[0]
     if top in ("builtins", "sink_lens", "__main__"):
         return top != "__main__"  # a notebook, even where the program that runs it is installed
-    module = sys.modules.get(name) or sys.modules.get(top)
-    file = getattr(module, "__file__", None)
+    file = getattr(sys.modules.get(name) or sys.modules.get(top), "__file__", None)
     if file is None:
         return top in sys.stdlib_module_names
     path = Path(file)

@@ -164,8 +164,7 @@ class Engine:
         work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
         work = replace(work, packs=[pack for pack in work.packs if number in pack])
         with prepare_passes(self.lens):
-            lanes = self._prepare_lanes(block)
-            outcome = dict(run_packs([work], lens=self.lens, lanes=lanes))[number]
+            outcome = dict(run_packs([work], lens=self.lens, lanes=self._prepare_lanes(block)))[number]
         edits = (*self._baseline_run.edits, *self.cells[number].make(self._references))
         slow, _ = self._passes.run_on_bridge(self.tokens[block.prompts], edits, prompts=block.prompts)
         return max(
@@ -236,14 +235,12 @@ class Engine:
     def _run_block(
         self, block: Block, take: Take[_Found], *, failed: Failed[_Found] | None, advance: Advance
     ) -> list[_Found]:
-        """Run the cells of a block and apply ``take`` to each outcome."""
         work = self._packs_to_run(block, take)
         with prepare_passes(self.lens):
             lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None
             return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
 
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
-        """Divide a block's cells into packs, each for one forward; ``take`` will be given each cell's outcome."""
         packs = fill_packs(block.cells, size=self._n_computed_positions, most=self.plan.pack * self.tokens.n_positions)
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 
@@ -303,7 +300,6 @@ def outcomes(
 
 
 def _largest_difference(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest magnitude of ``found - wanted``; infinite where only one of both is nan."""
     found, wanted = found.double(), wanted.double()
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")

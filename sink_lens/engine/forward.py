@@ -131,8 +131,7 @@ def run_applied(
                 )
             ]
             with prepare_pass(lens), torch.no_grad():
-                inputs = part.tokens.to(lens.device)
-                out = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **stop)
+                out = lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False, **stop)
             collector.store_end(out, part=part, loss=needs.loss, logits=needs.logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
@@ -235,8 +234,7 @@ class RunCollector:
         if self.begin:
             assert self.early is not None
             axis = SITES[place[0]].position_axis
-            before = self.early.outcome.tensors[place].narrow(axis, 0, self.begin)
-            found = torch.cat([before, found], dim=axis)
+            found = torch.cat([self.early.outcome.tensors[place].narrow(axis, 0, self.begin), found], dim=axis)
         self.kept.setdefault(place, []).append(found)
 
     def store_end(

@@ -70,8 +70,7 @@ class Generated:
     @property
     def same(self) -> int:
         """Number of tokens that both continuations share before they differ."""
-        pairs = zip(self.ids, self.plain_ids, strict=False)
-        return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, self.plain_ids, strict=False))))
 
 
 def generate(
@@ -157,8 +156,7 @@ def _continuation_ids(
         if not bool(logits.isfinite().all()):
             raise InputError("the logits are not finite under these edits; need edits that keep them finite")
         if temperature > 0:
-            weights = (logits / temperature).softmax(-1)
-            new.append(int(torch.multinomial(weights, 1, generator=generator)))
+            new.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)))
         else:
             new.append(int(logits.argmax()))
         if new[-1] in ends:
@@ -286,14 +284,10 @@ def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens
 
 
 def _end_ids(lens: LensModel) -> set[Any]:
-    """Return the token ids that end a text, from the generation settings and the tokenizer."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
     several = configured if isinstance(configured, list) else [configured]
     return {*several, getattr(lens.tokenizer, "eos_token_id", None)}
 
 
 def _text_of_ids(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
-    """Decode token ids; an empty text without a tokenizer."""
-    if lens.tokenizer is None:
-        return ""
-    return str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))
+    return "" if lens.tokenizer is None else str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))

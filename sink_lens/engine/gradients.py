@@ -54,8 +54,7 @@ def metric_gradients(
                 f"the metric {metric.name!r} has no gradient; need one made of the run's tensors by "
                 "differentiable operations, without detach, item, argmax or counts. Use patch for this metric"
             )
-        total = values[~values.isnan()].sum()
-        found = torch.autograd.grad(total, list(zeros.values()), allow_unused=True)
+        found = torch.autograd.grad(values[~values.isnan()].sum(), list(zeros.values()), allow_unused=True)
     return {
         key: torch.zeros_like(zero, device="cpu") if gradient is None else gradient.detach().cpu()
         for (key, zero), gradient in zip(zeros.items(), found, strict=True)
@@ -63,7 +62,6 @@ def metric_gradients(
 
 
 def _hook_name(lens: LensModel, site: str, layer: int) -> str:
-    """Return the name of a site's hook point on the bridge."""
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 

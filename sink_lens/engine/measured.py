@@ -46,7 +46,6 @@ def metric_config(metric: Measured) -> dict[str, Any]:
         return {"name": metric.name, **metric.options}
     if not isinstance(metric, Metric):
         kind = "logits" if takes_logits(metric) else "outcome"
-        name = getattr(metric, "__name__", "metric")
-        return {"name": name, "takes": kind, "code": hash_code(metric)}
+        return {"name": getattr(metric, "__name__", "metric"), "takes": kind, "code": hash_code(metric)}
     found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name not in ("function", "on")}
     return found | {"code": hash_code((metric.function, metric.on))}

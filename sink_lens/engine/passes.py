@@ -162,8 +162,7 @@ class _Pack:
             logits_at=kept,
             unembed=self.needs.makes_logits,
         )
-        out = partial_pass(self.lens, self.part.tokens, asked)
-        return self._collect_outcomes(read, out=out, scored=scored)
+        return self._collect_outcomes(read, out=partial_pass(self.lens, self.part.tokens, asked), scored=scored)
 
     def _scored_positions(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
         """Return the positions of each cell whose logits are read, and their rows; None and None mean all."""

@@ -85,13 +85,8 @@ class Tables(Mapping[str, pd.DataFrame]):
     def __getitem__(self, name: str) -> pd.DataFrame:
         """Read the table with this name."""
         name = self._names.get(name, name)
-        kept = {} if self._kept is None else self._kept
-        if name not in kept:
-            kept[name] = self._read_table(name)
-        return kept[name]
-
-    def _read_table(self, name: str) -> pd.DataFrame:
-        """Read a table, shortened if it has too many rows; raise a RunError if its file is damaged."""
+        if self._kept is not None and name in self._kept:
+            return self._kept[name]
         path = self._paths[name]
         try:
             if not is_intact(path, self._files[path.name]):
@@ -102,9 +97,11 @@ class Tables(Mapping[str, pd.DataFrame]):
                 table = read_table(path, kind=self._kind)
             if self._most is not None and len(table) > self._most:
                 table, self.shortened[name] = shorten_table(table, most=self._most)
-            return table
         except (OSError, ValueError) as error:
             raise damaged_file_error(path, error) from error
+        if self._kept is not None:
+            self._kept[name] = table
+        return table
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)
@@ -301,8 +298,7 @@ def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
             own = {RUN_FILE, *read_record(folder)["files"]}
         except RunError:  # run.json is damaged, so the files that it lists are unknown
             own = {RUN_FILE}
-        name = str(target.relative_to(folder))
-        if name in own or (target.is_file() and target.suffix.lower() not in replaceable):
+        if str(target.relative_to(folder)) in own or (target.is_file() and target.suffix.lower() not in replaceable):
             raise InputError(f"{path} belongs to the run in {folder}; need a file of its own. Choose another name.")
 
 

@@ -44,27 +44,22 @@ class Shard:
         Raises:
             InputError: the text is neither, or this process belongs to no array job.
         """
-        if text == "slurm":
-            return cls._of_slurm_task(environment)
         number, slash, count = text.partition("/")
-        if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= _MOST):
+        if slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= _MOST:
+            return cls(int(number), int(count))
+        if text != "slurm":
             raise InputError(f"shard is {text!r}; need one such as 3/8 (the third of eight), or slurm in an array job")
-        return cls(int(number), int(count))
-
-    @classmethod
-    def _of_slurm_task(cls, environment: Mapping[str, str]) -> "Shard":
-        """Return the shard for this task of a SLURM array job, from the variables that SLURM sets."""
         names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
         found = [environment.get(name, "") for name in names]
         if not all(one.isdecimal() for one in found):
             raise InputError("shard slurm was asked for outside of an array job; need sbatch --array=1-8, or shard 3/8")
-        task, first, last, count = map(int, found)
-        if last - first + 1 != count:
+        task, first, last, n_tasks = map(int, found)
+        if last - first + 1 != n_tasks:
             raise InputError(
-                f"the array job has {count} tasks between {first} and {last}; need all of them "
+                f"the array job has {n_tasks} tasks between {first} and {last}; need all of them "
                 f"(--array={first}-{last}), or shard I/N, such as 3/8, for those that are to run again"
             )
-        return cls(task - first + 1, count)
+        return cls(task - first + 1, n_tasks)
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"

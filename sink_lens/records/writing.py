@@ -458,5 +458,4 @@ def _unhashed_reasons(value: Any) -> list[str]:
 
 
 def _time_text() -> str:
-    """Return the time in UTC as ISO text, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
