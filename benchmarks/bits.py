@@ -19,10 +19,12 @@ from sink_lens.edits.constructors import Edit, edit, zero
 from sink_lens.edits.metrics import loss
 from sink_lens.engine.cells import cell_of
 from sink_lens.engine.engine import Engine
-from sink_lens.engine.forward import Start, run_with
+from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
+from sink_lens.models.delegation import start_passes_at
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
+from sink_lens.models.running import prepare_pass
 from sink_lens.models.tiny import VOCAB_SIZE
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (3, 14), generator=torch.Generator().manual_seed(1))
@@ -55,8 +57,9 @@ def gaps(lens: LensModel) -> Iterator[tuple[str, float]]:
     with torch.no_grad():
         yield "plain", gap(lens.plain(TOKENS, use_cache=False).logits, whole.logits)
     if not lens.family.adds_inside:  # the blocks of BLOOM cannot be skipped
-        start = Start(layer=2, stream=whole.tensors["resid_pre", 2])
-        yield "later layer", gap(run_with(lens, TOKENS, start=start, layers=[2], logits=True).logits, whole.logits)
+        with torch.no_grad(), prepare_pass(lens), start_passes_at(lens, 2, whole.tensors["resid_pre", 2]):
+            later = lens.bridge(TOKENS, use_cache=False)
+        yield "later layer", gap(later, whole.logits)
     yield "batch", gap(run_with(lens, TOKENS[:1], logits=True).logits, whole.logits[:1])
     tokens, edits = from_tensor(TOKENS), edits_of()
     alone = [run_with(lens, tokens, one).loss for one in edits]

@@ -58,9 +58,8 @@ def _called_name(function: Callable[..., Any]) -> str:
 
 
 def _python_number(value: Any) -> Any:
-    if isinstance(value, Real) and (item := getattr(value, "item", None)) is not None:
-        return item()
-    return value
+    item = getattr(value, "item", None) if isinstance(value, Real) else None
+    return value if item is None else item()
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -170,7 +169,6 @@ def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
 
 
 def _all_of_type(values: Any, of: Sequence[Any]) -> bool:
-    """Check whether every value is of the type in ``of``; True if ``of`` is empty or there are over 10,000 values."""
     return not of or len(values) > _MOST_ITEMS or all(is_of_type(one, of[0]) for one in values)
 
 

@@ -136,8 +136,7 @@ class Sizes:
 
     def prompt_ids(self, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
         """Token ids of each prompt; None if the model has no tokenizer."""
-        tokenizer = self.tokenizer()
-        if tokenizer is None:
+        if (tokenizer := self.tokenizer()) is None:
             return None
         from .data.token_ids import prompt_ids
 
@@ -234,8 +233,7 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
     from .models.inputs import load_model
 
     lens = load_model(config)
-    asked = passes(config, Sizes(header=_header_of(lens), lens=lens))
-    if asked is None:
+    if (asked := passes(config, Sizes(header=_header_of(lens), lens=lens))) is None:
         raise InputError(f"{lens.name} has no tokenizer, so no text can be read; need its files beside the weights")
     models = [lens, *(load_model(replace(config, model=name)) for name in asked.others)]
     wanted = asked.rows or min(_TIMED_TOKENS, max(part.all_tokens for part in asked.parts))

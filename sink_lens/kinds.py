@@ -77,8 +77,7 @@ def kinds() -> Mapping[str, RunKind]:
     known = {kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS}
     for point in metadata.entry_points(group=GROUP):
         try:
-            kind = point.load()
-            if not isinstance(kind, RunKind):
+            if not isinstance(kind := point.load(), RunKind):
                 raise InputError(f"it is of type {type(kind).__name__}; need a sink_lens.kinds.RunKind")
             if kind.name in known:
                 raise InputError("a kind of that name is there already; give it another name")

@@ -19,15 +19,11 @@ def plain_mode() -> Iterator[None]:
     The default type of new tensors belongs to the whole process, and other threads may rely on it, so it is left alone:
     what is made here says its type.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:  # nothing is measured yet
+    if (torch := sys.modules.get("torch")) is None:  # nothing is measured yet
         yield
         return
     casting = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
     inference = torch.is_inference_mode_enabled()
-    if not (casting or inference):
-        yield
-        return
     with contextlib.ExitStack() as stack:
         for device in casting:
             stack.enter_context(torch.autocast(device, enabled=False))

@@ -301,7 +301,6 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a boolean mask into one to add to scores: 0 where True, else -inf; return other masks unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

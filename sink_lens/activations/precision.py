@@ -77,8 +77,7 @@ def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Ro
         return None
     own, _ = _logits_and_magnitudes(lens, part)
     exact, largest = _logits_and_magnitudes(lens, part, wide=True)
-    spread = exact.std(dim=-1)
-    off = (own - exact).pow(2).mean(dim=-1).sqrt() / spread
+    off = (own - exact).pow(2).mean(dim=-1).sqrt() / exact.std(dim=-1)
     here = torch.zeros_like(part.valid)
     here[:, position] = True
     value, dimension = map(float, largest[has, position].mean(dim=0).max(dim=-1))

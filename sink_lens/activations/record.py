@@ -222,8 +222,7 @@ class _ReadingPass:
         """Hold a site's tensor of a layer until a reading has all its tensors, then call the reading."""
         held = self.held[layer]
         held[name] = tensor
-        ready = [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]
-        if not ready:
+        if not (ready := [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]):
             return
         view = LayerView(
             layer=layer,

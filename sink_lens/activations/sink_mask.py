@@ -131,9 +131,8 @@ def _scores_by_rule(
     scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan, dtype=torch.float32) for by in rules}
     for where, part in pieces_by_length(batch, batch_size=batch_size):
         taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}
-        readings = [_summing_reading(one) for one in taken.values()]
         rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
-        stream(lens, part, readings, rows=rows, batch_size=part.n_sequences)
+        stream(lens, part, [_summing_reading(one) for one in taken.values()], rows=rows, batch_size=part.n_sequences)
         for by, one in zip(rules, taken.values(), strict=True):
             scores[by][where, : part.n_positions] = one.scores(part.valid).to(scores[by].dtype)
     return scores
@@ -164,8 +163,7 @@ def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
         if view.reach is not None:
             sees = sees & (rows[:, None] < keys + view.reach)
         from_key = (view.valid.to(rows.device)[:, rows][:, :, None] & sees)[:, None]
-        weights = row_shares(view["rows"]) if shares else view["rows"]
-        score = mean_where(weights, where=from_key, dim=2)
+        score = mean_where(row_shares(view["rows"]) if shares else view["rows"], where=from_key, dim=2)
         enough = from_key.sum(2) >= fewest_queries(threshold=threshold, reach=view.reach)
         enough = enough & can_tell_sinks(view.reach, threshold=threshold)
         return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)

@@ -112,9 +112,8 @@ class Reading:
             raise InputError(
                 "the reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])"
             )
-        per_layer = all(SITES[site].per_layer for site in sites.values())
         layers = [lens.n_layers]
-        if per_layer:
+        if all(SITES[site].per_layer for site in sites.values()):
             layers = [layer for layer in layers_with_sites(sites.values(), lens) if self.reads_layer(layer)]
         seen: dict[str, Tensor] = {}
         hooks: list[tuple[str, Callable[..., None]]] = []

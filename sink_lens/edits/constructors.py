@@ -201,8 +201,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
         raise InputError(f"the values of {site!r} are for layers {list(values)}; need layers counted from 0 on")
     if where.get("layers") is None:
         where["layers"] = tuple(values)
-    missing = sorted(set(where.get("layers") or ()) - set(values))
-    if missing:
+    if missing := sorted(set(where.get("layers") or ()) - set(values)):
         raise InputError(f"there are no values of {site!r} for layers {missing}; need one tensor per layer")
     where.setdefault("label", f"freeze {site}")
 

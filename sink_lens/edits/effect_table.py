@@ -20,14 +20,13 @@ def effect_table(
     the baseline and the controls of the cell leave out too. ``before`` is the metric of the baseline run, by sequence.
     ``controls`` are for each cell those under its random controls, (controls, sequences); empty for none.
     """
-    nothing = np.full(len(before), np.nan)
     beside, spreads, counts = [], [], []
     ran = ~np.isnan(values).all(axis=1, keepdims=True)
     early = np.where(np.isnan(values) & ran, np.nan, before)
     with np.errstate(invalid="ignore"):
         for given, at in zip(controls, early, strict=True):
             drawn = given[~np.isnan(given).all(axis=1)] if len(given) else given
-            beside.append(drawn.mean(axis=0) if len(drawn) else nothing)
+            beside.append(drawn.mean(axis=0) if len(drawn) else np.full(len(before), np.nan))
             effects = _row_means(drawn - at) if len(drawn) else []
             spreads.append(float(np.std(effects, ddof=1)) if len(effects) > 1 else np.nan)
             counts.append(len(drawn))

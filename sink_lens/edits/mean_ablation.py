@@ -68,8 +68,7 @@ def tokens_to_average(
     valid = tokens.valid.cpu()
     if mean != "mean_ordinary":
         return Averaged(mean=mean, mask=valid, n_sinks=0)
-    marked = sink_mask(lens, tokens, by="either") if sinks is None else sinks
-    ordinary = valid & ~marked.cpu()
+    ordinary = valid & ~(sink_mask(lens, tokens, by="either") if sinks is None else sinks).cpu()
     n_sinks = int(valid.sum()) - int(ordinary.sum())
     if not ordinary.any():
         raise InputError(

@@ -68,9 +68,7 @@ def round_to_format(
 
     The last axis holds the channels. Values at which ``keep`` is True stay as they are and do not count for a scale.
     """
-    values = x.float()
-    if keep is not None:
-        values = values.masked_fill(keep, 0.0)
+    values = x.float() if keep is None else x.float().masked_fill(keep, 0.0)
     if form.scope == "group":
         width = values.shape[-1]
         blocks = nn.functional.pad(values, (0, -width % form.size)).unflatten(-1, (-1, form.size))
@@ -234,8 +232,7 @@ def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
                     check_not_packed(module)
                     weight: Any = module.weight
                     before.append((weight, weight.detach().clone()))
-                    rows = weight.T if lens.family.transposed else weight
-                    done = round_to_format(rows[None], chosen)[0]
+                    done = round_to_format((weight.T if lens.family.transposed else weight)[None], chosen)[0]
                     weight.copy_(done.T if lens.family.transposed else done)
         yield
     finally:

@@ -60,9 +60,8 @@ _C_FUNCTIONS += (types.MethodWrapperType, types.ClassMethodDescriptorType)
 
 def hash_code(thing: Any) -> str:
     """Return the SHA-256 (hex) of an object's code and values; ``UNKNOWN`` and the reason if it cannot be told."""
-    reader = _Reader()
     try:
-        return reader.digest(thing).hex()
+        return _Reader().digest(thing).hex()
     except _UnknownError as error:
         return f"{UNKNOWN}{error}"
     except RecursionError:
@@ -182,7 +181,7 @@ class _Reader:
         return self.digest(value)
 
     def code_parts(self, code: types.CodeType, names: Mapping[str, Any], *, doc: str | None) -> Iterator[Any]:
-        """Yield the parts of compiled code: instructions, constants, and global names with their values."""
+        """Yield the parts of compiled code: instructions, constants, global names with values, and own imports."""
         yield from (code.co_code, code.co_exceptiontable, code.co_flags)
         yield from (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
         yield from (" ".join(part) for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
@@ -194,9 +193,15 @@ class _Reader:
         for chain in _global_reads(code):
             with _within_name(self.names, chain[0]):
                 yield from (chain[0], self.global_digest(chain, names))
-        for module, taken in _own_imports(code, str(names.get("__package__") or "")):
-            with _within_name(self.names, module):
-                yield self.imports_digest(module, taken)
+        package = str(names.get("__package__") or "").split(".")
+        steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+        for at, step in enumerate(steps):
+            if step.opname == "IMPORT_NAME":
+                level, taken = steps[at - 2].argval, steps[at - 1].argval
+                above = package[: len(package) - level + 1] if level else []
+                module = ".".join([*above, *filter(None, [str(step.argval)])])
+                with _within_name(self.names, module):
+                    yield self.imports_digest(module, taken)
 
     def global_digest(self, chain: tuple[str, ...], names: Mapping[str, Any]) -> bytes:
         """Hash the value of a global name; if it is a module, hash the attribute that the code reads from it."""
@@ -335,16 +340,6 @@ def _global_reads(code: types.CodeType) -> list[tuple[str, ...]]:
     return list(found)
 
 
-def _own_imports(code: types.CodeType, package: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Yield (module, names taken from it) for each import statement in the code, with relative imports resolved."""
-    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
-    for at, step in enumerate(steps):
-        if step.opname == "IMPORT_NAME":
-            level, taken = steps[at - 2].argval, steps[at - 1].argval
-            above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
-            yield ".".join([*above, *filter(None, [str(step.argval)])]), taken
-
-
 @functools.cache
 def _python_folders() -> list[Path]:
     return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
@@ -355,8 +350,7 @@ def _is_installed(name: str) -> bool:
     top = name.partition(".")[0]
     if top in ("builtins", "sink_lens", "__main__"):
         return top != "__main__"  # a notebook, even where the program that runs it is installed
-    file = getattr(sys.modules.get(name) or sys.modules.get(top), "__file__", None)
-    if file is None:
+    if (file := getattr(sys.modules.get(name) or sys.modules.get(top), "__file__", None)) is None:
         return top in sys.stdlib_module_names
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & set(path.parts)

@@ -201,7 +201,6 @@ class Engine:
         return tuple(found)
 
     def _first_needed_position(self, number: int) -> int:
-        """Return the first position that cell ``number`` computes; 0 if the plan begins every cell at position 0."""
         cut = self.plan.cut and self.plan.path == "blocks"
         return self._begin_of_whole_edits(self.cells[number].begin) if cut else 0
 

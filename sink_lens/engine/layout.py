@@ -165,10 +165,9 @@ _ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", def
 def attend_by_cell(how: Attending) -> Iterator[None]:
     """Within the block, the bridge's attention computes the rows of each cell separately."""
     AttentionInterface.register(_NAME, _cell_attention)
-    config = inner_model(how.lens).config
     token = _ATTENDING.set(how)
     try:
-        with use_kernel(config, _NAME):
+        with use_kernel(inner_model(how.lens).config, _NAME):
             yield
     finally:
         _ATTENDING.reset(token)

@@ -83,7 +83,6 @@ class Needs:
             first = min(range(n_layers) if layers is None else layers)
             if first + 1 < self.layers_end:
                 return True
-            behind = ORDER[site] > ORDER["pattern"]
-            if first + 1 == self.layers_end and (self.state or self.sites or not behind):
+            if first + 1 == self.layers_end and (self.state or self.sites or ORDER[site] <= ORDER["pattern"]):
                 return True
         return False

@@ -52,8 +52,7 @@ class Visit:
         """Apply all edits and call the readers; None if nothing changed. ``view`` gives a cell's part of the tensor."""
         found = None
         for cell, act in self.edits:
-            new = act(view(raw if found is None else found, cell))
-            if new is not None:
+            if (new := act(view(raw if found is None else found, cell))) is not None:
                 found = raw.clone() if found is None else found
                 view(found, cell).copy_(new)
         for cell, take in self.readers:

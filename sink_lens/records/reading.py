@@ -153,8 +153,7 @@ class Run:
         if name not in self.tables:
             raise RunError(f"this run has no table {name!r}. Finish the run, or run it again, to see it.")
         table = self.tables[name]
-        absent = [column for column in columns if column not in table.columns]
-        if absent:
+        if absent := [column for column in columns if column not in table.columns]:
             raise RunError(
                 f"the table {name!r} lacks {', '.join(absent)}; need {', '.join(columns)}. Run again to see it."
             )
@@ -192,13 +191,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     tables = Tables(folder, files=record["files"], kind=kind)
     return Run(
         folder=folder,
-        kind=record["kind"],
-        status=record["status"],
-        error=record["error"],
-        started=record["started"],
-        ended=record["ended"],
-        config=record["config"],
-        provenance=record["provenance"],
+        **{name: record[name] for name in ("kind", "status", "error", "started", "ended", "config", "provenance")},
         tables=tables,
         missing=[name for name in record["expects"] if name not in written and name not in tables] + gone,
     )

@@ -126,8 +126,7 @@ class RunWriter:
     def clear(self, begins: str = "") -> None:
         """Remove the files in run.json whose names begin with ``begins``; by default, remove all."""
         files = self._record["files"]
-        held = [name for name in files if name.startswith(begins)]
-        if not held:
+        if not (held := [name for name in files if name.startswith(begins)]):
             return
         self._record["files"] = {name: entry for name, entry in files.items() if name not in held}
         self._write_record()
@@ -192,9 +191,7 @@ class RunWriter:
             (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
             self._restore_replaced()
             return
-        status = "finished" if error is None else "failed"
-        if isinstance(error, KeyboardInterrupt):
-            status = "interrupted"
+        status = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self._record |= {"status": status, "ended": _time_text()}
         if status == "failed":
             self._record["error"] = f"{type(error).__name__}: {error}"
@@ -312,15 +309,14 @@ def create_run(
         raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
     writer = RunWriter(folder, record=record, lock=lock, made=made)
     try:
-        try:
-            writer._begin_record(overwrite=overwrite, reopen=reopen)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
-    except BaseException:  # Ctrl-C too: what was put aside comes back, and the lock goes
+        writer._begin_record(overwrite=overwrite, reopen=reopen)
+    except BaseException as error:  # Ctrl-C too: what was put aside comes back, and the lock goes
         with contextlib.suppress(OSError):
             writer._restore_replaced()
         _unlock(lock)
         _remove_empty(made)
+        if isinstance(error, OSError):
+            raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
         raise
     return writer
 
@@ -450,7 +446,6 @@ def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mappi
 
 
 def _unhashed_reasons(value: Any) -> list[str]:
-    """Return the reasons why code in a configuration has no hash, and so cannot be compared; often none."""
     if isinstance(value, str):
         return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
