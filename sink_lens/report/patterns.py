@@ -23,8 +23,9 @@ def sink_rates(run: Run) -> dict[int, float]:
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
     if heads is None:
         return {}
-    rates = heads["sink_rate"].astype(float).groupby(heads["sink_position"].astype(float)).mean().dropna()
-    return {int(place): float(rate) for place, rate in rates.items()}
+    numbers = heads[["sink_position", "sink_rate"]].astype(float)
+    rates = pd.Series(numbers.groupby("sink_position")["sink_rate"].mean()).dropna()
+    return {int(place): float(rate) for place, rate in zip(rates.index, rates.to_numpy(float), strict=True)}
 
 
 def studied_position(run: Run) -> int:

@@ -65,7 +65,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
     mapped = [np.nanmax(np.abs(rows[value].to_numpy(float)), initial=0.0) for _, rows, axes in drawn if len(axes) > 1]
     limit = float(max(mapped, default=0.0)) or 1.0  # one scale for all maps
     heights = [  # a line's is fixed, a map's grows with its rows
-        2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * rows[axes[0]].nunique()), 5.5) for _, rows, axes in drawn
+        2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]]))), 5.5) for _, rows, axes in drawn
     ]
     figure = canvas(width=8.0, height=0.4 + sum(heights))
     images = []
