@@ -116,7 +116,7 @@ class Panel:
 
     @property
     def lacks_sink(self) -> bool:
-        """Check whether no position is a sink, on sequences that are long enough to tell."""
+        """Return True if no position is a sink, and the sequences are long enough to tell."""
         return not self.location.sink_found and self.can_tell_sinks
 
     @property

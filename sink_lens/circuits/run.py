@@ -224,7 +224,7 @@ class _Request:
 def _make_request(
     model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
 ) -> _Request:
-    """Load the model, task, metric and given circuit that the arguments of ``run`` name; refuse what does not fit."""
+    """Load the model, task, metric and given circuit that ``run`` was asked for; refuse what does not fit together."""
     if isinstance(model, CircuitConfig):
         config, model = model, None
     asked = make_config(CircuitConfig, config, fields, where="circuit")

@@ -103,6 +103,7 @@ class EditSpec:
 
     @property
     def _named_options(self) -> dict[str, Any]:
+        """Return option -> value; some options are left out if they have no value."""
         return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
     @property

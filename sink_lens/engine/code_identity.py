@@ -346,7 +346,7 @@ def _python_folders() -> list[Path]:
 
 
 def _is_installed(name: str) -> bool:
-    """Check whether a version identifies a module: one of Python, of this package or of an installed package."""
+    """Check whether a module belongs to Python, to this package or to an installed one: its version tells its code."""
     top = name.partition(".")[0]
     if top in ("builtins", "sink_lens", "__main__"):
         return top != "__main__"  # a notebook, even where the program that runs it is installed

@@ -181,7 +181,10 @@ class RunCollector:
     def make_readers(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
     ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
-        """Make the readers of a pass: (site, layer, function to call with the site's tensor)."""
+        """Make the readers of a pass: (site, layer, function to call with the site's tensor).
+
+        ``read`` are layers whose attention is read; ``valid`` marks the tokens that are no padding.
+        """
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
             if layer in self.lens.attention_layers:

@@ -76,7 +76,7 @@ def run_with_hooks(
 ) -> Outcome:
     """Run one pass of the bridge with hooks (name, function); the outcome keeps gradients if they are enabled.
 
-    ``sequences`` are the indices of the batch's sequences among all those of the metric.
+    A metric may be made for more sequences than the batch holds; ``sequences`` says which of them are in the batch.
     """
     layers, valid = metric.read_layers(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}

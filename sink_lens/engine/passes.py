@@ -59,7 +59,10 @@ class Passes:
     """The sequences of all batches of prompts."""
 
     def run_baseline(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> BaselineBatch:
-        """Run a batch of prompts under ``edits``, and keep the keys, values and streams from which cells continue."""
+        """Run a batch of prompts, and keep the keys, values and streams from which cells continue.
+
+        ``prompts`` are the indices of the batch among all prompts; ``edits`` are made in this run, too.
+        """
         keys: Kept = {}
         pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], baseline=None)
         (outcome,) = pack.run(0, keep=keys)

@@ -354,6 +354,7 @@ def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool)
 
 
 def _finished_run_text(folder: Path, earlier: Mapping[str, Any]) -> str:
+    """Return the error message for a folder that holds a finished run, whose record is ``earlier``."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True (--overwrite) to replace it."

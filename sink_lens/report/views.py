@@ -242,6 +242,7 @@ def unpacking_script(bundle: str, *, name: str, then: str) -> str:
 
 @cache
 def _compress_script(bundle: str) -> str:
+    """Return the text of a script gzipped, as base64."""
     return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
 
 

@@ -88,7 +88,10 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _advantage_floor(config: TraceConfig, length: int) -> float:
-    """Compute the logit advantage, in nats, that gives one key the threshold's mass, as a mean over later queries."""
+    """Compute by how many nats one key's logit must exceed all others to get attention equal to the sink threshold.
+
+    The attention is the mean over the later queries of a sequence of ``length`` tokens.
+    """
     others = np.log(np.arange(1, length))  # of the keys that each later query sees beside it
     return cast("float", brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0))
 

@@ -27,10 +27,11 @@ _SILENT = 0.01
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the spike ratio of super neurons, mean |activation| at the sink over elsewhere, lowest step first.
+    """Return the spike ratio of the super neurons of each growth step, lowest step first.
 
-    It is a geometric mean over neurons. Ratios are cut at a million, since a neuron may be silent at other positions. A
-    neuron that is silent at the sink of these sequences is left out.
+    A neuron's ratio is its mean |activation| at the sink, divided by that at other positions. A step's is the geometric
+    mean over its neurons. Ratios are cut at a million, since a neuron may be silent at other positions. A neuron that
+    is silent at the sink of these sequences is left out.
     """
     panel = evidence.panel
     nothing = no_neurons_statistic(evidence, "spike_ratio")

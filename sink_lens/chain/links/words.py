@@ -125,6 +125,7 @@ def cancels_bias(tables: Tables) -> bool:
 
 
 def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
+    """Say that the outlier dimensions cancel the bias of the keys at the sink; None if the tables do not show it."""
     if not cancels_bias(tables):
         return None
     rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)

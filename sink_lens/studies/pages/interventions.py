@@ -184,7 +184,7 @@ def _title(run: Run) -> str:
 
 
 def _layer_figure(run: Run) -> tuple[str, Figure]:
-    """Draw attention to the edited and the sink position by layer; return caption and figure."""
+    """Plot, by layer, how much attention the edited position and the sink position get; return caption and figure."""
     layers = run.need("layers", columns=["layer", *(name for name, *_ in _LINES)])
     first = layers.drop_duplicates("layer").sort_values("layer", kind="stable")
     which = f"position {first['target_position'].iloc[0]}" if "target_position" in first.columns else "the position"
