@@ -14,8 +14,8 @@ default. From there three seeds of 4,000 steps are level with softmax
 Prints on the default model:
 
     toy, softmax, seed 0: 120 steps, 122,880 tokens, 16 s; loss 5.5963 nats, held out 5.5800
-    toy, softmax, value norm shared (first gain, matched: 0.0535 in layer 0 to 0.0846 in layer 3), seed 0: 120
-    steps, 122,880 tokens, 18 s; loss 5.1733 nats, held out 5.1650
+    toy, softmax, value norm shared (first gain, matched: 0.0535 to 0.0846 over layers), seed 0: 120 steps,
+    122,880 tokens, 18 s; loss 5.1733 nats, held out 5.1650
 
     The runs differ in value norm: “shared” against “none”, 1 seed each (0), 123k tokens per run, on the same data
     in the same order.
