@@ -17,7 +17,7 @@ from sink_lens.measures.reductions import check_position, heads_per_kv_head, mea
 def value_norms(
     v: Float[Tensor, "batch position kv_head d_head"], *, factor: Float[Tensor, "head sample d_head"]
 ) -> Float[Tensor, "batch head position"]:
-    """Norm of the vector v W_O that each head writes for a position's value v; ``factor`` is `triangular_factor`(W_O).
+    """Return the norm of what each head writes for a position's value v; ``factor`` is ``triangular_factor`` of W_O.
 
     Raises:
         InputError: the heads do not divide.
