@@ -193,7 +193,7 @@ def sink_positions(
 ) -> tuple[int, ...]:
     """Find positions that are a sink in at least a share ``min_rate`` of (layer, head, sequence), strongest first.
 
-    ``rates`` are those of ``sink_rates``. Only positions before ``shortest``, the length of the shortest sequence, are
+    ``rates`` come from ``sink_rates``. Only positions before ``shortest``, the length of the shortest sequence, are
     in every sequence and can be sink positions.
     """
     rate = rates.nanmean(dim=(0, 1))[:shortest]
@@ -237,7 +237,7 @@ class Received:
 
     @classmethod
     def of(cls, lens: LensModel, part: TokenBatch) -> "Received":
-        """Begin with no attention received, for sequences of ``part``'s length; refuses those of a single token."""
+        """Begin with no attention received, for sequences as long as those of ``part``; refuse one-token sequences."""
         if part.n_positions < 2:
             raise InputError("a sequence has a single token; need at least 2, so that a later one could attend to it")
         return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)

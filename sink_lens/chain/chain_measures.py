@@ -99,7 +99,7 @@ class _Rows:
     def add_layers(
         self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None
     ) -> None:
-        """Add one row per layer, the first of which is the layer ``first``, and one row for the whole model."""
+        """Add one row per layer, from the layer ``first`` on, and one row for the whole model."""
         for index, value in enumerate(values):
             self.add(measure, value, layer=first + index, unit=unit)
         self.add(measure, whole, unit=unit)

@@ -87,7 +87,7 @@ class Location:
 
     @property
     def dimensions(self) -> tuple[list[int], list[int]]:
-        """The outlier dimensions of at least two layers, by falling number of layers, and those of one layer only.
+        """Outlier dimensions of two or more layers (the most layers first), and outlier dimensions of a single layer.
 
         All are in the first list if none is in two layers. The embedding does not count as a layer.
         """

@@ -81,7 +81,7 @@ class _Reader:
     names: list[str] = field(default_factory=list)
     """The functions and names that led here."""
     kept: list[Any] = field(default_factory=list)
-    """What has a hash, so that nothing else gets its address."""
+    """Objects that have a hash; they stay alive, so that no other object gets their address."""
 
     def digest(self, value: Any) -> bytes:
         """Return the SHA-256 of any value, from the hashes of all that it holds; refuse a value that has none."""

@@ -43,7 +43,7 @@ _SETTINGS = {
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.sliding_window": "sliding_window",
 }
-"""What a file says of its attention -> the configuration's field, where it has one."""
+"""Key of the file about its attention -> the field of the configuration, if the configuration has this field."""
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """A model of 27B scales its scores by its width over its heads, others by the width of a head (llama.cpp)."""
 _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")

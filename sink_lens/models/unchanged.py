@@ -327,7 +327,7 @@ class ModelLock:
     def __init__(self) -> None:
         self.lock = Lock()
         self.noted: WeakSet[ModelRecord] = WeakSet()
-        """What each lens on the model has noted."""
+        """The records of the lenses on the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -27,7 +27,7 @@ from .grid import Grid
 
 _SECONDS_TO_ANSWER = 5.0
 _RETRIES = 3
-"""How often Ray restarts a worker, and repeats a block, after a worker died."""
+"""Number of times that Ray restarts a dead worker and repeats its block."""
 
 Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
 
