@@ -58,7 +58,7 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
 
 
 def _compare_with_bars(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
-    """Return *holds* if the interval lies over every bar, *fails* if it lies under one; nan is ignored."""
+    """Return *holds* if the interval lies over every bar, *fails* if under one, else *undecided*; skip bars of nan."""
     known = [bar for bar in bars if not math.isnan(bar)]
     if all(low > bar for bar in known):
         return "holds"

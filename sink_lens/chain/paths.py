@@ -304,7 +304,7 @@ def list_paths(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, S
 
 
 def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) -> tuple[str, list[Path]]:
-    """Make control paths and their name: the same path with random other neurons or dimensions, or elsewhere."""
+    """Make control paths, and say what differs in them: other dimensions, else other neurons, else other positions."""
     draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
         drawn = {

@@ -249,7 +249,10 @@ class _LayerRuns:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
-        """Make a pass's layout with one cell per position in ``begins``, computed from there on, or there ``alone``."""
+        """Make the layout of a pass with one cell for each position in ``begins``.
+
+        A cell computes its position and all later ones; with ``alone`` only its position.
+        """
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 

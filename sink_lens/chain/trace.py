@@ -30,7 +30,7 @@ from ..models.inputs import check_sequences, load_model, make_tokens
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect_garbage, free_bytes, store_parameters_on_disk, weight_bytes
-from ..models.running import exclusive_use, has_shared_views, note_memory
+from ..models.running import exclusive_use, has_shared_views, note_addresses
 from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_folder, read_run
@@ -435,7 +435,7 @@ def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Pat
             with store_parameters_on_disk(lens.plain, folder=folder):
                 yield
         finally:
-            note_memory(lens)
+            note_addresses(lens)
 
 
 def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:

@@ -99,8 +99,13 @@ class _CircuitPass:
         hooks.append((hook_name_of(runs.lens, "final", 0), self._replace_final))
         return runs.metric_values(runs.run_hooked(runs.pair_tokens(self.rows), self.rows, hooks))
 
-    def _streams(self, place: tuple[str, int], kinds: tuple[str, ...]) -> Float[Tensor, "pair reader position d_model"]:
-        """The stream that each reader of some kinds reads at a place: writers without an edge to it are replaced."""
+    def _reader_streams(
+        self, place: tuple[str, int], kinds: tuple[str, ...]
+    ) -> Float[Tensor, "pair reader position d_model"]:
+        """Compute the residual stream as each reader at ``place`` (which half of a layer) reads it.
+
+        Readers of other ``kinds`` are left out. Writers without an edge to the reader have their replaced output.
+        """
         graph = self.runs.graph
         index = [one for one in graph.places[place] if graph.readers[one].kind in kinds]
         first = graph.n_writers_before(index[0])
@@ -127,19 +132,19 @@ class _CircuitPass:
         """Replace queries, keys, values or gates by those that each reader's own stream gives."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
-        read = apply_norm(self._streams(("attention", layer), (kind,)), own.attn_norm)
+        read = apply_norm(self._reader_streams(("attention", layer), (kind,)), own.attn_norm)
         new = einsum(read, weight, _TO_HEADS) + bias
         return self._replace_late(x, new if x.dim() == 4 else new.flatten(2))
 
     def _replace_mlp_input(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
         own = self.runs.weights.layers[layer]
-        return self._replace_late(x, apply_norm(self._streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
+        return self._replace_late(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
         """Replace the neurons that are a node of their own by those that their own stream gives."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
-            apply_norm(self._streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
+            apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
         )
         weight = own.w_gate if site == "gate" else own.w_up
         assert weight is not None
@@ -148,7 +153,7 @@ class _CircuitPass:
         return x
 
     def _replace_final(self, x: Tensor, hook: object) -> Tensor:
-        read = self._streams(("logits", self.runs.graph.n_layers), ("logits",))
+        read = self._reader_streams(("logits", self.runs.graph.n_layers), ("logits",))
         return self._replace_late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _keep_site(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:

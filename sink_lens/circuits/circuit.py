@@ -294,7 +294,7 @@ class Circuit:
         if ending == ".graph.json":
             path.write_text(json.dumps(self._attribution_graph(), ensure_ascii=False), "utf-8")
         elif ending == ".dot":
-            path.write_text(graphviz_text(self.edges, group=self.graph.group), "utf-8")
+            path.write_text(graphviz_text(self.edges, group=self.graph.heads_per_key), "utf-8")
         elif ending == ".parquet":
             every = self.every_edge.copy()
             every.attrs["d_model"] = self.graph.d_model
@@ -327,7 +327,7 @@ class Circuit:
             tokens=first_prompt_tokens(self.runs),
             title=repr(self),
             n_layers=graph.n_layers,
-            group=graph.group,
+            group=graph.heads_per_key,
             n_edges=graph.n_edges,
             size=self.size,
             method=self.scores.method,
@@ -363,7 +363,7 @@ class Circuit:
             title=f"The circuit of {metric}, {self.runs.lens.name}",
             metric=metric,
             n_layers=self.graph.n_layers,
-            group=self.graph.group,
+            group=self.graph.heads_per_key,
             outputs=[self.graph.readers[one].name for one in self.outputs],
         ).draw(style, width=width)
 

@@ -249,9 +249,9 @@ def _our_node_name(name: str) -> str:
 def _our_edge_name(name: str, graph: Graph) -> str:
     """Translate the name of an edge or reader into ours: a head's key or value into that of its key-value head."""
     reader = re.fullmatch(r"(.*a\d+)\.h(\d+)<([kv])>", name)
-    if reader is None or graph.group == 1:
+    if reader is None or graph.heads_per_key == 1:
         return name
-    return f"{reader[1]}.kv{int(reader[2]) // graph.group}<{reader[3]}>"
+    return f"{reader[1]}.kv{int(reader[2]) // graph.heads_per_key}<{reader[3]}>"
 
 
 def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:

@@ -139,7 +139,7 @@ class Graph:
         )
 
     @property
-    def group(self) -> int:
+    def heads_per_key(self) -> int:
         """Number of heads that share a key-value head."""
         return self.n_heads // self.n_kv_heads
 
@@ -160,7 +160,7 @@ class Graph:
     def readers(self) -> tuple[Reader, ...]:
         """The readers in the order of computation."""
         found: list[Reader] = []
-        kv = "h" if self.group == 1 else "kv"
+        kv = "h" if self.heads_per_key == 1 else "kv"
         for layer in range(self.n_layers):
             at: dict[str, Any] = {"layer": layer, "stage": 2 * layer + 1}
             rows = [("q", "h", self.n_heads), ("k", kv, self.n_kv_heads), ("v", kv, self.n_kv_heads)]
@@ -237,7 +237,7 @@ class Graph:
                 if reader.layer != writer.layer:
                     continue
                 if writer.kind == "head" and reader.kind in ("q", "k", "v", "g"):
-                    shared = self.group if reader.kind in ("k", "v") else 1
+                    shared = self.heads_per_key if reader.kind in ("k", "v") else 1
                     found[row, column] = writer.head // shared == reader.head
                 else:
                     found[row, column] = writer.kind == reader.kind

@@ -431,10 +431,10 @@ def choose_circuit(
 
 
 def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
-    """Rows of the curve for the circuit, its drawn part, all other edges, and equally many of the largest scores.
+    """Make the curve's rows for four sets: the circuit, its drawn part, all other edges, equally many of largest score.
 
-    Only pairs that chose no edge judge the largest scores, and a drawn part that is not the whole circuit. All pairs
-    judge a circuit that was given.
+    ``half`` is the circuit whose edges were chosen on half of the pairs. The largest scores, and a drawn part smaller
+    than the circuit, are tested on the other half alone; a circuit that the user gave is tested on all pairs.
     """
     drawn, like = circuit.strongest_edges(), half.with_size(circuit.size) if circuit.given else circuit
     masks = {"circuit": circuit.chosen, "picture": drawn, "without": ~circuit.chosen, "as_many": like.chosen}

@@ -51,6 +51,7 @@ def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *,
 
 
 def _row_means(rows: np.ndarray) -> np.ndarray:
+    """Return the mean of each row, without nan; nan for a row that has nothing else."""
     defined = ~np.isnan(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)

@@ -125,7 +125,7 @@ class Applied:
     ) -> list[tuple[str, HookFunction]]:
         """Make the hooks (name, function) for one pass over ``sequences``, in the order in which the edits are made.
 
-        Without ``valid`` every token is real, and the pass is over as many sequences and positions as it shows.
+        Without ``valid`` every token counts as real, and hooks take the batch's size from the tensors that they get.
         """
         steps = self.steps(sequences=sequences, valid=valid, layers=layers)
         names = [bridge_hook_name(SITES[step.site], family=self.lens.family, layer=step.layer) for step in steps]

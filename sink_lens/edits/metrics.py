@@ -121,7 +121,7 @@ def logit_difference(
         raise InputError("a sequence has no right, or no wrong, answer; need at least one of each")
     if any(isinstance(answer, str) for answer in every):
         if prompt is None:
-            return _difference_of_texts(both, tokenizer, position=position)
+            return _logit_difference_of_texts(both, tokenizer, position=position)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         return _difference_behind_prompts(both, prompts, tokenizer, position=position)
     plus, minus = (one if isinstance(one, int) else [[*map(int, _as_list(each))] for each in one] for one in both)
@@ -137,8 +137,11 @@ def _as_list(given: Any) -> list[Any]:
     return [given] if isinstance(given, str | int) else list(given)
 
 
-def _difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
-    """Make a logit difference of answers given as texts, which become tokens when the sequences are known."""
+def _logit_difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
+    """Make the metric "logit of the first answers minus logit of the second" for answers given as texts.
+
+    The answers become tokens when the metric gets its sequences, since a text's tokens depend on what stands before it.
+    """
 
     def unread(run: Outcome) -> Tensor:
         raise InputError(

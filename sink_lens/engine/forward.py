@@ -201,7 +201,7 @@ class RunCollector:
         return places
 
     def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Store the mean attention to each key; sigmoid attention is divided by the row's sum first."""
+        """Store each key's mean attention from later real tokens; divide sigmoid attention by the row's sum first."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
         columns = [pattern[..., key] for key in self.keys]

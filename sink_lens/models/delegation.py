@@ -1,4 +1,4 @@
-"""Passes over the bridge's own blocks in which Hugging Face computes the attention, with a kernel of our choice.
+"""Passes over the bridge's blocks, in which Hugging Face computes the attention, and the check for users' hooks.
 
 Inside a bridge, ``bridge.original_model`` is the Hugging Face model whose parts are the bridge's components: calling it
 fires the hook points. Only the attention is computed by TransformerLens itself, with the whole pattern. Within
@@ -75,7 +75,7 @@ def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Ten
 
 
 def check_no_hooks(lens: LensModel) -> None:
-    """Refuse a bridge with hooks: a pass over several cells would give them the rows of all cells at once.
+    """Refuse a bridge with a user's hooks: a pass over several cells would give them the rows of all cells at once.
 
     Raises:
         InputError: there is such a hook.

@@ -33,10 +33,10 @@ def has_shared_views(lens: LensModel) -> bool:
     return any(one.has_shared_views() for one in lens.state.turns.noted)
 
 
-def note_memory(lens: LensModel) -> None:
+def note_addresses(lens: LensModel) -> None:
     """Record for all lenses on the model that its parameters now lie elsewhere in memory, with equal values."""
     for one in lens.state.turns.noted:
-        one.note_memory()
+        one.note_addresses()
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ class ModelRecord:
         """Record the present values of all parameters and buffers, for a result that runs passes later."""
         return TensorValues(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
 
-    def note_memory(self) -> None:
+    def note_addresses(self) -> None:
         """Record where the parameters' memory is now, after they were stored on disk and came back equal."""
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
 

@@ -1,4 +1,4 @@
-"""Rows that are appended to a run while it goes on: ``log.jsonl``, from which its tables are made.
+"""Rows that one process at a time appends to a run: ``log.jsonl``, from which its tables are made.
 
 The first line names the tables and their columns. Every other line is one call of ``RunLog.append``: its part, the
 step that it stands at, and rows of one or more tables. A line is on the disk when ``append`` returns, and no line is

@@ -20,10 +20,10 @@ StudyConfig = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | Quanti
 
 
 def passes(config: StudyConfig, sizes: Sizes) -> Passes:
-    """Count the most passes over its sequences that a study makes.
+    """Count the forward passes that a study makes over its sequences, at most.
 
     Raises:
-        InputError: sequences that the model cannot take.
+        InputError: the sequences are longer than the model allows.
     """
     counted = study_passes(config, sizes, forwards=_count_forwards(config))
     if isinstance(config, CardConfig):

@@ -71,7 +71,7 @@ def test_pictures_and_tables_are_written(tmp_path):
     for name, start in begins.items():
         assert found.save(tmp_path / name).read_bytes().startswith(start), name
     drawn = (tmp_path / "c.dot").read_text()
-    group, heads = found.graph.group, set(found.edges["writer"])
+    group, heads = found.graph.heads_per_key, set(found.edges["writer"])
     layer, shared = next(one.partition("<")[0].split(".kv") for one in found.edges["reader"] if ".kv" in one)
     own = {f"{layer}.h{head}" for head in range(group * int(shared), group * (int(shared) + 1))} & heads
     assert all(f'"{layer}.kv{shared}" -> "{head}" [color="#999999"' in drawn for head in own)
