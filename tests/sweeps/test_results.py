@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.edits.metrics import loss, sink_mass
+from sink_lens.edits.metrics import loss
 from sink_lens.engine.cells import Cell
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import figure_bytes
@@ -61,12 +61,10 @@ def tabled(names, values, before, *, errors=(), **more):
     )
 
 
-def result_of(frame, *, controls=None, headline="the headline"):
+def result_of(frame, *, headline="the headline"):
     values = pd.DataFrame({"cell": [], "sequence": [], "metric": [], "value": []})
-    empty = frame.iloc[:0] if controls is None else controls
-    return SweepResult(
-        folder=Path("run"), tables={"cells": frame, "controls": empty, "values": values}, headline=headline
-    )
+    tables = {"cells": frame, "controls": frame.iloc[:0], "values": values}
+    return SweepResult(folder=Path("run"), tables=tables, headline=headline)
 
 
 # --- tables
@@ -108,18 +106,14 @@ def test_a_control_that_is_also_a_cell_was_run_once_and_serves_both():
     assert drawn["effect"].tolist() == [1.0, 3.0]
 
 
-def test_a_control_that_failed_is_none():
-    values = {"a": [2.0, 2.0], "x": [4.0, 4.0]}
-    errors = {"y": "ValueError: no luck"}
-    frame, drawn = tabled("axy", values, [1.0, 1.0], n=1, drawn="xy", controls=["xy"], errors=errors)
-    assert frame[["n_controls", "control_effect"]].to_numpy().tolist() == [[1, 3.0]]
+def test_a_failed_cell_is_nan_throughout_even_where_some_of_its_sequences_were_run_and_a_failed_control_is_none():
+    values = {"a": [2.0, 5.0], "b": [2.0, 5.0], "x": [4.0, 6.0]}
+    errors = {"b": "EditError: not a number", "y": "ValueError: no luck"}
+    given = {"n": 2, "drawn": "xy", "controls": ["xy", "xy"]}
+    frame, drawn = tabled("abxy", values, [1.0, 3.0], errors=errors, **given)
     assert drawn["error"].fillna("").tolist() == ["", "ValueError: no luck"]
-
-
-def test_a_failed_cell_is_nan_throughout_even_where_some_of_its_sequences_were_run():
-    values = {"a": [2.0, 5.0], "b": [2.0, 5.0]}
-    frame, _ = tabled("ab", values, [1.0, 3.0], errors={"b": "EditError: not a number"})
     sound, failed = frame.to_dict("records")
+    assert (sound["n_controls"], sound["control_effect"]) == (1, 3.0)
     assert sound["effect"] == 1.5
     assert (failed["n"], failed["baseline"], failed["error"]) == (0, 2.0, "EditError: not a number")
     assert np.isnan([failed[name] for name in ("value", "effect", "ci_low", "ci_high", "over_control")]).all()
@@ -138,19 +132,9 @@ def test_sequences_without_a_number_are_left_out_of_effect_and_n():
 def test_one_sequence_or_no_defined_number_has_no_interval_and_no_warning():
     frame, _ = tabled("a", {"a": [NAN, NAN]}, [NAN, NAN])
     assert np.isnan(frame[["baseline", "value", "effect", "ci_low"]].to_numpy()).all()
-    assert frame["n"].tolist() == [0]
     frame, _ = tabled("a", {"a": [2.0]}, [1.0])
     assert frame[["effect", "n"]].to_numpy().tolist() == [[1.0, 1]]
     assert np.isnan(frame[["ci_low", "ci_high"]].to_numpy()).all()
-
-
-def test_metrics_stand_one_under_the_other_in_the_order_that_was_asked():
-    both = pd.concat([numbers({0: [2.0]}, metric="loss"), numbers({0: [0.5]}, metric="sink mass at position 0")])
-    before = pd.concat([unedited([1.0], metric="loss"), unedited([0.25], metric="sink mass at position 0")])
-    asked = [sink_mass(0), loss()]
-    frame, _ = effect_tables(cells("a"), both, before, metrics=asked, generator=np.random.default_rng(0))
-    assert frame["metric"].tolist() == ["sink mass at position 0", "loss"]
-    assert frame["effect"].tolist() == [0.25, 1.0]
 
 
 def test_a_cell_that_changed_something_on_any_batch_changed_something_and_axes_are_whole_numbers():
@@ -166,13 +150,8 @@ def test_a_cell_that_changed_something_on_any_batch_changed_something_and_axes_a
 
 def test_numbers_by_cell_are_numbered_in_order_and_hold_no_control_and_no_failure():
     rows = numbers({1: [4.0, 5.0], 3: [9.0, 9.0], 0: [2.0, 3.0]}, errors={2: "broken"})
-    found = values_by_cell(rows, n=3)
-    assert found.to_numpy().tolist() == [
-        [0, 0, "loss", 2.0],
-        [0, 1, "loss", 3.0],
-        [1, 0, "loss", 4.0],
-        [1, 1, "loss", 5.0],
-    ]
+    found = values_by_cell(rows, n=3).to_numpy().tolist()
+    assert found == [[0, 0, "loss", 2.0], [0, 1, "loss", 3.0], [1, 0, "loss", 4.0], [1, 1, "loss", 5.0]]
 
 
 # --- what a result shows
@@ -189,12 +168,10 @@ def swept_frame(axes, *, metric="loss", effect=None, **columns):
     return pd.DataFrame(rows | {"error": pd.array([None] * n, dtype="string")} | columns)
 
 
-AXES = {"layer": [0, 1, 2], "unit": [3, 5, 8, 9], "factor": [0.0, 2.0]}
-
-
-@pytest.mark.parametrize("names", [["unit"], ["layer", "unit"], ["layer", "unit", "factor"], ["factor"]])
+@pytest.mark.parametrize("names", [["unit"], ["layer", "unit"], ["layer", "unit", "factor"]])
 def test_one_two_and_three_axes_are_drawn(names):
-    frame = swept_frame({name: AXES[name] for name in names})
+    axes = {"layer": [0, 1, 2], "unit": [3, 5, 8, 9], "factor": [0.0, 2.0]}
+    frame = swept_frame({name: axes[name] for name in names})
     assert swept_columns(frame) == names
     result = result_of(frame)
     for value in ("effect", "value"):
@@ -263,13 +240,11 @@ def test_failed_has_each_failed_cell_once_with_its_error():
     assert len(result_of(swept_frame({"unit": [0, 1]})).failed) == 0
 
 
-HOSTILE = "<script>alert(1)</script> $\\frac{"
-
-
 def test_hostile_names_are_text_in_a_notebook_and_in_a_figure():
-    frame = swept_frame({"unit": [0, 1]}, metric=HOSTILE, name=HOSTILE, site=HOSTILE, where=HOSTILE)
-    frame["error"] = pd.array([HOSTILE, None], dtype="string")
-    result = result_of(frame, headline=HOSTILE)
+    hostile = "<script>alert(1)</script> $\\frac{"
+    frame = swept_frame({"unit": [0, 1]}, metric=hostile, name=hostile, site=hostile, where=hostile)
+    frame["error"] = pd.array([hostile, None], dtype="string")
+    result = result_of(frame, headline=hostile)
     shown = result._repr_html_()
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown

@@ -13,23 +13,20 @@ from sink_lens.records import run_state, shards
 from sink_lens.records.shards import Shard, shard_progress
 from sink_lens.sweeps import EditGrid, Grid, sweep
 
-ARRAY = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "8"}
-
 
 @pytest.fixture
 def asked():
     """What one sweep of a tiny Llama is asked, cells and tokens; some blocks for each of three shards."""
-    grid = Grid.of(
-        EditGrid(site="neurons", layers="0-2", units="each"), EditGrid(site="z", heads="each"), controls=2, seed=1
-    )
+    grid = Grid.of(EditGrid(units="each"), EditGrid(site="z", heads="each"), controls=2, seed=1)
     tokens = TokenBatch.from_tensor(torch.randint(3, 300, (2, 8), generator=torch.Generator().manual_seed(0)))
     return {"model": lens_of("llama"), "what": grid, "tokens": tokens, "progress": False}
 
 
 def test_a_shard_is_named_or_is_the_task_of_an_array_job():
     assert Shard.parse("3/8") == Shard(3, 8)
-    assert Shard.parse("slurm", ARRAY | {"SLURM_ARRAY_TASK_ID": "2"}) == Shard(3, 8)
-    for text in ("0/8", "9/8", "3", "3/8/2", "-1/2", "a/b", ""):
+    array = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_COUNT": "8"}
+    assert Shard.parse("slurm", array | {"SLURM_ARRAY_TASK_ID": "2"}) == Shard(3, 8)
+    for text in ("0/8", "9/8", "3", "a/b"):
         with pytest.raises(InputError, match="need one such as 3/8"):
             Shard.parse(text)
     with pytest.raises(InputError, match="outside of an array job"):
