@@ -21,7 +21,7 @@ from .grid import Grid, control_axis, control_group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCell:
-    """A cell of your own edits."""
+    """One cell of a sweep that is made from your own edits instead of by a grid."""
 
     cell: Cell
     columns: Mapping[str, Any]
@@ -31,12 +31,12 @@ class OwnCell:
 
 
 def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCell:
-    """Make a cell from your own edits, for ``sweep(lens, cells=...)``; it has no controls.
+    """Make one cell from your own edits, for ``sweep(lens, [cell, ...])``. Such a cell has no random controls.
 
     Args:
-        edits: made together.
-        name: what tells it from the others.
-        **columns: more columns of the table.
+        edits: the edits, all made in the same forward pass.
+        name: name of the cell, which no other cell of the sweep may have.
+        **columns: more columns, with this cell's values, for the sweep's table.
 
     Raises:
         InputError: no edits, or no name.
@@ -55,7 +55,7 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
-    """The cells of a sweep by number."""
+    """All cells of a sweep, controls included: a cell's number is its index in ``every``."""
 
     every: Sequence[Cell]
     """Those of the table, and the controls that are not among them."""
@@ -73,7 +73,7 @@ What = Grid | Sequence[OwnCell]
 
 
 def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
-    """Return the cells of a sweep: those of a grid with their controls, or your own, which have no controls.
+    """Number the cells of a sweep: the cells of a grid and their random controls, or cells of your own.
 
     Raises:
         InputError: a grid that cannot be used; no cells, or two cells with the same name and place.
@@ -91,7 +91,7 @@ def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
 
 
 def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | None = None) -> Cells:
-    """Return the numbered cells of a grid and their controls; arguments are those of ``Grid.specs_and_controls``."""
+    """Number the cells of a grid and their random controls. For the arguments see ``Grid.specs_and_controls``."""
     specs, drawn = grid.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
     numbers = {spec.identity: number for number, spec in enumerate(specs)}
     every = list(specs)
@@ -123,7 +123,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 def _control_numbers(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
-    """Return the numbers of at most ``most`` random controls of a cell: edits of its group with none of its indices."""
+    """Return the numbers of at most ``most`` controls from a cell's group that edit none of the cell's own indices."""
     axis = control_axis(spec)
     if axis is None or not most:
         return []

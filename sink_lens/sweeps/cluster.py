@@ -34,7 +34,7 @@ Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The data that a worker needs to compute any block of a sweep."""
+    """The data that a worker needs to compute any block (some cells on some sequences) of a sweep."""
 
     model: str
     weights: str
@@ -46,7 +46,7 @@ class Job:
     plan: Plan
 
     def engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
-        """Make the sweep's engine on a model; if ``cells`` is None, they are made from the grid."""
+        """Return the engine that computes the sweep's cells on a loaded model; None makes the cells from ``what``."""
         if cells is None:
             cells = cells_of(self.what, lens, self.tokens).every
         return Engine(
@@ -58,7 +58,7 @@ class Job:
         )
 
     def load(self, device: str | None) -> Engine:
-        """Load the model on a device and make the sweep's engine; refuse a model with other weights.
+        """Load the model on a device and return the engine that computes the sweep's cells on it.
 
         Raises:
             ModelError: the model's name gives other weights than the sweep's.
@@ -73,7 +73,7 @@ class Job:
 
 
 def check_engine(engine: str, *, workers: int | None) -> None:
-    """Refuse an engine that cannot compute here, before anything is written.
+    """Check that the sweep can be computed with this engine ("local" or "ray"), before anything is written.
 
     Raises:
         InputError: Ray is not installed, its cluster at RAY_ADDRESS does not answer (Ray itself would wait minutes), or
@@ -108,7 +108,7 @@ def _unreachable_error(address: str, error: Exception) -> InputError:
 def run_on_ray(
     job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Callable[[int], object]
 ) -> Blocks:
-    """Compute the blocks on a Ray cluster, with one worker per GPU (per two CPUs if there is no GPU).
+    """Compute blocks on a Ray cluster, with a worker per GPU (or per two CPUs), and yield each block with its table.
 
     What is sent there is the job: the model's name, the tokens, the cells and metrics, and the code of functions among
     them, which Ray runs. Nothing is sent unless ``engine="ray"`` is asked for.
@@ -173,7 +173,7 @@ def run_on_ray(
 
 
 def _send_job(ray: Any, job: Job) -> Any:
-    """Put the job on the Ray cluster and return its reference; refuse a job that cannot be sent."""
+    """Put the job into Ray's object store and return its reference; raise InputError if that fails."""
     try:
         return ray.put(job)
     except TypeError as error:
@@ -199,7 +199,7 @@ class Worker:
         """Do nothing: Ray answers this call once the worker has started."""
 
     def run(self, block: Block) -> pd.DataFrame:
-        """Compute a block and return its table of values; raise the error of loading the model if there was one."""
+        """Compute a block and return its table of values. If the model could not be loaded, raise that error."""
         if self._engine is None:
             assert self._error is not None
             raise self._error

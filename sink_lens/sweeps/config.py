@@ -119,7 +119,7 @@ def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
 
 
 def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:
-    """Return the configuration of the command ``sweep``, from its file's settings and options.
+    """Make the configuration of the command ``sweep`` from its settings; ``where`` is their file, for error texts.
 
     Raises:
         InputError: no file was given, or what ``sweep_config`` refuses.
@@ -130,7 +130,12 @@ def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:
 
 
 def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any) -> SweepConfig:
-    """Make the configuration of a sweep from the settings of a file; ``changes`` are fields that replace them.
+    """Make the configuration of a sweep from the content of a file.
+
+    Args:
+        given: the file's keys and values.
+        where: the file's name, for error texts.
+        **changes: fields of ``SweepConfig`` that replace the file's.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
@@ -166,7 +171,7 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 
 def _check_tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
-    """Return a value that is a list of tables; refuse any other. ``where`` is its name in the error."""
+    """Return ``given`` if it is a list of tables, else raise InputError; ``where`` is its name in the error."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise InputError(f"{where} is {given!r}; need a list of tables")
     for one in given:

@@ -27,7 +27,7 @@ _MOST_CONTROLS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditGrid(OptionLists):
-    """One kind of edit, and the axes over which it is swept; ``engine.index_notation`` says how values are written."""
+    """One kind of edit and its values on each axis (layers, heads, ...), in ``engine.index_notation``'s notation."""
 
     kind: str = "zero"
     """Kind of edit, a name from ``edits.named_edits.KINDS``."""
@@ -54,7 +54,7 @@ class EditGrid(OptionLists):
         object.__setattr__(self, "factors", [float(one) for one in self.factors])
 
     def specs(self, lens: Sized, *, n_positions: int) -> Iterator[EditSpec]:
-        """Yield an edit for each combination of the axes' values, the last axis fastest.
+        """Yield one edit for each combination of the axes' values; the last axis changes fastest.
 
         Raises:
             InputError: an unknown kind, an axis that the site lacks, values that do not exist, or options that the
@@ -72,7 +72,7 @@ class EditGrid(OptionLists):
         return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
 
     def sizes(self, lens: Sized, *, n_positions: int) -> dict[str, int]:
-        """Return axis -> number of its indices at the site, such as "head" -> 12."""
+        """Return axis -> how many indices the axis has at the site, such as {"layer": 24, "head": 12}."""
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
@@ -80,7 +80,7 @@ class EditGrid(OptionLists):
         return self.site or fixed or "neurons"
 
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
-        """Return the values of each axis and option, and axis -> number of its indices at the site."""
+        """Return the swept values of each axis and option, and axis -> how many indices it has at the site."""
         kind, site = look_up_kind(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
         sizes = dict(zip(site.parts, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
@@ -109,7 +109,7 @@ class EditGrid(OptionLists):
         return [*axes, *self._options()], sizes
 
     def _options(self) -> list[list[Any]]:
-        """Return the swept values of each of ``OPTIONS``; refuse an option that the kind of edit does not take."""
+        """Return the swept values of each option (factor, seed, ...); raise InputError if the kind does not take it."""
         takes = KINDS[self.kind].takes
         found: list[list[Any]] = []
         for name, option in OPTIONS.items():
@@ -124,7 +124,7 @@ class EditGrid(OptionLists):
 
 
 def _layers_from_start(given: Any, n_layers: int) -> Any:
-    """Replace negative layers, which count from the last one, in a layer or a list of layers."""
+    """Return a layer, or a list of layers, with each negative layer (-1 is the last) replaced by its index from 0."""
     if isinstance(given, list | tuple):
         return [_layers_from_start(one, n_layers) for one in given]
     return given + n_layers if type(given) is int and -n_layers <= given < 0 else given
@@ -132,7 +132,7 @@ def _layers_from_start(given: Any, n_layers: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The cells of a sweep."""
+    """The cells of a sweep: one or more kinds of edit with their axes, and how many random controls each cell has."""
 
     edits: tuple[EditGrid, ...]
     """The kinds of edit with their axes; their cells follow each other in the table."""
@@ -155,11 +155,11 @@ class Grid:
 
     @classmethod
     def of(cls, *edits: EditGrid, **options: Any) -> "Grid":
-        """Make a grid of edits; ``options`` are its other fields."""
+        """Make a grid of these edits; ``options`` are the other fields of ``Grid``, such as ``controls=3``."""
         return cls(edits=edits, **options)
 
     def config(self) -> dict[str, Any]:
-        """Return the grid as plain values, for ``run.json``."""
+        """Return the grid as dicts, lists and numbers, for ``run.json``."""
         edits = [{key: one for key, one in asdict(grid).items() if key != "vectors" or one} for grid in self.edits]
         hashes = {str(path): hash_file(str(path)) for grid in self.edits for path in grid.vectors}
         found = {"edits": edits, "controls": self.controls, "seed": self.seed}
@@ -172,14 +172,14 @@ class Grid:
     def specs(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], list[EditSpec]]:
-        """Return the edits of the cells, and all random controls; arguments are those of ``specs_and_controls``."""
+        """Return a list of the cells' edits and a list of all controls. For arguments see ``specs_and_controls``."""
         specs, controls = self.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
         return specs, [spec for drawn in controls.values() for spec in drawn]
 
     def specs_and_controls(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], dict[Group, list[EditSpec]]]:
-        """Return the edits of the cells, and group of cells -> the random controls of that group.
+        """Return the cells' edits, and group -> random controls. A group is the cells that share controls.
 
         Args:
             lens: the model, or its sizes.
@@ -209,7 +209,7 @@ class Grid:
         return list(specs.values()), controls
 
     def _random_edits(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
-        """Return the same edit at random sets of as many indices on an axis of ``size``, to be used as controls."""
+        """Return controls: the same edit with its indices on ``axis`` (from 0 to ``size`` - 1) drawn at random."""
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
@@ -219,12 +219,12 @@ class Grid:
 
 
 def control_group(spec: EditSpec, *, axis: str) -> Group:
-    """Return the key of the cells that share controls: cells that differ only in the indices of ``axis``."""
+    """Return a key that two cells share if they differ only in which indices of ``axis`` they edit, not how many."""
     indices = spec.part.indices_on(axis) or ()
     left: dict[str, Any] = {f"{axis}s": None}
     return (spec.kind, replace(spec.part, **left), axis, len(indices), *spec.options.values())
 
 
 def control_axis(spec: EditSpec) -> str | None:
-    """Return the axis on which controls are drawn: the first of unit, head, position with chosen indices; else None."""
+    """Return the axis whose indices a control draws: unit, head or position, the first with chosen ones; else None."""
     return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)

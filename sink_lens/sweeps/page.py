@@ -38,7 +38,7 @@ _MOST_PANELS = 8
 
 
 def swept_columns(frame: pd.DataFrame) -> list[str]:
-    """Return the columns that can be the axis of a figure: numbers without blanks that take more than one value."""
+    """Return the columns that can be an axis of a figure: those with numbers, no blanks and more than one value."""
     found = []
     for name in _AXES:
         if name in frame.columns:
@@ -49,9 +49,9 @@ def swept_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = "") -> Figure:
-    """Draw a panel for each kind of edit and site: a heat map over two swept axes, points with intervals over one.
+    """Draw a panel for each kind of edit and site: points with intervals over one swept axis, a heat map over two.
 
-    Over three axes and more, a pixel is the strongest (largest in magnitude, with its sign) along the others.
+    With three swept axes or more, a pixel shows the value of largest magnitude along the axes that are not drawn.
 
     Args:
         frame: one metric's rows of a sweep.
@@ -85,7 +85,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
 
 
 def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataFrame, list[str]]]:
-    """Return (name of kind of edit and site, its rows, its swept axes) for each panel of a figure.
+    """Return (name, rows, swept axes) for each panel of a figure; a panel has one kind of edit at one site.
 
     Raises:
         RunError: nothing was swept over numbers, or the frame has no such column.
@@ -111,7 +111,7 @@ def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
-    """Draw a column over one swept axis as points, with intervals of effects and labels at the largest."""
+    """Draw the column ``value`` over one swept axis as points. Effects have intervals, and the largest have labels."""
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -147,7 +147,7 @@ def _least_effect(run: Run) -> float:
 
 
 def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
-    """Draw every cell's effect with its interval, the strongest first; grey if it may be chance.
+    """Draw every cell's effect with its interval, sorted by magnitude; an effect that may be chance is grey.
 
     Args:
         rows: one metric's rows of a sweep: kind, site, where, effect, ci_low, ci_high; control_effect, over_low and
@@ -198,7 +198,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
 
 
 def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
-    """Return the page's two figures of a metric, the forest plot and the map; ``which`` is its index, 0 to 3."""
+    """Return what draws the two figures of the ``which``-th metric (from 0): the forest plot and the heat map."""
 
     def of(run: Run) -> pd.DataFrame:
         table = _cell_rows(run)

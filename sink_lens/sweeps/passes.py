@@ -10,7 +10,7 @@ _BESIDE = 8
 
 
 def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
-    """Count a sweep's forward passes, their time and memory; None if there are prompts and no tokenizer's file.
+    """Estimate a sweep's forward passes and memory; None if prompts are given and the tokenizer's file is missing.
 
     Raises:
         InputError: what ``sweep`` would refuse, as far as it is known.

@@ -30,7 +30,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult(Result):
-    """A sweep; everything in it also lies in its run folder.
+    """The result of a sweep: its tables, which its run folder has too, and methods that draw them.
 
     ``frame`` has one row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over the
     sequences that have all its positions), ``effect`` (value - baseline) with its paired 95% interval over sequences;
@@ -48,27 +48,27 @@ class SweepResult(Result):
 
     @property
     def values(self) -> pd.DataFrame:
-        """The table of every cell's values by sequence, with the columns cell, sequence, metric and value."""
+        """The table of each metric's value on each sequence in each cell (columns cell, sequence, metric, value)."""
         return self.tables["values"]
 
     @property
     def failed(self) -> pd.DataFrame:
-        """The rows of ``frame`` of cells that failed, one per cell, with the error."""
+        """The cells that could not be computed: for each, one row of ``frame``, whose column ``error`` says why."""
         return self.frame.loc[self.frame["error"].notna()].drop_duplicates("cell")
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
-        """Return the n rows with the largest effects of either sign on a metric; None is the first metric."""
+        """Return the ``n`` rows of ``frame`` with the largest absolute effects on a metric (None: the first one)."""
         return largest_rows(self._rows_of_metric(metric), "effect", n=n)
 
     def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
-        """Draw the effects as a heat map over two swept axes, or as points over one."""
+        """Draw a metric's column ``value`` over the swept axes: points over one axis, a heat map over two or more."""
         rows = self._rows_of_metric(metric)
         from .page import effect_figure
 
         return effect_figure(rows, value=value, title=str(rows["metric"].iloc[0]))
 
     def _rows_of_metric(self, metric: str | None) -> pd.DataFrame:
-        """Return the rows of a metric; None is the first metric. Refuse one that the sweep lacks."""
+        """Return a metric's rows of ``frame`` (None: the first metric's); raise InputError if the sweep lacks it."""
         names = list(dict.fromkeys(self.frame["metric"].tolist()))
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
@@ -86,14 +86,14 @@ class SweepResult(Result):
 
 
 def values_by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
-    """Return the values of the first n cells (those of the table), sorted; failed cells have no row."""
+    """Return the values of the first ``n`` cells (the cells without the controls), sorted; failed cells have no row."""
     read = numbers["metric"].notna() & numbers["metric"].ne("") & numbers["cell"].lt(n)
     found = pd.DataFrame(numbers.loc[read, ["cell", "sequence", "metric", "value"]])
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
 
 
 def mask_short_sequences(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch) -> pd.DataFrame:
-    """Set the numbers to nan in sequences that have no token at a position or key of the cell.
+    """Set a cell's numbers to nan on each sequence that is too short to have every position and key it edits.
 
     A metric with one number for all sequences is undefined if one of them has none.
     """
@@ -115,7 +115,15 @@ def effect_tables(
     metrics: Sequence[Metric],
     generator: np.random.Generator,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the table of the cells and that of the controls, each with a row of effects per cell and metric."""
+    """Compare each cell with the baseline run: return a table of cells and one of controls, a row per cell and metric.
+
+    Args:
+        cells: all cells by number.
+        values: each metric's value on each sequence in each cell.
+        baseline: each metric's value on each sequence without an edit.
+        metrics: the metrics, in the order of the tables.
+        generator: draws the bootstrap of the intervals.
+    """
     number, n = values["cell"].to_numpy(dtype=int), len(cells.every)
     failed = values["error"].notna().to_numpy(dtype=bool)
     errors: list[str | None] = [None] * n
@@ -179,14 +187,14 @@ def show(found: SweepResult) -> "Iterator[str | PageTable]":
 
 
 def answer(found: SweepResult) -> dict[str, Any]:
-    """Return the fields of ``--json``: headline, counts of cells and of failed ones, strongest cells by metric."""
+    """Return what ``--json`` prints: the headline, how many cells ran and failed, and each metric's strongest cells."""
     counts = {"failed": len(found.failed), "cells": len(found.frame["cell"].unique())}
     strongest = {metric: rows.to_dict("records") for metric, rows in _strongest_by_metric(found).items()}
     return {"sentence": found.headline, **counts, "strongest": strongest}
 
 
 def failed(found: SweepResult) -> bool:
-    """Check whether a cell could not be computed, for the exit code."""
+    """Return True if any cell could not be computed, for the exit code."""
     return len(found.failed) > 0
 
 

@@ -63,7 +63,7 @@ def sweep(
     progress: bool = True,
     **fields: Any,
 ) -> SweepResult:
-    """Edit a model in every cell of a grid and read the metrics of each.
+    """Run a model with the edits of each cell of a grid, and measure what each does to the metrics.
 
     The same call on a folder that holds part of the sweep computes the rest; on one that holds all of it, nothing.
 
@@ -75,10 +75,10 @@ def sweep(
     Args:
         model: what ``load`` takes, a ``LensModel``, or a configuration (``read_sweep(path)``), which says everything
             but where and how.
-        what: a grid, or cells of one's own (``cell_of``); None where a configuration is given.
+        what: a grid, or cells of your own (``cell_of``); None if ``model`` is a configuration.
         tokens: the sequences; those of the configuration if None.
         metrics: the metrics to read from each cell; by default the attention to position 0.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None. Shards have one, where each can read and write.
+        out: the run folder; ``runs/MODEL-DATE-TIME`` if None. All shards need the same one.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run in the folder.
         progress: show a progress bar.
@@ -123,7 +123,7 @@ def sweep(
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """Everything that determines the numbers of a sweep."""
+    """A call of ``sweep`` with its model loaded and its arguments checked: all that determines the numbers."""
 
     lens: LensModel
     what: What
@@ -135,7 +135,7 @@ class _Request:
     def open(
         self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
     ) -> RunWriter:
-        """Open the run folder of the sweep, or of the shard that ``part`` describes."""
+        """Open the run folder of the sweep, or of one of its shards (``part`` has the shard's number), for writing."""
         return create_run(
             folder,
             kind="sweep",
@@ -148,7 +148,7 @@ class _Request:
         )
 
     def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
-        """Make the job and engine, by the plan that the folder has or gets, and write the baseline run's table."""
+        """Make job and engine by the folder's plan, which is made if missing, and write the baseline run's table."""
         to_run, metrics = self.cells.every, resolve_metrics(self.metrics, self.lens, tokens=self.batch)
         if writer.has("plan"):
             plan = read_plan(writer.folder / "plan.json")
@@ -171,7 +171,7 @@ class _Request:
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
-        """Make the tables from all blocks in the folder, write them, and return the result."""
+        """Make the sweep's tables from the blocks in the folder, write them, and return the result."""
         parts = [_read_block(writer, block) for block in own.blocks]
         numbers = pd.concat(parts, ignore_index=True)
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
@@ -199,7 +199,7 @@ class _Request:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The request as plain values, for ``run.json``; a function is recorded by the hash of its code."""
+        """The arguments as dicts, lists and numbers, for ``run.json``; a function is there as the hash of its code."""
         own: dict[str, Any] = {}
         if isinstance(self.what, Grid):
             own["grid"] = _plain_values(self.what.config())
@@ -216,7 +216,7 @@ class _Request:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Model, tokens, means and seeds as plain values, for ``run.json``."""
+        """Facts on model, tokens, means and seeds as dicts, lists and numbers, for ``run.json``."""
         found = describe_provenance(self.lens, self.batch, kernel="eager")
         found |= {"means": self.means} if self.means else {}
         seeds = {"tokens": self.batch.seed, "bootstrap": self.how.seed}
@@ -224,10 +224,10 @@ class _Request:
 
     @cached_property
     def means(self) -> list[str]:
-        """A text for each kind of mean ablation in the grid, on the tokens that its mean is over.
+        """For each kind of mean ablation in the grid, a text that says over which tokens the mean is taken.
 
         Raises:
-            InputError: it leaves no token.
+            InputError: there is no such token.
         """
         kinds = {one.kind for one in self.what.edits} if isinstance(self.what, Grid) else set()
         return [tokens_to_average(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds]
@@ -236,7 +236,7 @@ class _Request:
 def _run_blocks(
     writer: RunWriter, job: Job, own: Engine, blocks: Sequence[Block], *, how: SweepConfig, progress: bool
 ) -> None:
-    """Compute the blocks that the folder lacks, here or on a cluster, and write each when it is done."""
+    """Compute the blocks that the folder lacks, here or on a cluster, and write each block's table when it is done."""
     todo = [block for block in blocks if not _is_done(writer, block, retry_failed=how.retry_failed)]
     total = sum(len(block.cells) for block in blocks)
     done = total - sum(len(block.cells) for block in todo)
@@ -261,7 +261,7 @@ def _collect_request(
     metrics: Sequence[Measured] | Measured,
     fields: Mapping[str, Any],
 ) -> _Request:
-    """Collect the arguments of a call of ``sweep``; load the model if need be, and check it against the tokens."""
+    """Check the arguments of a call of ``sweep``, load the model and tokens that it names, and return them as one."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     tokens = None if tokens is None else as_batch(tokens)
     if isinstance(model, SweepConfig):
@@ -291,7 +291,7 @@ def _collect_request(
 
 
 def _plain_values(value: Any) -> Any:
-    """Convert sequences inside a value to lists, for ``run.json``."""
+    """Return the value with every sequence inside it as a list, for ``run.json``."""
     if isinstance(value, dict):
         return {name: _plain_values(entry) for name, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -304,14 +304,14 @@ def _block_name(block: Block) -> str:
 
 
 def _is_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
-    """Check whether the folder has a block's table, with ``retry_failed`` one without failed cells."""
+    """Check whether the folder has a block's table; with ``retry_failed``, a table with failed cells does not count."""
     if not writer.has(_block_name(block)):
         return False
     return not (retry_failed and bool(_read_block(writer, block)["error"].notna().any()))
 
 
 def _read_block(writer: RunWriter, block: Block) -> pd.DataFrame:
-    """Read the table of a finished block; refuse one with cells of another block."""
+    """Read the table of a finished block; raise RunError if its cells are those of another block."""
     found = writer.read(_block_name(block), columns=("cell", "sequence", "value", "metric", "changed", "error"))
     if not set(found["cell"].tolist()) <= set(block.cells):
         path = writer.folder / f"{_block_name(block)}.parquet"

@@ -17,7 +17,7 @@ def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
     """Return the title of a sweep: how many edits change the first metric, and which changes it most.
 
     Args:
-        frame: the cells of a sweep.
+        frame: the table of a sweep's cells.
         least: the smallest effect that counts as a change.
     """
     metrics = metric_names(frame)
@@ -31,10 +31,10 @@ def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
 
 
 def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
-    """Return the sentences below the title, on baseline, second largest change, further metrics and failures.
+    """Return the sentences below the title: baseline, second largest change, further metrics, failed cells.
 
     Args:
-        frame: the cells of a sweep.
+        frame: the table of a sweep's cells.
         least: the smallest effect that counts as a change.
         means: sentences on what the means were taken over.
     """
@@ -86,7 +86,7 @@ def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFr
 
 
 def _largest_sentence(best: Mapping[Any, Any], metric: str) -> list[str]:
-    """Return a sentence on the largest effect on a metric that no edit is shown to change; [] if undefined."""
+    """Return one sentence on the largest effect, if no edit is shown to change the metric; [] if it is undefined."""
     if not np.isfinite(float(best["effect"])):
         return []
     return [f"The largest difference in {visible(metric)} is {_change_text(best)}{_control_text(best)}."]
@@ -99,7 +99,7 @@ def _control_text(row: Mapping[Any, Any]) -> str:
 
 
 def _count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """Return the beginning of a sentence, such as ``3 of 40 edits change``."""
+    """Return the beginning of a sentence, ``3 of 40 edits change``, from the changed rows and all rows."""
     word = "changes" if len(found) == 1 else "change"
     return f"{len(found)} of {plural(len(rows), 'edit')} {word}"
 
@@ -109,7 +109,7 @@ def _change_text(row: Mapping[Any, Any]) -> str:
 
 
 def _meaning_sentence(frame: pd.DataFrame, *, least: float) -> str:
-    """Return the sentence that defines a change: by the interval, the controls and the least effect."""
+    """Return the sentence that defines when an edit counts as a change: interval, controls and least effect."""
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
     size = f", and the change is {least:g} or more" if least else ""
@@ -119,7 +119,7 @@ def _meaning_sentence(frame: pd.DataFrame, *, least: float) -> str:
 
 
 def few_note(frame: pd.DataFrame) -> str:
-    """Return a sentence on intervals over too few sequences; empty if there are none."""
+    """Return a sentence that warns of intervals over too few sequences; empty if there are none."""
     counts = frame["n"].dropna().to_numpy(float) if "n" in frame.columns else np.zeros(0)
     counts = counts[(counts > 0) & (counts < FEW)]
     return f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})." if len(counts) else ""
@@ -136,13 +136,13 @@ def n_failed(frame: pd.DataFrame) -> int:
 
 
 def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a metric's rows, the largest effects of either sign first."""
+    """Return a metric's rows, sorted so that the largest absolute effects come first."""
     rows = frame.loc[frame["metric"].eq(metric)]
     return rows.sort_values("effect", key=abs, ascending=False, kind="stable")
 
 
 def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
-    """Return the rows of cells whose effect on a metric is beyond chance and at least ``least``, the largest first."""
+    """Return a metric's rows with effects beyond chance and of at least ``least``, sorted by absolute effect."""
     rows = _rows_of_metric(frame, metric)
     return rows.loc[is_beyond_chance(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
 
@@ -172,5 +172,5 @@ def cell_name(row: Mapping[Any, Any]) -> str:
 
 
 def _name_parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
-    """Return the parts of a cell's name; ``shown`` is column -> function that words its text. Blanks are left out."""
+    """Return the parts of a cell's name: for each column in ``shown`` that is not blank, what its function returns."""
     return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]
