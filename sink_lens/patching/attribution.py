@@ -31,7 +31,7 @@ def attribution_patch(
     config: PatchConfig | None = None,
     **fields: Any,
 ) -> AttributionResult:
-    """Approximate every patch of a sweep by the metric's gradient; the arguments are those of ``patch``.
+    """Approximate the effect of each patch by the metric's gradient, without patching. For arguments see ``patch``.
 
     Cost: four passes, plus one pass with gradients on all sequences at once for each step, which needs the memory of a
     training step.

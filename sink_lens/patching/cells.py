@@ -25,7 +25,14 @@ def cell_of_patch(
     source: Mapping[tuple[str, int], Tensor],
     edits: tuple[Edit, ...] = (),
 ) -> Cell:
-    """Make the engine's cell that patches a part with source values, from the first position that differs on."""
+    """Make the cell that puts the source run's values into one part of a site of the baseline run.
+
+    Args:
+        part: the part: its site, layers, positions, heads, keys and units.
+        run: (site, layer) -> tensor in the baseline run.
+        source: (site, layer) -> tensor in the source run. Positions before the first that differs are not patched.
+        edits: edits that are made beside the patch.
+    """
     site, begin = part.site, 0
     keys = [site_key(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
@@ -49,10 +56,10 @@ def cell_of_patch(
 
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
-    """Make the cell of the engine that edits a part with the edit that ``make`` returns, beside other edits.
+    """Make the cell that changes one part of a site by the edit that ``make`` returns, beside the other ``edits``.
 
     Raises:
-        InputError: what was made is no edit of this site.
+        InputError: ``make`` returned no edit of this site.
     """
     made = make(part.site, **open_whole_axes(part, sizes=sizes).where)
     if not isinstance(made, Edit) or made.site != part.site:

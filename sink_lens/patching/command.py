@@ -33,7 +33,7 @@ _MOST_DIFFERENCES = 20
 def run(
     config: PatchConfig, *, out: str | Path | None, shard: str | None, overwrite: bool, progress: bool
 ) -> PatchResult | AttributionResult:
-    """Run the command ``patch``: the patches that a configuration asks for, or their approximation, in a run folder."""
+    """Run the command ``patch``: measure or approximate the configuration's patches, and write the run folder."""
     if shard is not None and config.approximate:
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
     check_before_loading(config)
@@ -52,7 +52,7 @@ def run(
 
 
 def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
-    """Yield the terminal output: the conclusion, where the prompts differ, the strongest patches, a check."""
+    """Yield what the terminal shows: conclusion, differing tokens, strongest patches, check of the approximation."""
     from rich.text import Text
 
     from ..report.html import conclusion
@@ -78,7 +78,7 @@ def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[R
 
 
 def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "PageTable":
-    """The table of the ``top`` strongest patches: where, their values and effects, and the controls."""
+    """Return a table of the ``top`` strongest patches: place, metric, effect, and effect of random controls."""
     heads = {"value": found.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
     heads |= {"normalised_effect": "of the way", "approximation": "approx."}
     frame = found.strongest(top)
@@ -102,6 +102,6 @@ def _text_table(heads: tuple[str, ...], lines: list[Any]) -> "PageTable":
 
 
 def answer(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:
-    """Return the fields of ``--json``: metric, differences between the prompts, and strongest patches."""
+    """Return what ``--json`` prints: the metric's name, the tokens that differ, and the strongest patches."""
     tables = {"differences": found.differences, "strongest": found.strongest(view.top)}
     return {"metric": found.metric, **tables}

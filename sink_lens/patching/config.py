@@ -32,7 +32,7 @@ _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
 def refuse_equal_tokens(differ: bool) -> None:
-    """Refuse clean and corrupted prompts if they do not differ in a token: no patch would change anything."""
+    """Raise InputError if ``differ`` is False: prompts with equal tokens, between which a patch changes nothing."""
     if not differ:
         raise InputError(
             "the clean and the corrupted prompts have the same tokens, so that every patch puts in what is there; need "
@@ -43,7 +43,10 @@ def refuse_equal_tokens(differ: bool) -> None:
 def check_lengths(
     clean: Sequence[int], corrupted: Sequence[int], told: Callable[[int], str] = lambda index: ""
 ) -> None:
-    """Refuse different numbers or lengths of clean and corrupted sequences; ``told`` gives the text on a pair."""
+    """Raise InputError if clean and corrupted sequences, given by their lengths, differ in number or length.
+
+    ``told`` is a function of a pair's index; the error has the text that it returns.
+    """
     if len(clean) != len(corrupted):
         raise InputError(
             f"there are {len(clean)} clean and {len(corrupted)} corrupted sequences; need one of each per pair"
@@ -58,7 +61,7 @@ def check_lengths(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchConfig:
-    """Site and places that are patched, and the metric."""
+    """The options of ``patch``: what is patched, at which places, and the metric that is read."""
 
     model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
@@ -129,21 +132,21 @@ class PatchConfig:
 
     @property
     def chosen_indices(self) -> dict[str, Any]:
-        """Axis (layers, positions, heads, keys, units) -> the chosen indices, None for all."""
+        """Axis (layers, positions, heads, keys, units) -> its chosen indices; None means all."""
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
     def metric_spec(self, **how: Any) -> MetricSpec:
-        """Return the specification of the named metric with its options; arguments are those of ``make_spec``."""
+        """Return the metric's name and options as a ``MetricSpec``; ``how`` is passed on to ``make_spec``."""
         check_metric_fields(self, self.metric)
         return make_spec(self, self.metric, **how)
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites that are patched: one, or for ``every`` all that add to the stream."""
+        """The sites to patch: the one in ``site``; for "every", resid_pre, attn_out and mlp_out."""
         return ADDED if self.site == EVERY else (self.site,)
 
     def check_together(self) -> None:
-        """Refuse gradient options where no gradient is taken, and several sites where one is."""
+        """Raise InputError for options that do not fit together, such as ``steps`` without ``approximate``."""
         if self.approximate and self.site == EVERY:
             raise InputError(f"approximate and site {EVERY} were given; an approximation is of one site")
         if not self.approximate:
@@ -154,14 +157,14 @@ class PatchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchView:
-    """Options of the command for what it prints."""
+    """The options of the command that change only what it prints."""
 
     top: int = 10
     """Rows of the table that is shown."""
 
 
 def check_prompts(config: PatchConfig) -> None:
-    """Refuse the command ``patch`` if a clean or a corrupted text is missing."""
+    """Raise InputError if the configuration has no clean or no corrupted text."""
     if not config.clean or not config.corrupted:
         raise InputError(
             "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT"

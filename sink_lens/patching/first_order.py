@@ -16,11 +16,11 @@ from .run_pair import RunPair
 def first_order_effects(
     runs: RunPair, grid: Sequence[Part], *, steps: int = 1
 ) -> tuple[Float[Tensor, " sample"], Int[Tensor, " sample"]]:
-    """Approximate the effect of patching each part: source minus baseline values, times the metric's gradient.
+    """Approximate the effect of patching each part of a site: change of its values times the metric's gradient.
 
     Returns:
-        The mean effect of each part over the sequences that have it and a metric (the sum, if the metric is one number
-        for all sequences), and the number of these sequences.
+        Each part's mean effect over the sequences that are long enough and have a metric (a sum, if the metric is one
+        number for all sequences), and the number of these sequences.
     """
     gradients = _mean_gradients(runs, steps=steps)
     products = {}
@@ -41,7 +41,7 @@ def first_order_effects(
 
 
 def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tensor]:
-    """(site, layer) -> gradient of the metric, averaged over ``steps`` points between the two runs' embeddings."""
+    """Return (site, layer) -> the metric's gradient, averaged over ``steps`` points between the runs' embeddings."""
     run = {"lens": runs.lens, "batch": runs.run, "metric": runs.metric, "at": runs.held}
     if steps == 1:
         return metric_gradients(**run)

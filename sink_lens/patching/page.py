@@ -44,10 +44,10 @@ def patch_map(
     title: str = "",
     unit: str = "",
 ) -> Figure:
-    """Draw a column of a sweep as heat maps over pairs of its swept columns; red is above 0, blue below.
+    """Draw a sweep's effects (or another column) as heat maps over its swept columns; red is above 0, blue below.
 
-    One panel for one or two swept columns. For more, one panel for each of the others against the first, in which a
-    pixel is the strongest (largest in magnitude, with its sign) along what the panel leaves out.
+    One or two swept columns give one panel. More give one panel for each further column against the first; there a
+    pixel shows the value of largest magnitude along the columns that the panel leaves out.
 
     Args:
         frame: the columns of ``by``, and the value's.
@@ -84,7 +84,7 @@ def patch_map(
 
 
 def _position_labels(run: Run) -> dict[int, str]:
-    """Position -> text of the prompts' tokens there; of several pairs, of the first that differ there."""
+    """Return position -> the tokens of both prompts there (of several pairs, the first pair that differs there)."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
     same = {int(row["position"]): token_text(row["text"]) for row in rows}
@@ -92,7 +92,7 @@ def _position_labels(run: Run) -> dict[int, str]:
 
 
 def _changed_labels(run: Run) -> dict[int, str]:
-    """Position -> label, for the positions at which the two prompts differ."""
+    """Return position -> text of both tokens, for the positions at which the prompts differ."""
     table = run.optional("differences", columns=["position", "clean", "corrupted"])
     if table is None:
         return {}
@@ -101,7 +101,7 @@ def _changed_labels(run: Run) -> dict[int, str]:
 
 
 def _title(run: Run) -> str:
-    """The page's title: the strongest patch and its effect."""
+    """Return the page's title: the strongest patch and its effect."""
     site, direction = site_words(run.config.get("site", "activations")), visible(run.config.get("direction", ""))
     title = f"Patching the {site}, {direction}"
     table = run.optional("patches", columns=["effect"])
@@ -117,7 +117,7 @@ def _title(run: Run) -> str:
 
 
 def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
-    """A sentence on which positions of the stream decide the metric in which layers; empty if that is not known."""
+    """Return a sentence: at which positions and layers the stream decides the metric; empty if that is not known."""
     by = [name for name in _BY if name in table.columns]
     if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
         return ""
@@ -137,7 +137,7 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
 
 
 def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """(position, layers, value) of each range of layers in which patching a position has about the same effect."""
+    """Return position, layers and effect of each range of layers in which a position's patches have like effects."""
     runs: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
         layers: tuple[int, int] | None = None
@@ -154,7 +154,7 @@ def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _metric_text(run: Run) -> str:
-    """The metric in words, with the tokens that it compares."""
+    """Return the metric in words, with the tokens that it compares."""
     name = visible(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
     named = name == "logit difference" and correct
@@ -162,7 +162,7 @@ def _metric_text(run: Run) -> str:
 
 
 def _strongest_text(table: pd.DataFrame) -> str:
-    """The first patch of the table in words: place, effect, and share of the difference between the prompts."""
+    """Return the table's first patch in words: place, effect, and its share of the difference of both prompts."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
     text, share = f"{where}: {number(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
@@ -174,7 +174,7 @@ def _strongest_text(table: pd.DataFrame) -> str:
 
 
 def _prompt_sentences(run: Run) -> list[str]:
-    """The clean prompt, the corrupted prompt, and the tokens that differ, as texts; fewer if the run lacks some."""
+    """Return sentences on the clean prompt, the corrupted prompt and the tokens that differ, as far as known."""
     sentences = []
     for name in ("clean", "corrupted"):
         texts = run.config.get(name) or []
@@ -186,7 +186,7 @@ def _prompt_sentences(run: Run) -> list[str]:
 
 
 def _headline(run: Run) -> list[str]:
-    """The findings of the page in sentences."""
+    """Return the sentences at the top of the page."""
     table = largest_first(run.need("patches", columns=["effect", "changed"]), "effect")
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capital(prompts)}."] if prompts else []
@@ -201,7 +201,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _map_figure(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the heat map of the effects."""
+    """Return the caption and the figure of the heat map of effects."""
     table = run.need("patches", columns=["effect"])
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
@@ -220,7 +220,7 @@ def _map_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the patches, the strongest first."""
+    """Return the caption and the table of the patches, sorted by absolute effect."""
     table = largest_first(run.need("patches", columns=["effect"]), "effect")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
@@ -234,7 +234,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the positions at which the prompts differ."""
+    """Return the caption and the table of the positions at which the prompts differ."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     shown = table.assign(**{name: [token_text(text) for text in table[name]] for name in ("clean", "corrupted")})
     see = "Where the two prompts differ (a dot is a space)." + more_note(len(table), "differences")

@@ -16,7 +16,7 @@ from .config import Direction, check_lengths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPair:
-    """Clean and corrupted sequences of the same lengths."""
+    """Clean and corrupted sequences of the same lengths, and where their tokens differ."""
 
     clean: TokenBatch
     corrupted: TokenBatch
@@ -27,7 +27,7 @@ class PromptPair:
 
     @check_calls
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
-        """(sequences that are patched, sequences whose values are put in) for a direction.
+        """Return the batch that is patched and the batch whose values are put in, for "denoising" or "noising".
 
         Raises:
             InputError: the direction is unknown.
@@ -36,7 +36,7 @@ class PromptPair:
 
 
 def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: BosCondition = "auto") -> PromptPair:
-    """Pair clean and corrupted sequences, and check them against the model and each other.
+    """Pair each clean sequence with its corrupted one; check their lengths, and their token ids against the model.
 
     Args:
         lens: the model.
@@ -73,7 +73,7 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
 
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
-    """Make the table ``tokens`` of the run folder from the labels: position, text; empty for several prompts."""
+    """Make a table with the columns position and text from position -> text; it is empty for several prompts."""
     known = {position: text.removesuffix("*") for position, text in labels.items() if text.strip("*")}
     frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
     return frame.astype({"position": int, "text": str})

@@ -23,7 +23,9 @@ from .config import PatchConfig
 
 
 def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]) -> list[Part]:
-    """Make every part that a sweep by some axes patches; the last axis in ``by`` varies fastest.
+    """Return the parts of a site that a sweep patches, one for each combination of indices on the axes in ``by``.
+
+    The last axis changes fastest. ``at`` chooses layers, positions, heads, keys or units; by default all.
 
     Raises:
         SiteError: the family lacks the site.
@@ -41,9 +43,9 @@ def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: i
 def indices_by_axis(
     model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
 ) -> dict[str, Indices]:
-    """Axis of a site, or layer -> its chosen indices; arguments and errors are those of ``parts_to_patch``.
+    """Return axis (layer, position, ...) -> its chosen indices; arguments and errors are those of ``parts_to_patch``.
 
-    The indices are None, for all, if the size of the axis differs between layers.
+    None stands for all indices of an axis whose size differs between layers.
     """
     known = site_of(site, family=model.family)
     names = known.parts
@@ -75,12 +77,12 @@ def indices_by_axis(
 
 
 def part_identity(part: Part) -> str:
-    """A text that identifies a part of a site, whatever the axes of the sweep."""
+    """Return a text that identifies a part of a site (its layers, positions, heads, ...) in every sweep."""
     return json.dumps([part.layers, part.index])
 
 
 def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:
-    """Copy a part with None on each axis whose indices are all chosen."""
+    """Copy a part, with None (all) in place of the indices of each axis that is chosen whole."""
     whole = {
         f"{axis}s": None
         for axis, size in zip(SITES[part.site].parts, sizes, strict=True)
@@ -90,7 +92,7 @@ def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:
 
 
 def site_key(site: str, layer: int) -> tuple[str, int]:
-    """(site, layer) of a site's tensor in an outcome; the layer is 0 for a site without layers."""
+    """Return the key (site, layer) of a site's tensor in an outcome; the layer is 0 for a site without layers."""
     return (site, layer if SITES[site].per_layer else 0)
 
 
@@ -118,7 +120,7 @@ def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws:
 
 
 def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
-    """Check the chosen indices of an axis of this size, and return them; all if None."""
+    """Return the chosen indices of an axis, or all if None; raise InputError if one is not below ``size``."""
     if given is None:
         return tuple(range(size))
     if not given:
@@ -134,7 +136,7 @@ def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tu
 
 
 def check_put(config: PatchConfig) -> None:
-    """Refuse a configuration whose ``put`` does not fit the site or its options."""
+    """Raise InputError if the edit in ``config.put`` does not fit the site, or has the wrong options."""
     if config.put != "source":
         make_put_spec(config, Part(site=config.sites[0]))
     elif config.factor is not None:
@@ -142,7 +144,7 @@ def check_put(config: PatchConfig) -> None:
 
 
 def make_put_spec(config: PatchConfig, part: Part) -> EditSpec:
-    """Make the specification of the edit that a configuration puts into a part."""
+    """Return the kind, place and options of the edit that ``config.put`` names, at one part of the site."""
     options = {name: getattr(config, name, None) for name in OPTIONS}
     if config.put in KINDS and "seed" not in KINDS[config.put].takes:
         options["seed"] = None  # it is the seed of the controls then

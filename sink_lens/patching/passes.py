@@ -17,7 +17,7 @@ _BESIDE = 14
 
 
 def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
-    """Count patching's forward passes, their time and memory; None without the tokenizer's file.
+    """Estimate the forward passes and memory of ``patch``; None if the tokenizer's file is missing.
 
     Raises:
         InputError: what ``patch`` would refuse before it measures, as far as it is known.
@@ -61,7 +61,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
 
 
 def check_before_loading(config: PatchConfig) -> None:
-    """Refuse a configuration that does not fit the model's header, before the weights are read.
+    """Check that the site and places exist in the model, by the headers of its files, before weights are read.
 
     Raises:
         InputError: which field, and what is needed.
@@ -81,7 +81,7 @@ def check_before_loading(config: PatchConfig) -> None:
 
 
 def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int:
-    """The first position at which a clean sequence differs from its corrupted one; the longest length if none does."""
+    """Return the first position at which any pair of token ids differs; the longest length if no pair does."""
     check_lengths([*map(len, clean)], [*map(len, corrupted)])
     found = [max(map(len, clean))]
     for one, other in zip(clean, corrupted, strict=True):

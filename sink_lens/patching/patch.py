@@ -52,7 +52,7 @@ def patch(
     progress: bool = True,
     **fields: Any,
 ) -> PatchResult:
-    """Patch every cell of a site and measure the metric for each, beside random parts of the same size.
+    """Put one run's activations into the other, part by part, and measure what each patch does to the metric.
 
     Cost: three passes, some more to compare a few patches with forwards of the bridge, and for each cell whose values
     differ the layers and positions from its own on. Several cells share a forward pass if they fit into memory.
@@ -63,7 +63,7 @@ def patch(
         corrupted: the same number of sequences of the same lengths.
         config: what is patched; the default one if None.
         out: the run folder; None writes none. The same call on a folder that holds a part of it computes the rest.
-            Shards have one, where each can read and write.
+            All shards need the same one.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run that the folder holds.
         progress: show a bar.
@@ -103,7 +103,7 @@ def patch(
 def _patch_site(
     request: "_Request", out: str | Path | None, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
 ) -> PatchResult:
-    """Patch one site, in a run folder if ``out`` is given; ``reopen`` goes on with a run that the folder holds."""
+    """Measure the patches of one site and write the run folder ``out``, if given; ``reopen`` continues its run."""
     if out is None:
         return request.make_result(None, progress=progress)
     code, runs = request.hash_functions(), request.runs
@@ -136,7 +136,7 @@ def _patch_site(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """The runs, parts, controls and configuration that determine the numbers of a patch sweep of one site."""
+    """A checked call of ``patch`` for one site: runs, parts of the site, controls, configuration."""
 
     runs: RunPair
     grid: list[Part]
@@ -146,20 +146,20 @@ class _Request:
     approximations: list[float] | None
 
     def hash_functions(self) -> dict[str, Any]:
-        """Hash the functions that were given as metric, put and edits: a run goes on only with the same."""
+        """Return name -> hash of the functions given as metric, put and edits: a stopped run needs the same ones."""
         asked = self.config
         found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
         found |= {"put": hash_code(asked.put)} if callable(asked.put) else {}
         return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
 
     def measure_patches(self, kept: KeptBlocks | None, *, progress: bool) -> dict[str, MeasuredPatch]:
-        """Measure the metric under every patch and control, or under a shard's: identity of the part -> metric."""
+        """Return ``part_identity`` -> metric under the part's patch, for all patches and controls or a shard's."""
         make = self.runs.edit_maker(self.config)
         named = {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
         return self.runs.measure_all(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
 
     def make_result(self, kept: KeptBlocks | None, *, progress: bool) -> PatchResult:
-        """Measure the patches that the folder lacks, and make the result with its table of effects."""
+        """Measure the patches that the folder lacks, and return the result with its table of effects."""
         runs, found = self.runs, self.measure_patches(kept, progress=progress)
         measured = [found[part_identity(part)] for part in self.grid]
         values = torch.stack([one.values for one in measured]) if measured else runs.baseline.repeat(0, 1)
@@ -187,12 +187,12 @@ class _Request:
         )
 
     def make_unfinished_result(self, folder: Path) -> PatchResult:
-        """Make the result, without any patch, of a shard that is done while others are not."""
+        """Return the result of a shard while other shards are still running: it has no rows."""
         nothing = replace(self, grid=[], controls=[], approximations=None)
         return replace(nothing.make_result(None, progress=False), folder=folder, finished=False)
 
     def finish_run(self, writer: RunWriter, *, progress: bool) -> PatchResult:
-        """Measure the patches that the folder lacks, write the tables, and return the result."""
+        """Measure the patches that the folder lacks, write the run's tables into it, and return the result."""
         result = self.make_result(KeptBlocks(writer), progress=progress)
         write_result(writer, result)
         return replace(result, folder=writer.folder)
@@ -201,7 +201,7 @@ class _Request:
 def _make_request(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> _Request:
-    """Check the configuration, make both runs, screen the parts if asked for, and draw the controls."""
+    """Check the configuration, run both prompts, choose the parts to patch (by ``screen``), and draw the controls."""
     if config.approximate:
         raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
     config.check_together()

@@ -70,7 +70,7 @@ Path = Part | tuple[str, int] | tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathConfig:
-    """Ends of the paths, and the metric."""
+    """The options of ``path_patch``: both ends of the paths, and the metric."""
 
     sender: Any = None
     """The activation to replace: (site, layer), (site, layer, head) or an ``edits.Part`` of one layer; or a list of
@@ -104,7 +104,7 @@ class PathResult:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Name -> table: the paths, and the positions at which the prompts differ."""
+        """Name -> table: the effect of each path, and the positions at which the prompts differ."""
         return {"paths": self.frame, "differences": self.differences}
 
     def _repr_html_(self) -> str:
@@ -121,7 +121,7 @@ def path_patch(
     progress: bool = True,
     **fields: Any,
 ) -> PathResult:
-    """Measure the effect of each sender through the receiver alone, directly or also through MLPs.
+    """Measure what replacing each sender does to the metric if its change reaches one receiver alone.
 
     Cost: five passes, and a few to compare some senders with passes of the bridge; for each sender the layers and
     positions from its own on, up to the receiver, and those from the receiver on. They are cells of ``engine``.
@@ -207,7 +207,7 @@ def path_patch(
 def make_frozen_edits(
     lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
-    """Make the edits that freeze outputs (all, or of attention) between sender and receiver at baseline values."""
+    """Return edits that keep outputs between sender and receiver (all, or only attention's) at baseline values."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if which == "attention" and name == "mlp_out":
@@ -227,7 +227,7 @@ def make_frozen_edits(
 def _baseline_runs(
     lens: LensModel, run: TokenBatch, *, receiver: Part, edits: Sequence[Sequence[Edit]], metric: Metric
 ) -> tuple[BaselineRun, BaselineRun]:
-    """(baseline run that keeps what the metric reads, baseline run that keeps the receiver's tensor), by one plan."""
+    """Return two baseline runs: one keeps the tensors that the metric reads, the other the receiver's tensor."""
     needs, last = Needs.of_metrics([metric], lens=lens), not SITES[receiver.site].per_layer
     at = {"keys": needs.keys or (0,), "layers": (_layer_of(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
@@ -238,7 +238,7 @@ def _baseline_runs(
 
 
 def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
-    """Turn a sender or receiver, such as (site, layer, head), into a part of one layer, and check that it exists."""
+    """Convert a sender or receiver, such as ("z", 3, 0), to a ``Part`` of one layer, and check that it exists."""
     if not isinstance(given, Part):
         if not isinstance(given, tuple) or len(given) not in (2, 3):
             raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part")
@@ -260,12 +260,12 @@ def _site_key(part: Part) -> tuple[str, int]:
 
 
 def _part_edit(part: Part, value: Tensor) -> Edit:
-    """Make the edit that puts another run's tensor of the site into a part."""
+    """Return the edit that sets a part of a site to its values in ``value``, the site's tensor in another run."""
     _, layer = _site_key(part)
     where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
     return freeze(part.site, {layer: part.select(value)}, **where)
 
 
 def _order_of(part: Part, lens: LensModel) -> tuple[int, int]:
-    """(layer, place of the site in its layer): parts that are computed later have larger ones."""
+    """Return (layer, place of the site in its layer), which is larger for a part that is computed later."""
     return (_layer_of(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])

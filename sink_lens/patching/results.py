@@ -39,7 +39,7 @@ _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """Members that real patches and their approximation share."""
+    """The fields and methods that the results of real and of approximated patches share."""
 
     frame: pd.DataFrame
     site: str
@@ -63,17 +63,17 @@ class SweepResult:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The run folders: one, or one for each site that was patched; none if none was written."""
+        """The run folders, one for each patched site; empty if none was written."""
         if self.folder is None:
             return ()
         return tuple(self.folder / site for site in ADDED) if self.site == EVERY else (self.folder,)
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
-        """The n rows with the largest effects, positive or negative."""
+        """Return the ``n`` rows of ``frame`` with the largest absolute effects."""
         return largest_rows(self.frame, "effect", n=n)
 
     def heatmap(self, value: str = "effect") -> "Figure":
-        """Draw the sweep as a heat map; with three axes, the strongest effect along the third is shown."""
+        """Draw a column of ``frame`` as a heat map over the swept axes; along a third axis, its largest magnitude."""
         from .page import patch_map
 
         how = ", to first order" if isinstance(self, AttributionResult) else ""
@@ -82,13 +82,13 @@ class SweepResult:
 
 
 def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
-    """Make a table with a row per part: its index on each axis in ``by``."""
+    """Return a table with a row for each part of a site: its index on each axis in ``by``."""
     indices = [[chosen[0] for axis in by if (chosen := part.indices_on(axis)) is not None] for part in grid]
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 
 
 def sweep_fields(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
-    """The fields of ``SweepResult`` except the table, as keyword arguments."""
+    """Return the fields of ``SweepResult`` except ``frame``, as keyword arguments."""
     return {
         "site": runs.site,
         "metric": runs.metric.name,
@@ -104,7 +104,7 @@ def sweep_fields(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchResult(SweepResult):
-    """The effect of every patch of a sweep on the metric."""
+    """The result of ``patch``: the effect of each patch on the metric."""
 
     frame: pd.DataFrame
     """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
@@ -119,7 +119,7 @@ class PatchResult(SweepResult):
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Name -> table, as a run folder has them: patches, tokens, differences, values by sequence."""
+        """Name -> table of the run folder: patches, tokens, differences between prompts, values by sequence."""
         n_patches, n = self.values.shape
         values = {
             "patch": np.repeat(np.arange(n_patches), n),
@@ -169,7 +169,7 @@ class PatchResult(SweepResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The agreement of an approximation with real patches."""
+    """A comparison of approximated effects with real patches, over a sample of patches."""
 
     frame: pd.DataFrame
     """One row per sampled patch: the swept columns, ``approximation``, ``effect`` (of the real patch), ``error``
@@ -188,7 +188,7 @@ class Check:
 
     @property
     def sentence(self) -> str:
-        """The errors of the approximation in a sentence."""
+        """A sentence on how far the approximation is from the real patches."""
         return (
             f"against {self.n} real patches: mean error {self.mean_error:.2g} on effects of {self.mean_effect:.2g}, "
             f"rank correlation {self.rank_correlation:.2f}, same sign in {self.same_sign_frac:.0%}"
@@ -211,7 +211,7 @@ class AttributionResult(SweepResult):
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Name -> table, as a run folder has them: patches, differences, tokens."""
+        """Name -> table of the run folder: approximated patches, differences between prompts, tokens."""
         return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
 
     def _repr_html_(self) -> str:
@@ -222,9 +222,9 @@ class AttributionResult(SweepResult):
         return display.result_html(said, *drawn, self.strongest())
 
     def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
-        """Compare the approximation with real patches of randomly drawn cells, among those whose values differ.
+        """Draw ``n`` of the patches that can change something, make them for real, and compare.
 
-        Cost: one pass per drawn cell.
+        Cost: one pass per drawn patch.
 
         Raises:
             InputError: fewer than one patch is requested, or no cell's values differ.
@@ -260,7 +260,7 @@ class AttributionResult(SweepResult):
 
 
 def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
-    """Join the results of several sites, site -> result, into one whose last axis is ``site``."""
+    """Join site -> result into one result, whose ``frame`` has the further column ``site``."""
     first, names = next(iter(results.values())), list(results)
     order = np.arange(len(first.frame) * len(names)).reshape(len(names), -1).T.flatten()  # the sites vary fastest
     frames = [one.frame.assign(site=name) for name, one in results.items()]
@@ -274,7 +274,7 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
 
 
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:
-    """Write the result's tables, its heat map, and its strongest patches (``summary``) into the run folder."""
+    """Write a result's tables, heat map and strongest patches (the table ``summary``) into the run folder."""
     for name, frame in result.tables.items():
         writer.write_table(name, _folder_columns(frame))
     if result.by:
@@ -284,7 +284,7 @@ def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> 
 
 
 def _folder_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rename a table's columns for the run folder: an approximation's ``effect`` becomes ``approximation``."""
+    """Return the table as the run folder has it: an approximation's column ``effect`` is named ``approximation``."""
     if "method" not in frame:
         return frame
     return frame.drop(columns="method").rename(columns={"effect": "approximation"})

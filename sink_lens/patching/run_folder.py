@@ -27,7 +27,7 @@ Row = tuple[str, int, float, bool]
 
 @dataclass(slots=True, kw_only=True)
 class MeasuredPatch:
-    """The metric under one patch."""
+    """The metric of the run with one patch."""
 
     values: Float[Tensor, " sample"]
     """By sequence; a single one if the metric gives one number for all sequences."""
@@ -36,7 +36,7 @@ class MeasuredPatch:
 
 
 class KeptBlocks:
-    """The blocks of patches in a run folder, so that an interrupted run goes on where it was, by the same plan."""
+    """The measured patches in a run folder, kept in blocks, so that an interrupted run measures only the rest."""
 
     def __init__(self, writer: RunWriter, *, planned: Plan | None = None, only: Collection[str] | None = None) -> None:
         self._writer = writer
@@ -52,17 +52,17 @@ class KeptBlocks:
         return read_plan(self._writer.folder / "plan.json") if held else self._planned
 
     def blocks_to_measure(self, blocks: Sequence[Block]) -> list[Block]:
-        """Return the blocks that this process measures: all, or a shard's; and note the size of every block."""
+        """Return the blocks that this process measures (all, or a shard's), and write down how many there are."""
         self.sizes = {_BLOCK.format(block.number): len(block.cells) for block in blocks}
         return [one for one in blocks if self._only is None or _BLOCK.format(one.number) in self._only]
 
     def keep_plan(self, plan: Plan) -> None:
-        """Write the plan of forward passes, and delete blocks, which belong to another plan."""
+        """Write the plan of forward passes, and delete the blocks in the folder: they belong to another plan."""
         self._writer.clear()  # blocks without a plan were made by a plan that is lost
         self._writer.write_text("plan.json", plan.as_json())
 
     def read_block(self, number: int) -> list[Row] | None:
-        """The rows of a block by its number; None if the folder does not have it."""
+        """Return the rows of the block with this number; None if the folder does not have it."""
         name = _BLOCK.format(number)
         if not self._writer.has(name):
             return None
@@ -71,7 +71,7 @@ class KeptBlocks:
         return list(zip(*columns, strict=True))
 
     def write_block(self, number: int, rows: Sequence[Row]) -> None:
-        """Write the rows of a block by its number."""
+        """Write the rows of the block with this number."""
         self._writer.write_table(_BLOCK.format(number), pd.DataFrame(rows, columns=list(_ROW)))
 
 
@@ -86,9 +86,10 @@ def open_run(
     part: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> RunWriter:
-    """Open the run folder of a patch sweep, new or with a part of the same run; ``how`` is for ``create_run``.
+    """Open the run folder of ``patch``: a new one, or one in which the same run was stopped.
 
-    Functions and edits are recorded by their names, and by ``code``, the hashes of what they do.
+    Functions and edits are recorded by name and by ``code``, the hashes of what they do. ``how`` goes to
+    ``create_run``.
     """
     provenance = describe_provenance(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}

@@ -35,7 +35,7 @@ from .run_folder import KeptBlocks, MeasuredPatch, Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPair:
-    """The baseline run and the source run of a sweep."""
+    """The two runs of a sweep of patches: the baseline run is patched with values of the source run."""
 
     lens: LensModel
     run: TokenBatch
@@ -67,7 +67,11 @@ class RunPair:
         edits: tuple[Edit, ...] = (),
         is_source: bool = True,
     ) -> "RunPair":
-        """Run both sequences and keep the site's tensors; warns if these are equal and patches put in source values."""
+        """Run ``run``, which is patched, and ``source``, whose values are put in; keep both runs' tensors of ``site``.
+
+        ``grid`` has the parts of the site to patch. Warns if both runs have the same values there and ``is_source``
+        says that patches put in the source run's values: then no patch changes anything.
+        """
         layers = sorted({layer for part in grid for layer in part.layers or ()})
         options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
@@ -97,34 +101,34 @@ class RunPair:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes of the site's axes after the sequence axis."""
+        """The sizes of the site's axes after the sequence axis, such as (positions, heads, width)."""
         return tuple(next(iter(self.held.values())).shape[1:])
 
     @property
     def has_single_value(self) -> bool:
-        """Check whether the metric gives one number for all sequences."""
+        """Check whether the metric gives a single number for all sequences together."""
         return len(self.baseline) != self.run.n_sequences
 
     def can_change(self, part: Part) -> bool:
-        """Check whether patching a part can change the metric: its values differ, and the metric reads what follows."""
+        """Check whether patching a part can change the metric: both runs differ there, and the metric reads on."""
         return self.is_before_metric(part) and self.has_difference(part)
 
     def is_before_metric(self, part: Part) -> bool:
-        """Check whether the metric reads something that comes after a part."""
+        """Check whether the metric reads something that is computed after a part of the site."""
         return self.metric.whole or max(self.metric.read_layers(self.lens.n_layers)) >= min(part.layers or (0,))
 
     def has_difference(self, part: Part) -> bool:
-        """Check whether the two runs have different values in a part."""
+        """Check whether the two runs have different values in a part of the site."""
         keys = {site_key(part.site, layer) for layer in part.layers or ()}
         return any(not torch.equal(part.select(self.held[key]), part.select(self.given[key])) for key in keys)
 
     def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
-        """Copy values by sequence, with nan where a sequence is too short to have the part."""
+        """Return ``values``, one a sequence, with nan for each sequence that is too short to have the part."""
         short = self.run.lengths < open_whole_axes(part, sizes=self.sizes).tokens
         return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
-        """Return a function that makes the configuration's edit of a part; None if source values are put in."""
+        """Return the function that makes the edit in ``config.put`` of a part; None if source values are put in."""
         if callable(config.put):
             return config.put
         if config.put == "source":
@@ -145,10 +149,10 @@ class RunPair:
         batch_size: int | None = None,
         progress: bool = False,
     ) -> dict[str, MeasuredPatch]:
-        """Patch every part, and measure the metric by sequence: identity of a part -> result.
+        """Patch every part of the site, one at a time, and return the part's name in ``parts`` -> metric.
 
-        ``make`` makes the edit of a part; None puts in the values of the source run. ``kept`` reads the blocks of
-        patches that the run folder has, and writes the others.
+        ``make`` makes the edit of a part; None puts in the values of the source run. ``kept`` reads the patches that
+        the run folder has, and writes the others.
         """
         found = {
             name: MeasuredPatch(values=self.nan_where_short(part, self.baseline), changed=False)
@@ -195,7 +199,7 @@ class RunPair:
         return found
 
     def _engine(self, patches: Sequence[Cell], *, kept: KeptBlocks | None, batch_size: int | None) -> Engine:
-        """Make the engine that runs the patches, with the plan of an interrupted run if there is one."""
+        """Return the engine that runs the patches, with the plan of an interrupted run if the folder has one."""
         plan = None if kept is None else kept.plan
         if plan is not None:
             return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
@@ -205,7 +209,7 @@ class RunPair:
 
 
 def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """Run the model, under edits if any are given, and keep the tensors that a metric reads."""
+    """Run the model with these edits, and return the outcome with the tensors that the metric reads."""
     return run_with(
         lens,
         tokens,
@@ -219,7 +223,7 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
 
 
 def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
-    """Make the metric that a configuration names, for the tokens of a pair of prompts."""
+    """Return the metric in ``config.metric``; a name becomes a metric for the tokens of these prompts."""
 
     def token(text: str, *, option: str) -> str:
         """Return the text of an option that names a token; refuse it without a tokenizer."""
@@ -233,7 +237,7 @@ def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig)
 
 
 def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
-    """Make a call's configuration: ``config``, or the default, with those fields replaced that are not None."""
+    """Return ``config`` (or the default one) with each of ``fields`` that is not None put in."""
     given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
     found = make_config(PatchConfig, config, given, where="patch")
     for one in found.edits:
@@ -247,7 +251,7 @@ def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping
 def prepare_runs(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> tuple[RunPair, list[Part], PromptPair]:
-    """Make (the two runs of a sweep, the parts to patch, the pair of prompts); arguments are those of ``patch``."""
+    """Return the two runs of a sweep, the parts to patch and the pair of prompts. For arguments see ``patch``."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
     for texts in (clean, corrupted):
