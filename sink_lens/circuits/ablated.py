@@ -26,7 +26,7 @@ _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position 
 def circuit_values(
     runs: Runs, kept: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda passes: None
 ) -> Float[Tensor, "circuit pair"]:
-    """Run the model with the edges of each circuit alone, all others replaced; return the metric by pair.
+    """Run the model with only the edges of each circuit, all others ablated, and return each pair's metric.
 
     Cost: for each batch of pairs two forwards, and for each circuit about two.
     """
@@ -45,7 +45,7 @@ def circuit_values(
 
 
 def _replaced_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    """(attention, mlp or logits; layer) -> the stream that is read there if all writers are replaced."""
+    """Return (attention, mlp or logits; layer) -> the stream there if every head, MLP and the input is ablated."""
     graph = runs.graph
     of_heads = output_biases(graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
@@ -59,7 +59,7 @@ def _replaced_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Ten
 
 
 class _CircuitPass:
-    """One pass of the model over some pairs with the edges of one circuit alone."""
+    """One pass of the model over some pairs in which all edges outside one circuit are ablated."""
 
     def __init__(
         self,
@@ -71,7 +71,11 @@ class _CircuitPass:
         base: dict[tuple[str, int], Tensor],
         begin: int,
     ) -> None:
-        """Take ``matrix``, which marks the circuit's edges, and ``base``, the streams with all writers replaced."""
+        """Prepare a pass of the pairs ``rows``; ``matrix`` is True for each edge of the circuit.
+
+        ``replaced``: what takes the place of each writer's output, from the position ``begin`` on. ``base``: (place,
+        layer) -> the stream there if every writer is replaced.
+        """
         self.runs, self.rows, self.matrix, self.begin, self.base = runs, rows, matrix, begin, base
         part = runs.pair_tokens(rows)
         shape = (part.n_sequences, len(runs.graph.writers), part.n_positions - begin, runs.graph.d_model)
@@ -82,7 +86,7 @@ class _CircuitPass:
 
     @torch.no_grad()
     def compute_metric(self) -> Float[Tensor, " pair"]:
-        """Run the model with the circuit's edges; return the metric of every pair."""
+        """Run the model with only the circuit's edges, and return the metric of each pair."""
         runs, graph = self.runs, self.runs.graph
         hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding)]
         for layer in range(graph.n_layers):
@@ -122,14 +126,14 @@ class _CircuitPass:
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
     def _replace_late(self, x: Tensor, new: Tensor) -> Tensor:
-        """Replace a tensor's positions, from the first that differs between the runs on, by ``new``."""
+        """Return ``x`` with ``new`` at the positions from the first that differs between both runs on."""
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _store_embedding(self, x: Tensor, hook: object) -> None:
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
     def _replace_projection(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
-        """Replace queries, keys, values or gates by those that each reader's own stream gives."""
+        """Return the queries, keys, values or gates (``kind``) that each head computes from its own stream."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
         read = apply_norm(self._reader_streams(("attention", layer), (kind,)), own.attn_norm)
@@ -141,7 +145,7 @@ class _CircuitPass:
         return self._replace_late(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
-        """Replace the neurons that are a node of their own by those that their own stream gives."""
+        """Return ``x`` with the neurons that form a node of their own computed from that node's stream."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
             apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
@@ -160,7 +164,7 @@ class _CircuitPass:
         self.kept[site, layer] = x[:, self.begin :]
 
     def _store_output_change(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
-        """Store the outputs of a sublayer's writers in this run minus their replacements, for later readers."""
+        """Store, for later layers, what the heads or the MLP of a layer add in this run minus what replaces it."""
         graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
         self.kept[site, layer] = x[:, self.begin :]
         into, instead = (some[:, graph.writers_of_layer(layer)] for some in (self.moved, self.replaced))

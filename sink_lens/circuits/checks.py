@@ -38,7 +38,7 @@ edges that are patched."""
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Scores beside real patches of the same edges."""
+    """A comparison of edges' scores with real patches of the same edges."""
 
     frame: pd.DataFrame
     """One row per sampled edge: ``edge``, ``score``, ``exact``, ``error`` (score - exact), ``drawn`` (from where)."""
@@ -57,7 +57,7 @@ class Check:
 
     @property
     def outside_counts(self) -> tuple[int, int]:
-        """(number of sampled edges outside the circuit that do more than its weakest edge, number sampled outside)."""
+        """Of the sampled edges outside the circuit: how many do more than its weakest edge, and how many there are."""
         real = np.abs(self.frame["exact"].to_numpy(float)[self.frame["drawn"].to_numpy() == "other"])
         return int((real > self.weakest).sum()), len(real)
 
@@ -92,7 +92,7 @@ def check_edges(
 
 
 def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> Check:
-    """Make the check of a circuit from its table, one row per sampled edge."""
+    """Make the ``Check`` of a circuit from ``frame``, which has the score and the real effect of each sampled edge."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
     return Check(frame=frame, weakest=weakest, n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()))
@@ -101,7 +101,10 @@ def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.Data
 def check_nodes(
     runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
 ) -> pd.DataFrame:
-    """Table of each node's real patch beside its edges' scores; ``difference`` is the effect of replacing all edges."""
+    """Compare each node's real patch with its edges' scores; return the table of ``Circuit.check_nodes``.
+
+    ``difference`` is the effect of replacing all edges.
+    """
     graph, rows = scores.graph, _draw_pairs(runs, pairs, np.random.default_rng([seed, 8]))
     with tqdm(total=len(graph.writers), desc="real patches", unit="node", disable=not progress, leave=False) as bar:
         exact = exact_node_scores(runs.select_pairs(rows), advance=bar.update).mean(0)
@@ -115,7 +118,7 @@ def check_nodes(
 def patch_core(
     runs: Runs, edges: np.ndarray, *, difference: float, seed: int, pairs: int, progress: bool = False
 ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
-    """Patch each edge of a core, and groups of edges that cancel.
+    """Patch each edge of a core alone, and together the groups of edges whose effects cancel.
 
     Cost: a run of ``pairs`` pairs for each edge and group. ``difference`` is the effect of replacing all edges.
 
@@ -149,7 +152,7 @@ def patch_core(
 def _patch_sample(
     runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
-    """Patch edges on randomly drawn pairs; return the pairs' indices and each edge's mean effect."""
+    """Patch each edge alone on ``pairs`` random pairs; return the pairs' indices and each edge's mean effect."""
     rows = _draw_pairs(runs, pairs, generator)
     with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
         real = exact_scores(runs.select_pairs(rows), edges.tolist(), advance=bar.update)
@@ -161,12 +164,12 @@ def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[
 
 
 def patchable_edges(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
-    """Mark the edges that a real patch can replace alone: all but those into the gate of a head's output."""
+    """Mark the edges that can be patched alone: all but those into a gate of a head's output (``<g>``)."""
     return np.array(["<g>" not in name for name in names], dtype=bool)
 
 
 def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
-    """Groups of edges (two, or all, of one writer or reader) whose effects cancel; the largest effect first."""
+    """Return groups of edges with a common writer or reader whose effects cancel, sorted by size of effect."""
     spans, writers, readers = (one[edges] for one in graph.ends)
     found: dict[tuple[int, ...], float] = {}
 

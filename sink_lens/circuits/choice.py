@@ -17,7 +17,7 @@ from .graph import Graph, Reader
 
 
 def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " edge"]:
-    """Mark the n edges of the largest magnitude."""
+    """Return a mask of the ``n`` edges with the largest absolute values."""
     found = np.zeros(len(values), dtype=bool)
     if n > 0:
         found[np.argpartition(-np.abs(values), min(n, len(values)) - 1)[:n]] = True
@@ -27,7 +27,7 @@ def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray
 def greedy_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Choose n edges backwards from the outputs: again and again, the largest edge that ends at a chosen node."""
+    """Choose ``n`` edges backwards from the outputs: each time the largest edge into a node that is already chosen."""
     _, writers, readers = graph.ends
     into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
     found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
@@ -53,7 +53,7 @@ def greedy_edges(
 def connected_edges(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Mark the chosen edges that lie on a path from the input to an output, along chosen edges only."""
+    """Return a mask of the chosen edges that lie on a path of chosen edges from the input to an output."""
     _, writers, readers = graph.ends
     own = graph.reader_of_node
     edge = np.zeros((len(graph.writers), len(graph.readers)), dtype=bool)
@@ -71,7 +71,7 @@ def connected_edges(
 
 
 def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
-    """Indices of the readers that a metric reads: the logits, or queries and keys in the layers of the metric."""
+    """Return the indices of the readers that a metric depends on: the logits, or its layers' queries and keys."""
     layers, attention = set(metric.read_layers(graph.n_layers)), not (metric.whole and metric.state)
 
     def is_read(reader: Reader) -> bool:
@@ -85,17 +85,17 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
 def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Choose n edges, greedily if ``how`` is greedy, else those of the largest magnitude; return a mask."""
+    """Return a mask of ``n`` edges: those of ``greedy_edges`` if ``how`` is "greedy", else the largest."""
     return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
 
 
 def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:
-    """Sum the values of the edges that leave each writer: an estimate of the effect of replacing the writer."""
+    """Sum the scores of the edges that leave each writer (input, head, MLP): an estimate of ablating the writer."""
     return np.bincount(graph.ends[1], weights=values, minlength=len(graph.writers))
 
 
 def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.ndarray, " edge"]:
-    """Mark all edges between chosen nodes; the input and the logits are always among these.
+    """Return a mask of all edges between the marked nodes, the input and the logits.
 
     An edge into a key or value that several heads share is marked if one of the heads is chosen.
     """
@@ -110,7 +110,7 @@ def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.n
 def draw_random_circuit(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
 ) -> Bool[np.ndarray, " edge"]:
-    """Draw a random circuit that has as many edges between every two layers as the chosen one."""
+    """Draw random edges, the same number between any two layers as in ``chosen``; return their mask."""
     _, writers, readers = graph.ends
     first = np.array([writer.layer for writer in graph.writers])[writers] + 1
     second = np.array([reader.layer for reader in graph.readers])[readers]

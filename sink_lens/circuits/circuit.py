@@ -53,7 +53,7 @@ _TOP = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Circuit:
-    """Scores of all edges of a model for one metric, and the edges that were chosen."""
+    """A circuit that was found: the scores of all edges of a model for one metric, and the edges that were chosen."""
 
     runs: Runs = field(repr=False)
     scores: Scores = field(repr=False)
@@ -89,7 +89,7 @@ class Circuit:
 
     @cached_property
     def difference(self) -> float:
-        """The metric of the whole model minus the metric with all edges replaced, mean over pairs.
+        """The mean over pairs of the whole model's metric minus the metric with all edges ablated.
 
         ``runs.gap`` differs from it: there the input alone is replaced, which may change little under means.
         """
@@ -100,12 +100,12 @@ class Circuit:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Indices of the readers that the metric reads."""
+        """Indices of the nodes that the metric depends on: the logits, or some layers' queries and keys."""
         return output_readers(self.runs.metric, self.graph)
 
     @cached_property
     def faithfulness_judge(self) -> FaithfulnessJudge:
-        """Computes faithfulness on the pairs that choose no edge of a curve, or on all for a circuit that was given.
+        """The judge that computes faithfulness, on the pairs that chose no edge (on all, for a given circuit).
 
         Raises:
             InputError: there is one pair, and the circuit was chosen.
@@ -133,7 +133,7 @@ class Circuit:
 
     @cached_property
     def halves(self) -> tuple[np.ndarray, np.ndarray]:
-        """(indices of the pairs that edges are chosen on, indices of the pairs that circuits are judged on)."""
+        """Indices of the pairs on which edges are chosen, and of the pairs on which circuits are judged."""
         return stability.random_halves(self.templates, generator=np.random.default_rng([self.seed, 2]))
 
     @property
@@ -146,7 +146,7 @@ class Circuit:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """The edges of the circuit and the next largest, the largest first.
+        """A table of the circuit's edges and of the next largest ones, sorted by absolute score.
 
         Columns: ``edge``, ``writer``, ``reader``, ``span``, ``score`` (mean over pairs), ``low``, ``high`` (95%
         interval), ``share`` (score over the mean difference of the metric), ``inclusion``, ``in_circuit``, ``drawn``
@@ -167,12 +167,12 @@ class Circuit:
 
     @property
     def edges(self) -> pd.DataFrame:
-        """The rows of ``frame`` that are in the circuit, the largest score first."""
+        """The rows of ``frame`` that are in the circuit, sorted by absolute score."""
         return self.frame.loc[self.frame["in_circuit"]].reset_index(drop=True)
 
     @cached_property
     def nodes(self) -> pd.DataFrame:
-        """The writers, the largest first.
+        """A table of the writers (input, heads, MLPs), sorted by absolute score.
 
         Columns: ``node``, ``kind``, ``layer``, ``head``, ``score`` (sum of the edges out of it), ``edges_in`` and
         ``edges_out`` of the circuit, ``in_circuit``.
@@ -195,12 +195,12 @@ class Circuit:
         return frame.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
 
     def with_size(self, n: int) -> "Circuit":
-        """Choose a circuit of n edges by the same scores."""
+        """Return the circuit of ``n`` edges that the same scores choose."""
         mask = choose_edges(self.graph, self.mean_scores, n, how=self.choice, outputs=self.outputs)
         return replace(self, chosen=connected_edges(self.graph, mask, outputs=self.outputs), size=n)
 
     def strongest_edges(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
-        """Mark the edges of the circuit that a picture shows: the largest that lie on paths, at most ``most``.
+        """Return a mask of the edges that a picture shows: the circuit's largest on paths, at most ``most``.
 
         The largest edges are marked if no path has so few edges.
         """
@@ -220,7 +220,7 @@ class Circuit:
     def evaluate(
         self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = False
     ) -> Curve:
-        """Judge circuits of several sizes: chosen on one half of the pairs, judged on the other; see ``curve``."""
+        """Compute the faithfulness of circuits of several sizes, chosen on half of the pairs, judged on the others."""
         asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
         with tqdm(total=asked.n_circuits, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
             return compute_curve(
@@ -239,7 +239,7 @@ class Circuit:
         return checks.check_edges(self.runs, self.scores, self.chosen, **how)
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = False) -> pd.DataFrame:
-        """Compare a real patch of every node with the scores of its edges; what gradients do not see shows here.
+        """Compare a real patch of each node with its edges' scores, to find nodes whose effect the scores miss.
 
         Where two parts cancel before a threshold, both move together along every integral, and no edge of theirs gets a
         score; a patch of one of them crosses the threshold.
@@ -255,7 +255,7 @@ class Circuit:
 
     @cached_property
     def every_edge(self) -> pd.DataFrame:
-        """Table of all edges of the model, in the order of edges: score, standard error over pairs, inclusion."""
+        """A table of all edges of the model: score, standard error over pairs, inclusion probability."""
         spans, writers, readers = self.graph.ends
         values = self.scores.values
         error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
@@ -306,10 +306,10 @@ class Circuit:
         return path
 
     def explore(self, curve: Curve | None = None) -> "Explorer":
-        """A page to explore the largest edges in; ``.save("c.html")`` writes it, and a notebook shows it by itself.
+        """Make an interactive page of the largest edges; ``.save("c.html")`` writes it, and a notebook shows it.
 
         Args:
-            curve: what ``evaluate`` found, for the faithfulness of what is shown.
+            curve: the result of ``evaluate``; with it, the page says how faithful the shown circuit is.
         """
         from ..report.explorer import Explorer, curve_rows
 
@@ -317,7 +317,7 @@ class Circuit:
         return Explorer(graphs=[self._attribution_graph(others=True, **rows)])
 
     def _attribution_graph(self, *, others: bool = False, **more: Any) -> dict[str, Any]:
-        """Make the JSON graph of the circuit for Neuronpedia and the explorer; ``others`` adds other large edges."""
+        """Return the circuit as Neuronpedia's JSON, which the page to explore reads; ``others`` adds large edges."""
         from ..report.explorer import edge_graph, select_edges
 
         graph, every = self.graph, self.every_edge
@@ -339,13 +339,13 @@ class Circuit:
     def draw(
         self, style: Literal["page", "paper"] = "page", *, most: int = MOST_DRAWN, width: float | None = None
     ) -> "Figure":
-        """Draw the circuit; a matplotlib figure.
+        """Draw the circuit as a matplotlib figure.
 
         Args:
-            style: ``page`` draws the strongest part, nodes by layer; ``paper`` the few that lead to the metric
-                most, with a number each.
-            most: edges of a page.
-            width: inches, of a paper's figure; a single column is 3.25.
+            style: ``page`` draws the strongest edges between nodes sorted by layer; ``paper`` draws the few edges that
+                matter most for the metric, each with its number.
+            most: largest number of edges in the style ``page``.
+            width: width in inches in the style ``paper``; a single column has 3.25.
 
         Raises:
             InputError: another style, or more than fits into the width.
@@ -372,7 +372,7 @@ class Circuit:
 
 
 def first_prompt_tokens(runs: Runs) -> list[str]:
-    """The tokens of the first clean prompt as texts; ids if there is no tokenizer."""
+    """Return the tokens of the first clean prompt as texts, or as ids if there is no tokenizer."""
     ids, tokenizer = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist(), runs.lens.tokenizer
     return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
 
@@ -392,7 +392,7 @@ def find(
 
     Args:
         lens: the model: any dense family.
-        clean: a task (``circuits.task``) with all that follows; or texts, token ids or a token batch.
+        clean: a task (``circuits.task``), which has prompts and metric; or texts, token ids or a token batch.
         corrupted: the same number of sequences of the same lengths; only ``resample`` needs them.
         metric: one number per sequence that reads logits, loss or attention; the task's if None.
         templates: one name per pair; the bootstrap draws pairs within their template.
@@ -421,7 +421,7 @@ def make_pair_runs(
     metric: Metric | Callable[[Outcome], Any] | None,
     config: CircuitConfig,
 ) -> Runs:
-    """Make the runs of a task, or of (clean, corrupted) sequences; the metric is the task's if None."""
+    """Run the prompts of a task, or of (clean, corrupted) sequences; if ``metric`` is None, it is the task's."""
     config.check_for_find()
     task = pairs if isinstance(pairs, Task) else None
     clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
@@ -435,7 +435,7 @@ def make_pair_runs(
 def find_in_runs(
     runs: Runs, *, config: CircuitConfig, templates: Sequence[str] | None = None, progress: bool = False
 ) -> Circuit:
-    """Score all edges on runs that were made before, and choose a circuit; arguments are those of ``find``."""
+    """Score all edges and choose a circuit, as ``find`` does, from runs that were made before."""
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
         raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
@@ -452,7 +452,7 @@ def find_in_runs(
 def choose_by_scores(
     runs: Runs, scores: Scores, config: CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
 ) -> Circuit:
-    """Choose a circuit by its scores; with ``halved``, by the scores of the first half of the pairs alone."""
+    """Choose a circuit by these scores; with ``halved``, by the scores of one half of the pairs alone."""
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
     given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
     found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)

@@ -24,7 +24,7 @@ def run(
 
 
 def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
-    """Yield the terminal output: the conclusion, the sentences of the result and the table of the largest edges."""
+    """Yield what the terminal shows: the conclusion, more sentences, and a table of the largest edges."""
     if isinstance(found, CircuitRun):
         yield f"{conclusion(found.folder)}."
     yield from found.sentences
@@ -45,7 +45,7 @@ def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFr
 
 
 def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
-    """Return the fields of ``--json``: sentences, the largest edges, and the summary or the comparison."""
+    """Return what ``--json`` prints: sentences, largest edges, and the run's summary or the comparison's numbers."""
     edges = found.frame.head(view.top)
     if isinstance(found, Comparison):
         about = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation, "edges": edges}
@@ -55,7 +55,7 @@ def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
 
 
 def _core_verdict_text(row: dict[Any, Any] | None) -> str:
-    """Say if an edge is core (with its real patch), or in which setting its inclusion is smallest; empty if neither."""
+    """Return words for an edge's cell: core with its real patch, or in which setting it is least sure; else empty."""
     if row is None:
         return ""
     if row["core"]:

@@ -47,7 +47,7 @@ _OF_A_RUN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitConfig:
-    """Task, metric, scores and evaluation of a circuit."""
+    """The options of ``circuit``: task, metric, how edges are scored and chosen, how the circuit is judged."""
 
     model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
@@ -142,7 +142,7 @@ class CircuitConfig:
             raise InputError(f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1")
 
     def check_together(self) -> None:
-        """Refuse fields that do not fit each other."""
+        """Raise InputError for fields that do not fit together, such as ``threshold`` without that choice."""
         if self.metric is not None and self.metric not in METRICS and ":" not in self.metric:
             raise InputError(
                 f"metric is {self.metric!r}; need one of {', '.join(METRICS)}, or your own MODULE:FUNCTION"
@@ -188,7 +188,7 @@ class CircuitConfig:
         return self.ablation or ("mean_ordinary" if self.task == "text" else "resample")
 
     def check_for_find(self) -> None:
-        """Refuse fields that ``circuits.find`` does not read: its pairs and its metric are arguments."""
+        """Raise InputError for fields that ``circuits.find`` does not read: pairs and metric are its arguments."""
         refuse_unread_fields(self, *_OF_A_RUN, reader="circuits.run")
         check_method(self.method, self.used_ablation)
 
@@ -199,12 +199,12 @@ class CircuitConfig:
 
     @property
     def frozen_position(self) -> int | None:
-        """The position that keeps its clean values; None if nothing is frozen."""
+        """The position at which all values stay those of the clean run; None if nothing is frozen."""
         return self.sink_position if self.freeze else None
 
     @property
     def neurons_by_layer(self) -> dict[int, tuple[int, ...]]:
-        """Layer -> neurons that form a node of their own, read from the texts of ``neurons``."""
+        """Layer -> the neurons that form a node of their own, from the texts in ``neurons``."""
         found: dict[int, tuple[int, ...]] = {}
         for one in self.neurons:
             layer, colon, numbers = one.partition(":")
@@ -216,7 +216,7 @@ class CircuitConfig:
 
     @property
     def positions_by_span(self) -> dict[str, tuple[int, ...] | str]:
-        """Span -> its positions, or the name of the column of the pairs file that has them."""
+        """Name of a span of positions -> the positions, or the column of the pairs file that has them."""
         found: dict[str, tuple[int, ...] | str] = {}
         for one in self.spans:
             name, equals, numbers = one.partition("=")
@@ -230,7 +230,7 @@ class CircuitConfig:
 
     @property
     def column_by_span(self) -> dict[str, str]:
-        """Span -> the column of the pairs file that has its positions, for the spans that name a column."""
+        """Name of a span -> the column of the pairs file that has its positions, for spans given by a column."""
         return {name: at for name, at in self.positions_by_span.items() if isinstance(at, str)}
 
 
@@ -238,7 +238,7 @@ ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html
 
 
 def check_ending(path: str | Path) -> None:
-    """Refuse a path whose ending is no format that a circuit can be saved in; without an ending it is a folder."""
+    """Raise InputError if a circuit cannot be saved in the format of the path's ending; no ending means a folder."""
     path = Path(path)
     if path.suffix and not path.name.lower().endswith(ENDINGS):
         raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
@@ -258,7 +258,7 @@ def read_positions(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Options of what the command prints."""
+    """The options of the command that change only what it prints."""
 
     top: int = 12
     """Rows of the table that is shown."""

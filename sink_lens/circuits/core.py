@@ -14,7 +14,7 @@ from .circuit import Circuit
 def inclusion_by_setting(
     circuit: Circuit, others: Mapping[str, Circuit]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(setting -> inclusion probabilities, setting -> chosen edges).
+    """Return setting -> each edge's inclusion probability, and setting -> the edges that are chosen there.
 
     Settings are the circuit's ablation, each other ablation, and each template alone under the circuit's ablation.
     ``others``: name of another ablation -> the circuit of the same size under it.
@@ -37,7 +37,7 @@ def inclusion_by_setting(
 
 
 def core_table(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False) -> pd.DataFrame:
-    """Table of the edges that are core, undecided or contingent, with scores, inclusion and real patches.
+    """Return a table of the core, undecided and contingent edges: scores, inclusion probabilities, real patches.
 
     ``others``: name of another ablation -> its circuit. Core edges are really patched on ``pairs`` pairs.
     """

@@ -49,17 +49,17 @@ class FaithfulnessJudge:
 
     @cached_property
     def values_without_edges(self) -> Float[np.ndarray, " pair"]:
-        """The metric of each pair with no edge: all are replaced."""
+        """The metric of each pair if all edges are ablated."""
         return circuit_values(self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool))[0].numpy()
 
     @property
     def values_of_model(self) -> Float[np.ndarray, " pair"]:
-        """The metric of each pair with the whole model."""
+        """The metric of each pair in the whole model."""
         return self.runs.clean_values.double().numpy()
 
     @cached_property
     def gap(self) -> Interval:
-        """Mean difference of the metric between all edges and none, with its interval: what faithfulness divides by."""
+        """The whole model's metric minus that without edges, mean and interval: faithfulness divides by it."""
         difference = self.values_of_model - self.values_without_edges
         return interval(difference, generator=np.random.default_rng([self.seed, 3]))
 
@@ -69,14 +69,14 @@ class FaithfulnessJudge:
         return bool(self.gap.low > 0 or self.gap.high < 0)
 
     def edges_on_paths(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
-        """Mark the edges of a circuit on a path from the input to the metric; only these are run, as in EAP-IG."""
+        """Return a mask of the circuit's edges on a path from the input to the metric; others are not run."""
         graph = self.runs.graph
         return connected_edges(graph, circuit, outputs=output_readers(self.runs.metric, graph))
 
     def metric_values(
         self, circuits: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda circuits: None
     ) -> Float[np.ndarray, "circuit pair"]:
-        """Run every circuit, and return its metric by pair; equal circuits are run once.
+        """Run the model with only the edges of each circuit, and return the metric of each pair.
 
         Edges on no path are left out: a writer without inputs in the circuit reads replaced streams alone, and its
         output differs from its replacement.
@@ -87,7 +87,7 @@ class FaithfulnessJudge:
         return circuit_values(self.runs, different, advance=advance).numpy()[at]
 
     def faithfulness_table(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
-        """Table of the faithfulness of every circuit from its metric by pair, one row each.
+        """Return a table with the faithfulness of each circuit, from ``values``, its metric on each pair.
 
         Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap; nan for one pair).
         """
@@ -118,12 +118,12 @@ class Curve:
 
     @property
     def areas(self) -> pd.DataFrame:
-        """Table of CPR and CMD for circuits of edges, of nodes and random ones, on linear and logarithmic axes."""
+        """CPR and CMD of circuits of edges, of nodes and of random edges, over linear and logarithmic share."""
         return curve_areas(self.frame)
 
 
 def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Compute CPR and CMD for each kind of circuit in a curve's table, on the linear and the logarithmic axis."""
+    """Return a table of CPR and CMD for each kind of circuit in a curve's table, over linear and log share."""
     rows = []
     for by, own in frame.groupby("by", sort=False):
         f = own.groupby("share")["faithfulness"].agg(lambda draws: draws.to_numpy().mean())
@@ -135,7 +135,7 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def steady_share(frame: pd.DataFrame) -> float:
-    """The smallest share of edges from which on every larger circuit of a curve's table keeps 80% to 120%; or nan."""
+    """Return the smallest share of edges such that each circuit from it on keeps 80% to 120%; nan if none."""
     own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
     holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
@@ -145,7 +145,7 @@ def steady_share(frame: pd.DataFrame) -> float:
 def trapezoid_area(
     share: Float[np.ndarray, " sample"], value: Float[np.ndarray, " sample"], *, logarithmic: bool = False
 ) -> float:
-    """Area under a curve by trapezoids, from the first share on; if logarithmic, the mean over the logarithm."""
+    """Return the area under ``value`` over ``share`` by trapezoids; if logarithmic, the mean over log share."""
     if len(share) < 2:
         return float("nan")
     x = np.log(share) if logarithmic else share
@@ -160,7 +160,7 @@ def compute_curve(
     asked: CircuitConfig,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> Curve:
-    """Choose circuits of several sizes by ``mean``, the scores of other pairs, and judge their faithfulness.
+    """Choose circuits of several sizes by ``mean``, the mean scores on other pairs, and judge their faithfulness.
 
     Cost: about two forwards of the judged pairs for each circuit.
     """
@@ -190,6 +190,6 @@ def compute_curve(
 
 
 def size_fields(judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
-    """Count a circuit's edges on paths (``connected``) and the nodes that these touch (``nodes``)."""
+    """Return how many edges of a circuit lie on paths (``connected``), and how many nodes these touch (``nodes``)."""
     connected = judge.edges_on_paths(circuit)
     return {"connected": int(connected.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1}

@@ -32,7 +32,7 @@ from .stream import apply_norm
 def exact_scores(
     runs: Runs, edges: Sequence[int], *, advance: Callable[[int], object] = lambda cells: None
 ) -> Float[np.ndarray, "pair edge"]:
-    """Patch each of some edges alone, and return its exact score by pair.
+    """Really patch each of these edges alone, and return by how much the metric of each pair falls.
 
     Cost: two forwards, and for each edge one from its reader on; what all writers add is kept for all pairs: take a few
     (``runs.select_pairs``) in a large model.
@@ -68,7 +68,7 @@ def exact_scores(
 def exact_node_scores(
     runs: Runs, *, advance: Callable[[int], object] = lambda cells: None
 ) -> Float[np.ndarray, "pair writer"]:
-    """Replace each writer's output for all readers, at the positions of the spans; return exact scores by pair.
+    """Ablate each writer (input, head, MLP) whole, and return by how much the metric of each pair falls.
 
     Cost: three forwards, and for each writer one from its layer on; take a few pairs in a large model.
     """
@@ -92,7 +92,7 @@ def exact_node_scores(
 
 
 def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:
-    """(site, layer) -> the tensor of a site in the clean runs, from the position ``begin`` on."""
+    """Return (site, layer) -> the site's tensor in the clean runs, from the position ``begin`` on."""
     clean = run_with(runs.lens, runs.clean, sites=list(sites), loss=False, logits=False).tensors
     return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
 
@@ -100,7 +100,7 @@ def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tupl
 def _metric_drops(
     runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], object]
 ) -> Float[np.ndarray, "pair sample"]:
-    """Run each cell, and return by how much it lowers the metric, by pair."""
+    """Run each cell's edits, and return by how much they lower the metric of each pair."""
     values = np.full((runs.n_pairs, len(cells)), np.nan)
     engine = make_engine(runs.lens, runs.clean, cells, [runs.metric], batch_size=runs.batch_size)
 
@@ -120,7 +120,7 @@ def _reader_edit(
     positions: tuple[int, ...],
     references: References,
 ) -> tuple[Edit, ...]:
-    """Make the edits under which one reader, given by its index, reads the clean stream minus ``change()``."""
+    """Return edits under which the reader with this index sees the clean stream minus ``change()``."""
     own, graph = runs.graph.readers[reader], runs.graph
     layer, name = own.layer, place_of_reader(own.kind)
     weights = runs.weights

@@ -41,7 +41,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Arithme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCircuit:
-    """A circuit without its runs: mean scores and the chosen edges."""
+    """A circuit as a file holds it: the graph, each edge's mean score, and the chosen edges."""
 
     graph: Graph
     scores: Float[np.ndarray, " edge"] = field(repr=False)
@@ -67,7 +67,7 @@ class SavedCircuit:
         return found.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
 
     def map_to_graph(self, graph: Graph) -> "SavedCircuit":
-        """Return the same circuit in the graph of a model; a circuit without spans is put into every span of the graph.
+        """Return the same circuit in a model's graph; edges without a span of positions are put into every span.
 
         Raises:
             InputError: the graph lacks one of the circuit's edges.
@@ -85,7 +85,7 @@ class SavedCircuit:
         return replace(self, graph=graph, scores=scores, chosen=chosen)
 
     def save(self, path: str | Path) -> Path:
-        """Write EAP-IG's JSON or tensors, or a MIB folder if the path has no ending."""
+        """Write the circuit as EAP-IG's .json or .pt, or as a MIB folder if the path has no ending; return the path."""
         path, graph = Path(path), self.graph
         if graph.gated:
             raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet or dot")
@@ -192,7 +192,7 @@ def _read_tensors(path: Path) -> Any:
 
 
 def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
-    """Make the circuit from a table with a row for every edge of its graph."""
+    """Make the circuit from a table that has a row for every edge of the model, as a run folder's has."""
     names = [str(name) for name in frame["edge"]]
     ends = [tuple(name.partition("@")[0].split("->")) for name in names]
     writers, readers = ({one[at] for one in ends} for at in (0, 1))
@@ -216,7 +216,7 @@ def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
 
 
 def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
-    """Make the circuit from a table that lists its edges, or its nodes."""
+    """Make the circuit from a table that lists only its edges or its nodes; ``graph`` has the model's edges."""
     if graph is None:
         raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: lens=...")
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
@@ -241,13 +241,13 @@ def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
 
 
 def _our_node_name(name: str) -> str:
-    """Translate a node's name into ours: 9.9, L9H9 and L9.H9 into a9.h9, MLP5 into m5."""
+    """Return our name of a node: a9.h9 for 9.9, L9H9 and L9.H9; m5 for MLP5."""
     head, mlp = _HEAD.fullmatch(name), _MLP.fullmatch(name)
     return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
 
 
 def _our_edge_name(name: str, graph: Graph) -> str:
-    """Translate the name of an edge or reader into ours: a head's key or value into that of its key-value head."""
+    """Return our name of an edge or reader, with the shared key-value head in place of a head's key or value."""
     reader = re.fullmatch(r"(.*a\d+)\.h(\d+)<([kv])>", name)
     if reader is None or graph.heads_per_key == 1:
         return name
@@ -255,7 +255,7 @@ def _our_edge_name(name: str, graph: Graph) -> str:
 
 
 def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """(writers, readers): masks [ours theirs], True where a node of our graph stands for one of EAP-IG's graph."""
+    """Return a mask [ours, theirs] of writers and one of readers: which of our nodes stands for which of EAP-IG's."""
     writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
     return (
         np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],
@@ -270,7 +270,7 @@ def _convert_from_eap_ig(
     *,
     n_kv_heads: int | None,
 ) -> SavedCircuit:
-    """Convert a circuit with a key and a value for every head to ``n_kv_heads`` shared ones, with summed scores."""
+    """Convert EAP-IG's circuit, with keys and values for every head, to ``n_kv_heads`` shared ones; scores add up."""
     n_kv_heads = plain.n_heads if n_kv_heads is None else n_kv_heads
     if n_kv_heads < 1 or plain.n_heads % n_kv_heads:
         raise ValueError(f"{n_kv_heads} key-value heads for {plain.n_heads} heads")
@@ -295,7 +295,7 @@ def _eap_ig_graph(cfg: Mapping[str, Any]) -> Graph:
 
 
 def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """Make the circuit from the content of EAP-IG's JSON; ``n_kv_heads`` is the model's, the file's if None."""
+    """Make the circuit from the content of EAP-IG's JSON, for a model with ``n_kv_heads`` (None: as in the file)."""
     plain, edges = _eap_ig_graph(held["cfg"]), held["edges"]
     if unknown := [name for name in edges if name not in plain.index]:
         raise ValueError(f"{len(unknown)} edges are not in its graph, such as {unknown[0]!r}")
@@ -308,7 +308,7 @@ def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCi
 
 
 def _circuit_of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """Make the circuit from the content of EAP-IG's .pt file; ``n_kv_heads`` is the model's, the file's if None."""
+    """Make the circuit from the content of EAP-IG's .pt file, for a model with ``n_kv_heads`` (None: as there)."""
     plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
         raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")
@@ -317,7 +317,7 @@ def _circuit_of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> Save
 
 
 def graphviz_text(edges: pd.DataFrame, *, group: int) -> str:
-    """Write edges in the language of Graphviz, coloured by the kind of reader; red and dashed lowers the metric.
+    """Return the edges as a Graphviz graph. Colours show the kind of reader; red, dashed edges lower the metric.
 
     Dotted lines lead from keys and values that ``group`` heads share to each of these heads.
     """

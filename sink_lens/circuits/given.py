@@ -67,7 +67,7 @@ def evaluate(
     config: CircuitConfig | None = None,
     **fields: Any,
 ) -> CircuitEvaluation:
-    """Judge a given circuit on all of the pairs.
+    """Compute how much of the metric a given circuit keeps on these pairs, and how much is left without it.
 
     Cost: two forwards, and about two for each circuit.
 
@@ -112,7 +112,7 @@ def evaluate(
 
 
 def as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
-    """Return a circuit without its runs; a path is read first."""
+    """Return a circuit, or the circuit in the file at a path, as a ``SavedCircuit``."""
     if isinstance(circuit, Circuit):
         found_on = "" if circuit.given else circuit.runs.clean.hash
         return SavedCircuit(graph=circuit.graph, scores=circuit.mean_scores, chosen=circuit.chosen, found_on=found_on)
@@ -121,7 +121,7 @@ def as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCirc
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two circuits of one graph."""
+    """The result of comparing two circuits of one model edge by edge."""
 
     frame: pd.DataFrame
     """The edges of either: ``edge``, ``one``, ``other`` (it has it), ``score_one``, ``score_other``
@@ -138,7 +138,7 @@ class Comparison:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The comparison in words."""
+        """Sentences on how many edges both circuits have, and how their scores agree."""
         one, other = (self.frame[name].to_numpy(bool) for name in ("one", "other"))
         both = int((one & other).sum())
         told = [
@@ -158,8 +158,8 @@ def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Compa
     """Compare two circuits of one model edge by edge.
 
     Args:
-        one: a circuit, or its path.
-        other: another.
+        one: the first circuit, or its path.
+        other: the second circuit, or its path.
         lens: the model; lists of edges or nodes need it.
 
     Raises:

@@ -28,7 +28,7 @@ _STACK_BYTES = 192 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """Something that adds to the stream."""
+    """A node that adds to the residual stream: the input, a head, an MLP, or a set of neurons."""
 
     name: str
     kind: str
@@ -42,7 +42,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Something that reads the stream."""
+    """A node that reads the residual stream: a head's query, key or value, an MLP, or the logits."""
 
     name: str
     kind: str
@@ -114,7 +114,7 @@ class Graph:
         neurons: Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = ("",),
     ) -> "Graph":
-        """Make the graph of a dense decoder from its sizes alone.
+        """Make the graph of a dense decoder from its numbers of layers and heads; no weights are needed.
 
         Raises:
             InputError: a layer or a neuron that does not exist.
@@ -177,24 +177,24 @@ class Graph:
 
     @cached_property
     def places(self) -> dict[tuple[str, int], tuple[int, ...]]:
-        """(attention, mlp or logits; layer) -> the indices of the readers that read the stream there."""
+        """(attention, mlp or logits; layer) -> indices of the readers of the stream at that place."""
         found: dict[tuple[str, int], list[int]] = {}
         for index, reader in enumerate(self.readers):
             found.setdefault((place_of_reader(reader.kind), reader.layer), []).append(index)
         return {place: tuple(some) for place, some in found.items()}
 
     def writers_of_layer(self, layer: int) -> slice:
-        """Slice of ``writers`` with those of a layer: heads, neurons that are a node of their own, MLP."""
+        """Return the slice of ``writers`` that has a layer's heads, its separate neurons and its MLP."""
         start = 1 + layer * (self.n_heads + 1) + sum(one < layer for one in self.neurons)
         return slice(start, start + self.n_heads + 1 + (layer in self.neurons))
 
     def n_pairs_per_pass(self, *, n_positions: int, itemsize: int = 4, copies: int = 1) -> int:
-        """Number of pairs per pass, 32 at most, so that ``copies`` tensors of all writers' outputs fit into memory."""
+        """Return how many pairs (at most 32) a pass takes if memory holds ``copies`` times all writers' outputs."""
         size = len(self.writers) * n_positions * self.d_model * itemsize * copies
         return min(max(_STACK_BYTES // size, 1), 32)
 
     def n_writers_before(self, reader: int) -> int:
-        """Number of writers that come before a reader, given by its index; they are the first of ``writers``."""
+        """Return how many writers come before the reader with this index; they are the first of ``writers``."""
         return self._before[reader]
 
     @cached_property
@@ -204,7 +204,7 @@ class Graph:
 
     @cached_property
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(spans, writers, readers): the three indices of every edge, in the order of edges."""
+        """Three arrays with an entry per edge: the indices of its span, its writer and its reader."""
         mask = np.arange(len(self.writers))[:, None] < np.array(self._before)[None]
         found = np.nonzero(np.broadcast_to(mask, (len(self.spans), *mask.shape)))
         return found[0], found[1], found[2]
@@ -230,7 +230,7 @@ class Graph:
 
     @cached_property
     def reader_of_node(self) -> np.ndarray:
-        """Mask [reader writer]: True where both belong to one node, so that the writer is computed from the reader."""
+        """Mask [reader writer]: True if both are of one node (a head's query, and the head), which joins edges."""
         found = np.zeros((len(self.readers), len(self.writers)), dtype=bool)
         for row, reader in enumerate(self.readers):
             for column, writer in enumerate(self.writers):
@@ -244,24 +244,24 @@ class Graph:
         return found
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
-        """Arrange values of edges as an array [span writer reader]; 0 where there is no edge."""
+        """Return values, one an edge, as an array [span writer reader] that is 0 where there is no edge."""
         found = np.zeros((len(self.spans), len(self.writers), len(self.readers)), dtype=values.dtype)
         found[self.ends] = values
         return found
 
 
 def place_of_reader(kind: str) -> str:
-    """The sublayer before which a reader of this kind reads the stream: attention, mlp or logits."""
+    """Return where a reader of this kind (q, k, v, mlp, ...) reads the stream: attention, mlp or logits."""
     return {"mlp": "mlp", "neurons": "mlp", "logits": "logits"}.get(kind, "attention")
 
 
 def is_parallel(lens: "LensModel") -> bool:
-    """Check whether attention and MLP of a layer read the same stream: by a shared norm, or by the configuration."""
+    """Check whether attention and MLP of a layer read the same stream (parallel blocks)."""
     family = lens.family
     shared = family.attn_norm is not None and family.attn_norm == family.mlp_norm
     return shared or bool(getattr(lens.config, "use_parallel_residual", False))
 
 
 def has_gate(lens: "LensModel") -> bool:
-    """Check whether a projection of the attention's input gates the heads' output."""
+    """Check whether each head's output is multiplied by a gate that reads the attention's input."""
     return bool(getattr(lens.layer(0).get_submodule(lens.family.attention), "gated", False))

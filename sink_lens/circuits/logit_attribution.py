@@ -73,7 +73,7 @@ class LogitAttribution:
     """The answers, in words."""
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
-        """The rows with the largest contributions, positive or negative."""
+        """Return the ``n`` rows of ``frame`` with the largest absolute contributions."""
         return largest_rows(self.frame, "contribution", n=n)
 
     def _repr_html_(self) -> str:
@@ -100,8 +100,8 @@ def direct_logit_attribution(
         lens: the model.
         prompts: texts, or tokens.
         answer: a token by its text behind the prompt, or its id; one for all prompts, or one for each.
-        incorrect: a token whose logit is subtracted, likewise.
-        by: ``layer`` (embedding, attention and MLP of every layer), or its heads or neurons in their place.
+        incorrect: a token whose logit is subtracted, given like ``answer``; None subtracts nothing.
+        by: ``layer`` (embedding, attention and MLP of each layer), or ``head`` or ``neuron``, which split them further.
         position: where the answer is predicted; a negative one counts back from the last token of each sequence.
         edits: edits of the run. What is written into the stream itself has a row ``edit`` in its layer.
         bos: BOS condition of texts.
@@ -154,7 +154,7 @@ def _contributions(
     by: By,
     edited: Collection[int],
 ) -> list[tuple[Label, Float[Tensor, " batch"]]]:
-    """Return each part's contribution at one position of each sequence, in float64."""
+    """Return (label, contribution to the logit of each sequence) for each part of the model, in float64."""
     read = {place: tensor.double() for place, tensor in tensors.items()}
     last, norm = read["resid_post", lens.n_layers - 1], final_norm(lens)
     wanted = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[0], signed)
@@ -189,7 +189,7 @@ def _contributions(
 
 
 def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
-    """(label, contribution by sequence) of each head and of the output bias; ``through``: direction of the logit."""
+    """Return (label, contribution by sequence) of each head and the output bias; ``through``: the logit's direction."""
     weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
     through = through * _output_factor(torch.einsum("bhd,hdm->bm", z, w_o) + b_o, after)
@@ -201,7 +201,7 @@ def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: i
 def _neuron_contributions(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
 ) -> list[tuple[Label, Tensor]]:
-    """(label, contribution by sequence) of each neuron and of the biases; ``through``: direction of the logit."""
+    """Return (label, contribution by sequence) of each neuron and the biases; ``through``: the logit's direction."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
     behind = through * _output_factor(read["down_out", layer], after)
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
@@ -220,14 +220,14 @@ def _output_factor(total: Tensor, after: Any) -> Tensor:
 
 
 def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """Apply a function to the right tokens and to the wrong ones, and return the difference."""
+    """Apply a function to the right and to the wrong token ids, and return the difference of its results."""
     return sum((sign * of_ids(ids) for sign, ids in signed), start=torch.zeros((), dtype=torch.float64))
 
 
 def _make_checked_result(
     lens: LensModel, labels: Sequence[Label], values: Tensor, logits: Tensor, *, what: str
 ) -> LogitAttribution:
-    """Check that the contributions sum to the logits, and make the result with its table."""
+    """Raise ModelError unless the contributions sum to the logits; return the result with its table."""
     off = (values.sum(0) - logits).abs()
     allowed = max(TOLERANCE, 8 * torch.finfo(lens.dtype).eps) * values.abs().sum(0).clamp(min=1)
     if not bool((off <= allowed).all()):
@@ -244,7 +244,7 @@ def _make_checked_result(
 
 
 def _answer_ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:
-    """Token ids of the answer after each prompt, one per sequence; ``at``: position of each prompt's last token."""
+    """Return the answer's token id for each sequence; ``at``: position of each prompt's last token."""
     several = [answer] * batch.n_sequences if isinstance(answer, str | int) else list(answer)
     if len(several) != batch.n_sequences:
         raise InputError(f"there are {len(several)} answers for {batch.n_sequences} prompts; need one, or one for each")

@@ -16,7 +16,7 @@ Method = Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "eap-ig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How a method scores edges."""
+    """One row of ``METHODS``: how a method scores edges."""
 
     along: Literal["inputs", "activations", "patches"] = "inputs"
     points: Callable[[int], list[float]] = lambda steps: []
@@ -45,7 +45,7 @@ METHODS: Mapping[str, Scoring] = {
 
 
 def check_method(method: str, ablation: str) -> None:
-    """Refuse a method that is unknown, or that takes a gradient where the stream is zero.
+    """Check that a method exists, and that with this ablation it takes no gradient where the stream is zero.
 
     Raises:
         InputError: which, and what to take instead.

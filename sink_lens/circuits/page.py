@@ -51,7 +51,7 @@ def _metric_name(run: Run) -> str:
 
 
 def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
-    """Names of the edges' readers that the metric reads: ``logits``, or queries and keys in the metric's layers."""
+    """Return the names of the readers that the metric depends on: ``logits``, or its layers' queries and keys."""
     if _metric_name(run) != "sink_mass":
         return ["logits"]
     layers = run.config.get("metric_layers")
@@ -60,7 +60,7 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
 
 
 def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
-    """Make the JSON of the explorer: the edges of a run's circuit, the largest other edges, the curve and attention."""
+    """Return the JSON of the page to explore: circuit, largest other edges, faithfulness by size, attention."""
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
@@ -86,7 +86,7 @@ def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
 
 
 def _attention_json(run: Run) -> dict[str, Any]:
-    """Head -> its pattern on the first prompt, its most attended key, and the parts of query and key behind it."""
+    """Return head -> its pattern on the first prompt, the key it attends to most, and what contributes to that."""
     parts = run.optional("attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"])
     if parts is None or not len(parts):
         return {}
@@ -104,7 +104,7 @@ def _attention_json(run: Run) -> dict[str, Any]:
 
 
 def _title(run: Run) -> str:
-    """The title of the page: the circuit's size, and the share of the metric that it keeps."""
+    """Return the title of the page: the circuit's size, and the share of the metric that it keeps."""
     task, metric = str(run.config.get("task", "")), name_in_words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
     table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric"])
@@ -118,7 +118,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """The sentences at the top of the page: the result, and the heads that have the largest scores."""
+    """Return the sentences at the top of the page: the result, and the heads with the largest scores."""
     summary = run.need("summary", columns=["edges", "cpr", "completeness"])
     sentences = list(circuit_sentences(summary, sizes=run.config.get("sizes") or SIZES))
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
@@ -131,7 +131,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _picture(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of the strongest edges of the circuit; the caption says how much these keep alone."""
+    """Return caption and figure of the circuit's strongest edges; the caption says how much these keep alone."""
     circuit, alone = edge_circuit(run), ""
     summary = run.optional("summary", columns=["picture_edges", "picture_faithfulness", "gap_low", "gap_high"])
     if summary is not None and len(summary):
@@ -148,7 +148,7 @@ def _picture(run: Run) -> tuple[str, Figure]:
 
 
 def _curve(run: Run) -> tuple[str, Figure]:
-    """(caption, figure) of faithfulness over the share of edges that are kept."""
+    """Return caption and figure of faithfulness over the share of edges that are kept."""
     see = (
         "How much of the metric is left if only that many edges are kept and all others are replaced, on pairs "
         "that were not used to choose the edges. 1 is the whole model; above 1, the dropped edges lowered the "
@@ -160,7 +160,7 @@ def _curve(run: Run) -> tuple[str, Figure]:
 def _listed_parts(
     key: str, title: str, name: str, see: str, heads: Mapping[str, str] | None = None, *, first: Sequence[str] = ()
 ) -> Listed:
-    """Make a table of the page from the run's table ``name`` of edges or nodes, with names as in the pictures.
+    """Make a table of the page from the run's table ``name``, with nodes and edges named as in the pictures.
 
     ``heads``: column -> its heading, all columns if None. ``first``: columns by whose magnitude the rows are sorted.
     """
@@ -177,7 +177,7 @@ def _listed_parts(
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
-    """(caption, table) of the prompts with their answers and metrics."""
+    """Return caption and table of the prompts with their answers and metrics."""
     table = run.need("pairs", columns=["clean", "corrupted", "correct", "incorrect"])
     heads = {
         "clean": "clean",

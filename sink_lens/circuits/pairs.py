@@ -87,7 +87,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPair:
-    """A pair as tokens."""
+    """A pair of prompts as token ids, with right and wrong answers and the positions of spans."""
 
     clean: list[int]
     corrupted: list[int]
@@ -100,7 +100,7 @@ class TokenPair:
 def make_token_pairs(
     config: CircuitConfig, tokenizer: "PreTrainedTokenizerBase", *, d_vocab: int, generator: np.random.Generator
 ) -> list[TokenPair]:
-    """Make different pairs of a task whose tokens fit, at most twice ``config.pairs``.
+    """Return pairs of the configuration's task, no two alike, whose tokens fit; at most twice ``config.pairs``.
 
     Raises:
         InputError: no file of pairs, or one that cannot be read; a span outside its prompt.
@@ -223,9 +223,9 @@ def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
 
 
 def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition) -> TokenPair | None:
-    """Tokenise a pair of prompts and its answers; None if the tokens do not fit.
+    """Return a pair as tokens, or None if these do not fit.
 
-    They do not if lengths differ, both prompts are equal, an answer is not one token, or it is both right and wrong.
+    They do not fit if the prompts are equal or differ in length, or an answer is several tokens, or right and wrong.
 
     Raises:
         InputError: a span is outside the prompt.
@@ -262,7 +262,7 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
 
 def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """The token id of an answer after both prompts; None if it is several tokens, or differs between the prompts."""
+    """Return an answer's token id behind both prompts; None if it is several tokens, or differs between them."""
     from ..data.token_ids import answer_id, continuation_ids
 
     if pair.goes_on:
@@ -346,7 +346,7 @@ def _draw_induction(
     bos: BosCondition,
     length: int = 10,
 ) -> Iterator[Pair]:
-    """Draw pairs of random tokens whose second half repeats the first; after BOS unless ``bos`` is without."""
+    """Draw pairs of random tokens whose second half repeats the first; BOS precedes them unless ``bos`` is without."""
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))

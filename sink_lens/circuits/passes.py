@@ -26,7 +26,7 @@ _TRIED = 8
 
 
 def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
-    """Count the passes of finding and judging a circuit, and their memory; None if the files' headers do not suffice.
+    """Estimate the passes and memory of finding and judging a circuit; None if the files' headers do not suffice.
 
     Raises:
         ModelError, InputError: what the run would refuse before it scores, as far as it is known.
@@ -70,7 +70,7 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
 
 
 def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
-    """Make the graph from the model's sizes; None if the whole model is needed for it."""
+    """Return the graph of edges from the model's sizes; None if these do not tell it."""
     family = sizes.header.family
     names = (*(name for name in config.positions_by_span if name != REST), REST) if config.spans else ("",)
     if sizes.lens is not None:
@@ -82,7 +82,7 @@ def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
 
 
 def _longest_pair_length(config: CircuitConfig, sizes: Sizes) -> int | None:
-    """Number of tokens of the longest of 8 pairs of the task; None without the tokenizer's file."""
+    """Return the number of tokens of the longest of 8 pairs; None if the tokenizer's file is missing."""
     if config.task == "text":
         return config.length
     tokenizer = sizes.tokenizer()

@@ -27,7 +27,7 @@ _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an M
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EdgeCircuit(Drawable):
-    """The edges of a circuit, of a run or in memory."""
+    """A circuit that can be drawn or explored, from a run folder or from memory."""
 
     edges: pd.DataFrame = field(repr=False)
     """The run's table ``circuit``: writer, reader, score and more, the largest first."""
@@ -49,11 +49,11 @@ class EdgeCircuit(Drawable):
 
     @property
     def graph(self) -> dict[str, Any]:
-        """The largest edges of the whole model as Neuronpedia's JSON; RunError if the run has no table of all edges."""
+        """Return the model's largest edges as Neuronpedia's JSON; RunError if the run has no table of all edges."""
         return self.make_graph()
 
     def explore(self) -> Explorer:
-        """A page to explore the circuit in; ``.save("c.html")`` writes it."""
+        """Return an interactive page of the circuit; ``.save("c.html")`` writes it."""
         return Explorer(graphs=[self.graph])
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
@@ -71,7 +71,7 @@ class EdgeCircuit(Drawable):
         return diagram.draw_diagram(sketch, style=style, width=width)
 
     def to_json(self) -> str:
-        """The circuit as JSON; undefined numbers are null."""
+        """Return the circuit as JSON text; undefined numbers are null."""
         about = {name: getattr(self, name) for name in ("title", "metric", "n_layers", "group", "outputs")}
         rows = json.loads(str(self.edges.to_json(orient="records")))
         return json.dumps({"format": "sink_lens edges 1", "about": about, "edges": rows}, ensure_ascii=False)
@@ -152,7 +152,7 @@ def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str
 
 
 def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
-    """Distance in points from the middle of a node's box to its border, along an edge in units of the axes."""
+    """Return the distance in points from the middle of a node's box to its border, in the direction ``along``."""
     size = 0.85 * FONT
     half = (0.3 * size * len(part_name(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
     across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
@@ -161,7 +161,7 @@ def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float
 
 
 def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
-    """(writer, reader, score) of each arrow; an edge into a shared key-value head becomes one for each drawn head."""
+    """Return (writer, reader, score) of each arrow; an edge into a shared key-value head becomes an arrow per head."""
     rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
     ends = []
@@ -211,7 +211,7 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
 
 
 def place_of_node(node: str) -> tuple[int, int, int]:
-    """(layer, sublayer, head) of a node's name, by which nodes are sorted from the input to the logits."""
+    """Return (layer, sublayer, head) of a node, given by name, to sort nodes from the input to the logits."""
     if node == "input":
         return (-1, 0, 0)
     if node == "logits":

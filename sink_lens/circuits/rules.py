@@ -27,7 +27,7 @@ TEMPERATURE = 2.0
 
 
 def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..., Any]]]:
-    """Make the hooks that apply the rules: they change no value of the forward pass, only gradients."""
+    """Return bridge hooks that apply both rules: they change no value of the forward pass, only gradients."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
     norms: dict[str, Norm | None] = {"ln_final": weights.final_norm}  # parallel blocks have one for both readers

@@ -55,7 +55,7 @@ see how long the stream is, so that to first order the embedding's edges into la
 
 @dataclass(frozen=True, kw_only=True)
 class CircuitRun(Result):
-    """A run; everything in it also lies in its run folder."""
+    """The result of ``circuits.run``: the circuit and its tables, which its run folder has too."""
 
     main = "circuit"
     found: Circuit | None = None
@@ -73,7 +73,7 @@ class CircuitRun(Result):
         return self.found
 
     def shown(self) -> tuple[object, ...]:
-        """The circuit and its largest edges."""
+        """Return the parts that a notebook shows: the circuit and its largest edges."""
         return self.circuit.draw(most=40), self.frame.head(12)
 
 
@@ -88,7 +88,7 @@ def run(
     progress: bool = False,
     **fields: Any,
 ) -> CircuitRun:
-    """Find the circuit of a task, judge it and write a run folder.
+    """Find the circuit of a task, measure how faithful it is, and write a run folder.
 
     With ``shard`` each of several processes or machines scores a part of the pairs, all in one folder. Parts of 32
     pairs go to shards in turns, under every ablation that the core is taken over. A shard that was killed goes on where
@@ -99,8 +99,8 @@ def run(
     Args:
         model: the model, or a configuration that names it.
         config: the configuration; the default one if None.
-        out: the run folder; a new one in ``runs`` if None. An unfinished run of the same question is continued. Shards
-            have one, where each can read and write.
+        out: the run folder; a new one in ``runs`` if None. An unfinished run of the same question is continued. All
+            shards need the same one.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run that the folder holds.
         report: draw the page.
@@ -149,7 +149,7 @@ class _Request:
     """The circuit that is judged, where one was given."""
 
     def open_run(self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any) -> RunWriter:
-        """Open the run folder, or that of a part of the run; ``how`` are arguments of ``create_run``."""
+        """Open the run folder, or a shard's folder if ``part`` is given; ``how`` are arguments of ``create_run``."""
         provenance = describe_provenance(self.lens, self.task.clean, kernel="eager") | {
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
             "answers_sha256": self.task.sha256,
@@ -169,12 +169,12 @@ class _Request:
         )
 
     def metric_code_field(self) -> dict[str, Any]:
-        """The field ``code`` of the run's configuration: the hash of the user's metric; empty for a named metric."""
+        """Return {"code": hash of the user's own metric}, for the run's configuration; {} for a named metric."""
         return {"code": metric_config(self.metric)["code"]} if ":" in self.config.metric_name else {}
 
     @property
     def core_ablations(self) -> tuple[Ablation, ...]:
-        """The ablations, beside the run's own, under which the core is computed; none without ``core``."""
+        """The further ablations under which edges are scored to find the core; empty unless ``core`` is asked for."""
         able = _CORE[1:] if self.config.task == "text" else _CORE
         return tuple(one for one in able if one != self.config.used_ablation) if self.config.core else ()
 
@@ -184,7 +184,7 @@ class _Request:
         return {"scores": self.config.used_ablation, **{f"scores-{one}": one for one in self.core_ablations}}
 
     def make_runs(self, ablation: Ablation) -> Runs:
-        """Make the clean and the replaced runs of the task under an ablation.
+        """Run the task's pairs, clean and with all edges replaced under this ablation.
 
         Raises:
             InputError: under resampling, the interval of the metric's difference covers 0.
@@ -224,7 +224,7 @@ class _Request:
 def _make_request(
     model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
 ) -> _Request:
-    """Load the model, task, metric and given circuit that ``run`` was asked for; refuse what does not fit together."""
+    """Load the model, task, metric and given circuit of a call of ``run``, and check that they fit together."""
     if isinstance(model, CircuitConfig):
         config, model = model, None
     asked = make_config(CircuitConfig, config, fields, where="circuit")
@@ -357,9 +357,9 @@ def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tupl
 
 
 def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
-    """(completeness of EAP-IG's own left sum with ``steps`` points, number of pairs that it was computed on).
+    """Return the completeness that EAP-IG's own sum with ``steps`` points has, and on how many pairs it was computed.
 
-    (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
+    Returns (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
     """
     if not METHODS[config.method].doubles or runs.ablation == "zero":
         return float("nan"), 0
@@ -452,7 +452,7 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
 
 
 def _curve_fields(curve: pd.DataFrame) -> dict[str, Any]:
-    """Fields of the summary from the curve: faithfulness of the circuit and its parts, and the steady share."""
+    """Return the summary's fields on faithfulness: of the circuit, of its drawn part, of all other edges."""
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
     parts = {"circuit": "", "without": "without_", "as_many": "as_many_", "picture": "picture_"}
     row = {
@@ -467,7 +467,7 @@ def _curve_fields(curve: pd.DataFrame) -> dict[str, Any]:
 
 
 def _score_fields(scores: Scores) -> dict[str, float]:
-    """Fields of the summary on the metric of both runs, and on the completeness of the scores."""
+    """Return the summary's fields on the metric of both runs, and on the completeness of the scores."""
     errors = scores.completeness_by_pair["error"].abs().to_numpy(float)
     return {
         "clean": float(scores.clean.mean()),
@@ -480,7 +480,7 @@ def _score_fields(scores: Scores) -> dict[str, float]:
 
 
 def _check_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
-    """Fields of the summary on real patches of edges and of nodes; -1 or nan without a check."""
+    """Return the summary's fields on real patches of edges and nodes; -1 or nan if none were made."""
     row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
     row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
     row["unseen_nodes"] = ""
@@ -496,7 +496,7 @@ def _check_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFr
 
 
 def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge) -> dict[str, Any]:
-    """Fields of the summary on the core: numbers of edges (-1 without a core), and the core's faithfulness alone.
+    """Return the summary's fields on the core: numbers of edges (-1 without a core), faithfulness of the core alone.
 
     An edge is confirmed if its real patch does at least 1% of the difference, and it does not cancel with others.
     """

@@ -42,7 +42,7 @@ from .stream import Weights, hook_name_of, read_weights, writer_outputs, writer_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """The pairs, and what their runs are made with."""
+    """Pairs of prompts, the model and ablation with which they are run, and the metric of both runs."""
 
     lens: LensModel
     graph: Graph
@@ -80,8 +80,8 @@ class Runs:
     ) -> "Runs":
         """Run every pair once, and compute the means that the ablation needs.
 
-        The configuration says what replaces what a writer adds, a frozen position, pairs in a pass and BOS; fields of
-        ``CircuitConfig`` win over it. Means and zero need no corrupted sequences.
+        The configuration says the ablation, a frozen position, the pairs in a pass and BOS; ``fields`` win over it.
+        Ablation by means or zero needs no corrupted sequences.
 
         Raises:
             InputError: what is missing, or a metric that reads the stream.
@@ -129,7 +129,7 @@ class Runs:
         return self.clean_values - self.corrupted_values
 
     def check_weights(self) -> None:
-        """Refuse a model whose weights were changed in place since the runs were made."""
+        """Raise ModelError if the model's weights were changed in place since the runs were made."""
         self.values_then.check("runs and scores")
 
     def select_pairs(self, rows: Sequence[int]) -> "Runs":
@@ -154,7 +154,7 @@ class Runs:
             yield slice(start, min(start + step, self.n_pairs))
 
     def first_difference(self, rows: slice) -> int:
-        """The first position at which clean and replaced runs of some pairs differ; 0 unless they are resampled."""
+        """Return the first position at which both runs of these pairs differ; 0 unless the ablation is resample."""
         if self.ablation != "resample" or self.corrupted is None:
             return 0
         differs = (self.clean.tokens[rows] != self.corrupted.tokens[rows]) & self.clean.valid[rows]
@@ -162,11 +162,11 @@ class Runs:
         return int(at[0]) if len(at) else self.clean.n_positions - 1
 
     def pair_tokens(self, rows: slice, *, corrupted: bool = False) -> TokenBatch:
-        """The clean or the corrupted tokens of some pairs."""
+        """Return the clean or the corrupted tokens of the pairs ``rows``."""
         return (self.corrupted if corrupted and self.corrupted is not None else self.clean)[rows]
 
     def run_hooked(self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Outcome:
-        """Run the bridge once with hooks on the tokens of some pairs."""
+        """Run the bridge with these hooks on ``batch``, the tokens of the pairs ``rows``; return the outcome."""
         return run_with_hooks(self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows)
 
     def metric_values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
@@ -182,7 +182,7 @@ class Runs:
 
     @torch.no_grad()
     def writer_outputs(self, rows: slice, *, corrupted: bool = False, begin: int = 0) -> tuple[Tensor, Tensor]:
-        """Run some pairs; return all writers' outputs [pair writer position d_model], and the metric by pair."""
+        """Run the pairs ``rows``; return what each writer adds [pair writer position d_model], and the metric."""
         kept: dict[tuple[str, int], Tensor] = {}
         hooks = [
             (hook_name_of(self.lens, *key), partial(keep_from_position, into=kept, key=key, begin=begin))
@@ -192,7 +192,7 @@ class Runs:
         return writer_outputs(kept, graph=self.graph, weights=self.weights), self.metric_values(outcome)
 
     def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
-        """The values that replace each writer's output under the ablation, from the position ``begin`` on."""
+        """Return what replaces each writer's output under the ablation, from the position ``begin`` on."""
         if self.ablation == "resample":
             found = self.writer_outputs(rows, corrupted=True, begin=begin)[0]
         elif self.means is None:
@@ -207,14 +207,14 @@ class Runs:
         return found
 
     def output_difference(self, rows: slice) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
-        """(first position that differs, writers' outputs minus their replacements from there on) of some pairs."""
+        """Return the first position that differs, and from there on each writer's output minus its replacement."""
         begin = self.first_difference(rows)
         difference, _ = self.writer_outputs(rows, begin=begin)
         difference -= self.replacements(rows, begin=begin)
         return begin, difference
 
     def embedding_ends(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """(replaced, clean) stream before layer 0 of some pairs: the two ends of integrated gradients."""
+        """Return the replaced and the clean stream before layer 0, the two ends of integrated gradients."""
         ends = []
         for corrupted in (True, False):
             kept: dict[tuple[str, int], Tensor] = {}
@@ -233,7 +233,7 @@ class Runs:
         return ends[0], ends[1]
 
     def span_masks(self, rows: slice, *, begin: int) -> Float[Tensor, "span pair position"]:
-        """Masks of the spans' positions, from ``begin`` on: 1 at the positions of a span, 0 elsewhere."""
+        """Return a mask of each span's positions (1 inside the span, 0 elsewhere), from ``begin`` on."""
         if self.masks is None:
             return self.clean.valid[rows, begin:][None].to(self.lens.device, self.weights.dtype)
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
@@ -279,7 +279,7 @@ def make_runs(
     config: CircuitConfig,
     spans: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Runs:
-    """Make the runs of a configuration with its spans; ``spans``: name -> positions in each pair, beside these."""
+    """Run the pairs, with the configuration's spans; ``spans``: further ones, name -> positions in each pair."""
     graph = Graph.of(lens, neurons=config.neurons_by_layer)
     found = Runs.make(lens, clean, corrupted, graph=graph, metric=metric, config=config)
     at: dict[str, Any] = config.positions_by_span | dict(spans or {})
@@ -327,12 +327,12 @@ def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence
 def keep_from_position(
     x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int
 ) -> None:
-    """Store a hook point's tensor, from the position ``begin`` on, in ``into`` under ``key``."""
+    """Hook that stores its tensor, from the position ``begin`` on, in ``into`` under ``key``."""
     into[key] = x.detach()[:, begin:]
 
 
 def _metric_of_rows(metric: Metric, rows: Tensor) -> Metric:
-    """Make a metric for the pairs with these indices from the metric for all pairs."""
+    """Return the metric for the pairs with these indices alone, from the metric for all pairs."""
 
     def function(run: Outcome) -> Tensor:
         """Evaluate each sequence alone, under its index among all pairs."""

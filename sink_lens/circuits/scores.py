@@ -54,7 +54,7 @@ Progress = Callable[[float], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Scores of all edges, by pair."""
+    """The score of each edge on each pair, and how the scores were computed."""
 
     graph: Graph
     values: Float[np.ndarray, "pair edge"] = field(repr=False)
@@ -72,7 +72,7 @@ class Scores:
 
     @property
     def completeness_by_pair(self) -> pd.DataFrame:
-        """Table with a row per pair: the sum of the scores of the input's edges beside the metric's difference.
+        """A table that compares, for each pair, the sum of the input's edge scores with the metric's difference.
 
         Columns: ``gap`` (clean - corrupted), ``attributed``, ``steps``, ``error`` (attributed - gap, over the mean
         gap).
@@ -91,7 +91,7 @@ class Scores:
 
     @property
     def completeness_ratio(self) -> float:
-        """Completeness: the summed scores of the input's edges over the metric's difference, both means over pairs."""
+        """Sum of the input's edge scores divided by the metric's difference (means over pairs); 1 is complete."""
         gap, attributed = (self.completeness_by_pair[name].to_numpy().mean() for name in ("gap", "attributed"))
         return float(attributed / gap) if gap else float("nan")
 
@@ -106,7 +106,7 @@ def score_by_gradients(
     scale: float | None = None,
     advance: Progress = lambda pairs: None,
 ) -> Scores:
-    """Score all edges by gradients.
+    """Score all edges by gradients: first-order estimates of what ablating each edge does to the metric.
 
     Cost: two forwards per pair, and a forward and a backward pass for each point; ``eap-ig-activations`` takes the
     points of every sublayer.
@@ -114,10 +114,10 @@ def score_by_gradients(
     Args:
         runs: the pairs.
         method: where the gradient is taken; exact patches are in ``exact``.
-        steps: points to begin with, where the method has several.
-        most_steps: points at which doubling ends.
+        steps: number of points at which the gradient is taken first, if the method has several.
+        most_steps: number of points up to which it is doubled while a pair's sum is off.
         tolerance: largest error of a pair's sum, as a share of the mean difference of the metric.
-        scale: that mean difference; that of these pairs if None.
+        scale: the mean difference of the metric; None computes it from these pairs.
         advance: called with the number of pairs that were finished.
 
     Raises:
@@ -139,7 +139,7 @@ def score_by_gradients(
 
 
 def zero_scores(runs: Runs, *, method: Method) -> Scores:
-    """Make scores that are 0 for every pair and edge, to be filled in."""
+    """Return scores of 0 for every pair and edge, to be filled in."""
     return Scores(
         graph=runs.graph,
         values=np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32),
@@ -153,7 +153,7 @@ def zero_scores(runs: Runs, *, method: Method) -> Scores:
 def _scores_by_inputs(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """(scores [pair edge], points of each pair) by gradients between both embeddings; doubled while sums are off."""
+    """Return scores [pair edge] and each pair's number of points, by gradients between both runs' embeddings."""
     how, (begin, difference) = METHODS[method], runs.output_difference(rows)
     start, end = runs.embedding_ends(rows)
     left = torch.arange(rows.start, rows.stop)
@@ -182,7 +182,7 @@ def _scores_by_inputs(
 def _scores_by_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """(scores [pair edge], number of points of each pair), with gradients along one sublayer's output at a time."""
+    """Return scores [pair edge] and each pair's number of points, by gradients along one sublayer's output a time."""
     graph, (begin, difference) = runs.graph, runs.output_difference(rows)
     kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     groups: dict[tuple[str, int], list[int]] = {}
@@ -222,7 +222,7 @@ class Gradients:
         rules: bool = False,
         keep: bool = True,
     ) -> None:
-        """Begin with no run; ``difference`` is each writer's output minus its replacement."""
+        """Begin with no run; ``difference`` is each writer's output minus its replacement, from ``begin`` on."""
         self.runs, self.difference, self.begin, self.rules, self.keep = runs, difference, begin, rules, keep
         self._sums: dict[tuple[str, int], Float[Tensor, "pair reader position d_model"]] = {}
         shape = (len(difference), len(runs.graph.spans), len(runs.graph.writers), len(runs.graph.readers))
@@ -230,7 +230,7 @@ class Gradients:
         self._masks = runs.span_masks(slice(0, len(difference)), begin=begin)
 
     def add_run(self, hooks: Sequence[tuple[str, Callable[..., Any]]], *, weight: float) -> None:
-        """Run the pairs forwards and backwards with hooks, and add the readers' gradients, times a weight, to the mean.
+        """Run the pairs forwards and backwards with hooks, and add ``weight`` times the readers' gradients to the mean.
 
         Raises:
             InputError: the metric has no gradient.

@@ -21,12 +21,12 @@ PART = 32
 
 
 def divide_pairs(n_pairs: int) -> list[range]:
-    """Divide the indices of the pairs into parts of 32, which are scored and written to a file together."""
+    """Return the indices of the pairs in parts of 32; a part is scored and written to one file."""
     return [range(start, min(start + PART, n_pairs)) for start in range(0, n_pairs, PART)]
 
 
 def scores_file_name(name: str, rows: range) -> str:
-    """Name of the file that holds the scores ``name`` of the pairs ``rows``."""
+    """Return the name of the file that holds the scores ``name`` of the pairs ``rows``."""
     return f"{name}-{rows.start // PART:03d}"
 
 

@@ -23,7 +23,7 @@ _OFF = 0.1
 
 
 def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) -> tuple[str, ...]:
-    """Describe the table ``summary`` of a run in sentences, faithfulness first; ``sizes`` are the curve's sizes."""
+    """Return sentences on a circuit from the one row of its run's table ``summary``; ``sizes`` are the curve's."""
     row = summary.to_dict("records")[0]
     sentences = [_faithfulness_sentence(row)]
     if not is_complete(row):
@@ -90,13 +90,13 @@ def is_complete(row: Mapping[str, Any]) -> bool:
 
 
 def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
-    """Check whether the run's scores are integrals from the replaced to the clean input."""
+    """Check whether the run's scores are gradients integrated from the replaced to the clean input."""
     method = METHODS.get(row["method"])
     return method is not None and method.integrates and method.along == "inputs"
 
 
 def _nodes_sentence(row: Mapping[str, Any]) -> str:
-    """Name the nodes that gradients do not see, and say when such a node is no sign of a missing part."""
+    """Return a sentence that names the nodes which gradients miss, and what that says about the circuit."""
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     of_zero = row["ablation"] == "zero"
     if not unseen:
@@ -117,7 +117,7 @@ def _nodes_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Say which share of the scores lies at the sink, and warn if faithfulness does too; empty without a share."""
+    """Return sentences on the sink's share of the scores and of faithfulness; empty if no share is known."""
     kept, share = row["without_sink_faithfulness"], row["sink_share"]
     if not np.isfinite(kept) or share == 0:
         return []
@@ -133,7 +133,7 @@ def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
 
 
 def _core_sentence(row: Mapping[str, Any]) -> str:
-    """Say how many edges are core, and how far real patches of each and of the core as a whole confirm it."""
+    """Return a sentence on how many edges are core, and how many of them real patches confirm."""
     together = f", and {row['together_edges']} can go together at no loss, since they cancel"
     together = together if row["together_edges"] > 0 else ""
     alone = f" The core alone keeps {faithfulness_text(row, 'core_')}." if np.isfinite(row["core_faithfulness"]) else ""
@@ -151,18 +151,18 @@ def _edges_text(n: int) -> str:
 
 
 def faithfulness_text(row: Mapping[str, Any], name: str = "") -> str:
-    """A faithfulness with its interval as percentages; ``name`` is the prefix of the row's fields."""
+    """Return a faithfulness and its interval as percentages; ``name`` is the prefix of its fields in the row."""
     f, low, high = (float(row[f"{name}faithfulness{end}"]) for end in ("", "_low", "_high"))
     return f"{percent(f)}{f' [{percent(low)}, {percent(high)}]' * bool(np.isfinite(low))}"
 
 
 def edges_sentence(row: Mapping[str, Any]) -> str:
-    """The circuit's number of edges and their share of all edges, as the beginning of a sentence."""
+    """Return the beginning of a sentence: the circuit's number of edges and their share of all edges."""
     return f"{row['edges']:,} of {row['all_edges']:,} edges ({_share_text(row['edges'] / row['all_edges'])})"
 
 
 def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
-    """Say how much of the whole model's metric the circuit keeps, on pairs that did not choose it."""
+    """Return a sentence on how much of the metric the circuit keeps, on pairs that did not choose it."""
     gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
     if not is_gap_clear(row):
         return (
@@ -179,7 +179,7 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _areas_sentence(row: Mapping[str, Any], *, sizes: Sequence[float]) -> str:
-    """Say the areas under the curve, which are means over all sizes only if these were run from small to all edges."""
+    """Return a sentence with CPR and CMD, or with the areas over the sizes that were run, if some are missing."""
     least, most = min(sizes), max(sizes)
     cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
     if most < 1 or least > SIZES[3]:  # CPR and CMD are areas from 0 to 1
@@ -195,12 +195,12 @@ def _areas_sentence(row: Mapping[str, Any], *, sizes: Sequence[float]) -> str:
 
 
 def _share_text(share: float) -> str:
-    """A share of the edges as a percentage, which may be far below one percent."""
+    """Return a share of the edges as a percentage, with enough digits for shares far below one percent."""
     return percent(share) if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Say which rule chose the circuit, and if faithfulness overshoots at some size."""
+    """Return sentences on which rule chose the circuit, and if faithfulness overshoots at some size."""
     if not is_gap_clear(row):
         return []
     carry = "at least 80%, by the lower end of the interval, and at most 120%"

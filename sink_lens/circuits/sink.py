@@ -27,7 +27,7 @@ def with_sink_span(runs: Runs, position: int) -> Runs:
 
 
 def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
-    """Fields of the summary on the sink: its share of the scores, and the faithfulness of all edges at other positions.
+    """Return the summary's fields on the sink: its share of the scores, and faithfulness without its position.
 
     Cost: scores of 8 pairs, and about three forwards of the judged pairs; none if both prompts begin alike.
 

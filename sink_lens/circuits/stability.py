@@ -24,7 +24,7 @@ _AT_ONCE = 32
 def draw_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
-    """Draw bootstrap samples of pairs within each template; return the pairs' weights, which sum to 1 in a sample."""
+    """Draw bootstrap samples of pairs within each template; return each pair's weight, which sum to 1 in a sample."""
     names = np.asarray(templates, dtype=object)
     weights = np.zeros((draws, len(names)), dtype=np.float32)
     for name in dict.fromkeys(names.tolist()):
@@ -37,7 +37,7 @@ def draw_weights(
 def inclusion_probabilities(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"], *, n: int
 ) -> Float[np.ndarray, " edge"]:
-    """Share of the bootstrap samples in which the mean score of each edge is among the n largest magnitudes."""
+    """Return the share of bootstrap samples in which each edge is among the ``n`` of largest absolute mean score."""
     counts = np.zeros(values.shape[1])
     for start in range(0, len(weights), _AT_ONCE):
         for mean in weights[start : start + _AT_ONCE] @ values:
@@ -48,7 +48,7 @@ def inclusion_probabilities(
 def interval_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
-    """(lower, upper) bounds of each edge's 95% bootstrap percentile interval of its mean score over pairs."""
+    """Return the lower and the upper bound of the 95% bootstrap interval of each edge's mean score over pairs."""
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return low, high
 
@@ -75,7 +75,7 @@ def edge_verdicts(
 
 
 def most_edges_outside(found: int, *, sampled: int, total: int) -> int:
-    """Upper 95% bound of how many of ``total`` edges outside a circuit are of some kind.
+    """Return an upper 95% bound of how many of ``total`` edges are of some kind, from a sample of them.
 
     ``found`` of ``sampled`` edges, drawn without replacement, are of this kind. The bound is exact (hypergeometric).
     """
@@ -84,13 +84,13 @@ def most_edges_outside(found: int, *, sampled: int, total: int) -> int:
 
 
 def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:
-    """Number of edges in both circuits, divided by the number in at least one of them; nan if both are empty."""
+    """Return the number of edges in both circuits over the number in at least one; nan if both are empty."""
     either = int((first | second).sum())
     return float((first & second).sum()) / either if either else float("nan")
 
 
 def random_halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Divide the pairs of every template at random: (indices to choose edges on, indices to judge them on)."""
+    """Divide each template's pairs at random into two halves: indices to choose edges on, and to judge them on."""
     names = np.asarray(templates, dtype=object)
     halves: tuple[list[int], list[int]] = [], []
     for name in dict.fromkeys(names.tolist()):

@@ -34,7 +34,7 @@ HEADS = ("q", "k", "v", "g")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWeights:
-    """The weights of the nodes of one layer."""
+    """The weights of one layer's heads and MLP that its nodes in the graph need."""
 
     attn_norm: Norm | None
     mlp_norm: Norm | None
@@ -111,7 +111,7 @@ def read_weights(lens: LensModel, graph: Graph) -> Weights:
 
 
 def hook_name_of(lens: LensModel, site: str, layer: int) -> str:
-    """Name of the bridge's hook point for a site of a layer; the site ``g`` is the gate of the heads' output."""
+    """Return the name of the bridge's hook point of a site; the site ``g`` is the gate of the heads' output."""
     if site == "g":
         return f"blocks.{layer}.attn.head_gate.hook_out"
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
@@ -159,7 +159,7 @@ def reader_gradients(
     x: Float[Tensor, "batch position d_model"],
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Gradient of the metric for the stream as each reader at one place reads it.
+    """Return the metric's gradient with respect to the stream as each reader at one place reads it.
 
     ``place``: (attention, mlp or logits; layer). ``x``: the stream there. ``gradients``: (site, layer) -> gradient at
     q, k, v and the other sites that the readers make. With ``held``, divisors of norms are constants.
@@ -186,7 +186,7 @@ def reader_gradients(
 
 
 def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
-    """The sites whose gradients give those of the readers at one place of the stream."""
+    """Return the sites (q, k, v, ...) whose gradients ``reader_gradients`` needs at a place of the stream."""
     name, layer = place
     if name == "logits":
         return ("final",)
@@ -196,7 +196,7 @@ def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
 
 
 def writer_sites(graph: Graph) -> list[tuple[str, int]]:
-    """(site, layer) of every tensor of a run that ``writer_outputs`` needs."""
+    """Return (site, layer) of each tensor that ``writer_outputs`` needs from a run."""
     found = [("resid_pre", 0)]
     for layer in range(graph.n_layers):
         found += [("z", layer), ("mlp_out", layer)]
@@ -208,7 +208,7 @@ def writer_sites(graph: Graph) -> list[tuple[str, int]]:
 def writer_outputs(
     tensors: Mapping[tuple[str, int], Tensor], *, graph: Graph, weights: Weights
 ) -> Float[Tensor, "batch writer position d_model"]:
-    """Compute every writer's output from one run's tensors at ``writer_sites``; 0 in layers that were not run."""
+    """Compute what each writer adds to the stream from a run's tensors at ``writer_sites``; 0 in layers not run."""
     first = tensors["resid_pre", 0].to(weights.dtype)
     batch, positions, width = first.shape
     found = first.new_zeros(batch, len(graph.writers), positions, width)
@@ -244,7 +244,7 @@ def fill_layer(
 
 
 def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
-    """The bias that each layer's attention adds to the stream, which belongs to no head."""
+    """Return the output bias that each layer's attention adds to the stream; it belongs to no head."""
     rows = []
     for own in weights.layers:
         after = own.attn_after
@@ -254,7 +254,7 @@ def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_mode
 
 
 def post_norm_factor(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
-    """The factor by which a norm or multiplier after a sublayer multiplies each part of the output; 1 without one."""
+    """Return the factor by which a norm or multiplier behind a sublayer multiplies its output; 1 without one."""
     if after is None:
         return total.new_ones(1, 1, 1)
     if not after.divides:

@@ -30,7 +30,7 @@ _A_PASS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Pairs as tokens, and how well the model does them."""
+    """The pairs of a task as token batches with answers, and how many of them the model gets right."""
 
     name: str
     clean: TokenBatch
@@ -56,14 +56,14 @@ class Task:
 
     @property
     def metric(self) -> "Metric":
-        """The logit of the right answer minus that of the wrong one, at the last token; of several, the means."""
+        """The logit of the right answer minus the wrong one's, at the last token; of several, the mean logit."""
         from ..edits.metrics import logit_difference
 
         return logit_difference(self.correct, self.incorrect)
 
     @property
     def sentence(self) -> str:
-        """A sentence on how well the model does the task."""
+        """A sentence on how many prompts the model gets right."""
         share = self.n_answered / self.n_tried if self.n_tried else float("nan")
         return (
             f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "
@@ -125,7 +125,7 @@ def task_of(
 
 
 def _make_task(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
-    """Make a task from tokenised pairs: batches of all clean and of all corrupted prompts."""
+    """Make a task from tokenised pairs: one batch of all clean prompts, and one of all corrupted ones."""
     lengths = torch.tensor([len(one.clean) for one in kept])
 
     def make_batch(prompts: Sequence[list[int]]) -> TokenBatch:
