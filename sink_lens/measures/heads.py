@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sink_lens.measures.reductions import mean_where
+from sink_lens.measures.reductions import mean_where, widen
 
 
 def induction(
@@ -32,5 +32,5 @@ def induction(
     same = (tokens[:, :, None] == tokens[:, None]) & earlier & valid[:, :, None]
     followed = torch.zeros_like(same)
     followed[:, :, 1:] = same[:, :, :-1]
-    attended = (pattern * followed[:, None]).sum(-1)
+    attended = (widen(pattern) * followed[:, None]).sum(-1)
     return mean_where(attended, where=same.any(-1)[:, None].expand_as(attended), dim=-1)

@@ -12,8 +12,8 @@ def draw(generator, *shape):
     return torch.randn(*shape, generator=generator) * 10 ** (2 * torch.rand(1, generator=generator))
 
 
-def results(seed):
-    """Every measure by name on a random layer: 2 sequences of 20, 4 heads over 2, width 12, 6 neurons."""
+def arguments(seed):
+    """What every measure is given by a random layer: 2 sequences of 20, 4 heads over 2, width 12, 6 neurons."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
     pattern = draw(generator, 2, 4, 20, 20).masked_fill(hidden, -torch.inf).softmax(-1)
@@ -23,7 +23,7 @@ def results(seed):
     w_q, w_o = draw(generator, 4, 3, 12), draw(generator, 4, 3, 12)
     w_down, activations = draw(generator, 12, 6), draw(generator, 2, 6)
     key = int(torch.randint(0, 20, (1,), generator=generator))
-    arguments = {
+    return {
         "sink_score": (pattern[..., key], {"valid": valid, "key": key}),
         "sink_rate": (pattern[:, :, -1, key], {"threshold": 0.3}),
         "sink_mass": (pattern[..., key], {"valid": valid, "key": key}),
@@ -53,7 +53,14 @@ def results(seed):
         "effective_rank": (x, {"valid": valid, "without": key}),
         "value_norm_ratio": (v[..., 0].abs().mT, {"valid": valid, "key": key}),
     }
-    return {name: MEASURES[name].function(first, **rest) for name, (first, rest) in arguments.items()}
+
+
+def results(seed, change=lambda value: value):
+    """Every measure by name, of arguments whose tensors are changed."""
+    return {
+        name: MEASURES[name].function(change(first), **{key: change(value) for key, value in rest.items()})
+        for name, (first, rest) in arguments(seed).items()
+    }
 
 
 def numbers(result):
@@ -76,6 +83,20 @@ def test_every_measure_stays_in_its_range(seed):
 
 def test_every_measure_is_defined_on_an_ordinary_layer():
     assert [name for name, result in results(0).items() if numbers(result).isnan().all()] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_as_the_same_numbers_in_float32(dtype):
+    def narrow(value):
+        return value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value
+
+    def wide(value):
+        value = narrow(value)
+        return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+
+    expected = results(0, wide)
+    for name, result in results(0, narrow).items():
+        torch.testing.assert_close(numbers(result), numbers(expected[name]), equal_nan=True, rtol=0, atol=0, msg=name)
 
 
 @pytest.mark.parametrize("name", MEASURES)
