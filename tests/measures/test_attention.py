@@ -34,16 +34,12 @@ def all_valid(batch, n):
     return torch.ones(batch, n, dtype=torch.bool)
 
 
-seeds = st.integers(0, 10_000)
-
-
 def test_three_uniform_rows_by_hand():
     # Rows [1], [1/2 1/2], [1/3 1/3 1/3]: key 0 gets 1, 1/2, 1/3; (1 + 1/2 + 1/3) / 3 = (11/6) / 3 = 11/18.
     column = uniform_pattern(3)[None, None, :, 0]
     score = sink_score(column, valid=all_valid(1, 3), key=0, min_queries=1)
     assert score.item() == pytest.approx(11 / 18)
     # Queries after key 0 give it 1/2 and 1/3; (5/6) / 2 = 5/12.
-    column = uniform_pattern(3)[None, None, :, 0]
     assert sink_mass(column, valid=all_valid(1, 3), key=0).item() == pytest.approx(5 / 12)
 
 
@@ -102,8 +98,7 @@ def test_the_rate_is_strict_per_sequence_and_leaves_out_nan():
 
 def test_entropy_by_hand():
     # [1/2 1/4 1/4 0]: entropy = 1/2 log 2 + 2 * 1/4 log 4 = 1.5 log 2.
-    rows = torch.tensor([0.5, 0.25, 0.25, 0.0])[None, None, None]
-    assert entropy(rows).item() == pytest.approx(1.5 * math.log(2))
+    assert entropy(torch.tensor([[[[0.5, 0.25, 0.25, 0.0]]]])).item() == pytest.approx(1.5 * math.log(2))
 
 
 def test_null_mass_is_what_a_row_lacks():
@@ -125,7 +120,7 @@ def test_the_mean_leaves_out_padded_and_undefined_rows():
 
 
 @settings(deadline=None, max_examples=25)
-@given(seeds, st.integers(0, 11))
+@given(st.integers(0, 10_000), st.integers(0, 11))
 def test_score_and_mass_are_the_nested_loops(seed, key):
     pattern = random_pattern(seed)
     lengths = [12, 10]
@@ -135,27 +130,10 @@ def test_score_and_mass_are_the_nested_loops(seed, key):
     for batch, length in enumerate(lengths):
         for head in range(3):
             seen = [pattern[batch, head, query, key].item() for query in range(key, length)]
-            if len(seen) < 3:
-                assert score[batch, head].isnan()
-            else:
-                assert score[batch, head].item() == pytest.approx(sum(seen) / len(seen), abs=1e-6)
-            later = seen[1:]
-            if later:
-                assert mass[batch, head].item() == pytest.approx(sum(later) / len(later), abs=1e-6)
-            else:
-                assert mass[batch, head].isnan()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_summed_in_float32(dtype):
-    # 4,096 queries of 1: a float16 running sum would stall at 2,048.
-    column = torch.ones(1, 1, 4096, dtype=dtype)
-    score = sink_score(column, valid=all_valid(1, 4096), key=0)
-    assert score.dtype == torch.float32
-    assert score.item() == 1.0
-
-
-# --- windows, and rows that are no softmax
+            mean = sum(seen) / len(seen) if len(seen) >= 3 else math.nan
+            assert score[batch, head].item() == pytest.approx(mean, abs=1e-6, nan_ok=True)
+            mean = sum(seen[1:]) / len(seen[1:]) if seen[1:] else math.nan
+            assert mass[batch, head].item() == pytest.approx(mean, abs=1e-6, nan_ok=True)
 
 
 def test_only_queries_whose_window_reaches_the_key_are_averaged_over():

@@ -7,7 +7,7 @@ import torch
 from lenses import lens_of
 from transformer_lens import head_detector
 
-from sink_lens.activations.record import Reading, capture, stream
+from sink_lens.activations.record import capture
 from sink_lens.measures.heads import induction
 
 ROWS = torch.tensor([[1.0, 0, 0, 0, 0], [0.6, 0.4, 0, 0, 0], [0.1, 0.7, 0.2, 0, 0], [0.2, 0.5, 0.1, 0.2, 0],
@@ -45,16 +45,3 @@ def test_the_score_is_that_of_transformer_lens_s_detector():
             for one in captured["pattern", layer][0]
         ]
         assert ours.tolist() == pytest.approx(theirs, abs=1e-6)
-
-
-def test_a_measure_is_a_reading_of_every_layer():
-    lens, tokens = lens_of(), torch.randint(3, 6, (4, 12), generator=torch.Generator().manual_seed(0))
-    reading = Reading(
-        name="induction",
-        sites=("pattern",),
-        function=lambda view: induction(view["pattern"], tokens=view.tokens, valid=view.valid),
-    )
-    found = stream(lens, tokens, [reading], kernel="eager")
-    pattern = capture(lens, tokens, sites=["pattern"])["pattern", 1]
-    expected = induction(pattern, tokens=tokens, valid=torch.ones_like(tokens, dtype=torch.bool))
-    torch.testing.assert_close(found["induction", 1], expected)

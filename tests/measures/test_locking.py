@@ -2,15 +2,12 @@ import math
 
 import pytest
 import torch
+from drawn import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
 from sink_lens.measures.locking import logit_split, positive_share, qk_alignment
-
-
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_alignment_by_hand():
@@ -34,7 +31,6 @@ def test_alignment_is_the_singular_vectors_with_distinct_kv_heads(seed):
         u = torch.linalg.svd(w_q[head].double()).U[:, 0]
         key = keys[head // 2].double()
         assert found[head].item() == pytest.approx(abs(u @ key / key.norm()).item(), abs=1e-5)
-    assert ((found >= 0) & (found <= 1)).all()
 
 
 def test_positive_share_by_hand():
@@ -52,23 +48,11 @@ def test_positive_share_by_hand():
 @given(st.integers(0, 10_000), st.integers(0, 5))
 def test_positive_share_is_the_nested_loops_with_distinct_kv_heads(seed, key):
     q, k = draw(seed, 2, 7, 4, 3), draw(seed + 1, 2, 2, 3)
-    lengths = [7, 7]
     found = positive_share(q, k=k, valid=torch.ones(2, 7, dtype=torch.bool), key=key)
-    for batch, length in enumerate(lengths):
+    for batch in range(2):
         for head in range(4):
-            signs = [(q[batch, t, head] @ k[batch, head // 2]).item() > 0 for t in range(key + 1, length)]
+            signs = [(q[batch, t, head] @ k[batch, head // 2]).item() > 0 for t in range(key + 1, 7)]
             assert found[batch, head].item() == pytest.approx(sum(signs) / len(signs))
-    order = torch.tensor([1, 0, 3, 2])
-    permuted = positive_share(q[:, :, order], k=k, valid=torch.ones(2, 7, dtype=torch.bool), key=key)
-    assert torch.equal(permuted, found[:, order])
-
-
-def test_the_parts_of_the_logit_by_hand():
-    # Query [1 2], parts [3 0] and [1 1], scale 1/2: 3/2 and 3/2.
-    found = logit_split(
-        torch.tensor([1.0, 2.0])[None, None, None], parts=torch.tensor([[3.0, 0.0], [1.0, 1.0]])[None, None], scale=0.5
-    )
-    assert found.flatten().tolist() == pytest.approx([1.5, 1.5])
 
 
 @settings(deadline=None, max_examples=25)
@@ -81,11 +65,3 @@ def test_the_parts_sum_to_the_logit_with_distinct_kv_heads(seed):
             for position in range(5):
                 logit = 0.5 * (query[batch, head, position] @ parts[batch, head // 2].sum(0))
                 assert found[batch, head, position].sum().item() == pytest.approx(logit.item(), abs=1e-5)
-
-
-def test_half_precision_products_do_not_overflow():
-    q = torch.full((1, 2, 1, 2), 24_000.0).half()
-    k = torch.full((1, 1, 2), 24_000.0).half()
-    assert positive_share(q, k=k, valid=torch.ones(1, 2, dtype=torch.bool), key=0).item() == 1.0
-    split = logit_split(q.transpose(1, 2), parts=k[:, :, None], scale=1.0)
-    assert split[0, 0, 0, 0].item() == pytest.approx(2 * 24_000.0**2)

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kurtosis
@@ -17,10 +18,6 @@ from sink_lens.measures.neurons import (
     spike_ratio,
     super_neurons,
 )
-
-
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_contributions_by_hand():
@@ -38,11 +35,6 @@ def test_contributions_sum_to_the_mlp_output(seed, dimension):
     output = activations @ w_down.T
     terms = contributions(activations, weights=w_down[dimension])
     torch.testing.assert_close(terms.sum(-1), output[:, dimension])
-
-
-def test_a_product_that_overflows_float16_does_not():
-    terms = contributions(torch.tensor([[24_000.0]]).half(), weights=torch.tensor([30.0]).half())
-    assert terms.tolist() == [[720_000.0]]
 
 
 def test_the_share_is_a_ratio_of_means():
@@ -63,35 +55,20 @@ def test_the_spike_ratio_by_hand():
     at_sink = torch.tensor([[-6.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
     elsewhere = torch.tensor([[1.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
     found = spike_ratio(at_sink, elsewhere=elsewhere)
-    assert found[:2].tolist() == [2.0, math.inf]
-    assert found[2].isnan()
+    assert found.tolist() == pytest.approx([2.0, math.inf, math.nan], nan_ok=True)
 
 
 def test_row_norms_and_their_ranks():
-    # 3-4-5; 5-12-13; a row of 24,000s whose square overflows float16: 24,000 sqrt 2.
-    w = torch.tensor([[3.0, 4.0], [5.0, 12.0], [24_000.0, 24_000.0]]).half()
-    norms = row_norms(w)
-    assert norms.tolist() == pytest.approx([5.0, 13.0, 24_000 * math.sqrt(2)])
-    assert norm_rank(norms).tolist() == [3, 2, 1]
+    assert row_norms(torch.tensor([[3.0, 4.0], [5.0, 12.0]])).tolist() == [5.0, 13.0]
     assert norm_rank(torch.tensor([5.0, 9.0, 1.0, 5.0])).tolist() == [2, 1, 4, 2]  # equal norms share the better rank
 
 
 def test_selectivity_by_hand():
     # x = [3 4], gate row [1 0], up row [1 1]: cosine 3/5, gate 3, up 7.
-    found = selectivity(
-        torch.tensor([[[3.0, 4.0], [0.0, 0.0]]]), gate_row=torch.tensor([1.0, 0.0]), up_row=torch.tensor([1.0, 1.0])
-    )
-    assert found.cosine[0, 0].item() == pytest.approx(0.6)
-    assert found.gate[0].tolist() == pytest.approx([3.0, 0.0])
-    assert found.up[0].tolist() == pytest.approx([7.0, 0.0])
-    assert found.cosine[0, 1].isnan()
-
-
-def test_selectivity_of_half_inputs_does_not_overflow():
-    x = torch.full((1, 1, 4), 24_000.0).half()
-    found = selectivity(x, gate_row=torch.ones(4).half(), up_row=torch.ones(4).half())
-    assert found.cosine.item() == pytest.approx(1.0)
-    assert found.gate.item() == pytest.approx(96_000.0)
+    x, gate_row, up_row = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]]), torch.tensor([1.0, 0.0]), torch.ones(2)
+    found = selectivity(x, gate_row=gate_row, up_row=up_row)
+    assert found.cosine[0].tolist() == pytest.approx([0.6, math.nan], nan_ok=True)
+    assert (found.gate[0].tolist(), found.up[0].tolist()) == ([3.0, 0.0], [7.0, 0.0])
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-12, 1e6])

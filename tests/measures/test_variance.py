@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +17,6 @@ from sink_lens.measures.variance import (
     token_std,
     variance_ratio,
 )
-
-
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def full(batch, n):
@@ -45,9 +42,7 @@ def test_s1_and_s2_are_different_numbers():
 
 def test_one_sequence_has_no_s1():
     valid = torch.tensor([[True, True], [True, False]])
-    found = s1(draw(0, 2, 2, 5), valid=valid)
-    assert not found[0].isnan()
-    assert found[1].isnan()
+    assert s1(draw(0, 2, 2, 5), valid=valid).isnan().tolist() == [False, True]
 
 
 def test_padding_is_ignored():
@@ -128,10 +123,3 @@ def test_preservation_of_chosen_dimensions_and_chunks_is_the_same(monkeypatch):
     chosen = torch.tensor([7, 0, 19])
     assert torch.equal(output_preservation(w_o, first_std=std, per_dimension=chosen), whole[chosen])
     assert output_preservation(w_o, first_std=std, per_dimension=chosen[:0]).shape == (0,)
-
-
-def test_norms_that_overflow_float16_do_not():
-    # 24,000 squared is 5.76e8; float16 ends at 65,504.
-    x = torch.tensor([24_000.0, -24_000.0]).half().reshape(1, 1, 2)
-    assert token_std(x).item() == pytest.approx(24_000 * math.sqrt(2))
-    assert s1(x.expand(3, 1, 2), valid=full(3, 1)).item() == 0
