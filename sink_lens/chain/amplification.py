@@ -18,7 +18,7 @@ from .setting import Setting
 def amplification_curve(
     setting: Setting, *, means: CentringMeans, factors: Sequence[float] = FACTORS, progress: bool = False
 ) -> pd.DataFrame:
-    """Amplify the variance at the target position and measure the attention that it gets: a row per centre and factor.
+    """Amplify the variance at the target position and measure the attention to it: a row per centre and factor.
 
     Attention is read in the five layers after the first growth step. ``change`` is the mass that the edit adds, with
     its interval over sequences; ``times`` is the ratio to the mass without the edit, which may be near 0. The centre
@@ -54,7 +54,7 @@ def amplification_edits(
 def compute_mass_added(
     setting: Setting, run: Outcome, *, factor: float, reads: Sequence[int], generator: np.random.Generator
 ) -> dict[str, float]:
-    """Compare the attention to the target position, in the layers ``reads``, in an edited and in the baseline run.
+    """Compute how much attention the target position gains by the edits of a run, in the layers ``reads``.
 
     Returns the mean mass, its ratio to the baseline mass, and the difference with its interval (0 at the factor 1).
     """
@@ -69,12 +69,12 @@ def compute_mass_added(
 
 
 def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
-    """Return the factor of a centre at which the target position gets the most attention."""
+    """Return the factor of the rows of one centre in which the target position gets the most attention."""
     return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 
 def strongest_amplification(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
-    """Return the amplification that gives the target position the most attention; None if no factor adds any."""
+    """Return the edit of the curve's row with the most attention to the target; None if no factor adds any."""
     if not len(curve):
         return None
     top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]

@@ -56,7 +56,7 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
-    """Return the ids of a token: the number itself, or every id whose text is the string or a space and the string.
+    """Return the ids of a token: a number is the id itself; a text has all ids that read so, or so after a space.
 
     Raises:
         InputError: the id is outside the vocabulary, no id has this text, or the model has no tokenizer.
@@ -78,11 +78,12 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
 
 
 def _id_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """Name a token in a message: its text in quotes, or ``id 13`` without a tokenizer."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 
 def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
-    """Cut a row around each (sequence, position) of ``places``; no more rows than sequences, first ones first."""
+    """Cut the tokens around each (sequence, position) of ``places``; return at most as many rows as sequences."""
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)

@@ -79,6 +79,8 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
 
 
 class _Rows:
+    """The rows of the table of ``chain_measures``, collected one by one."""
+
     def __init__(self) -> None:
         self._rows: list[tuple[str, int | None, int | None, float, float, str]] = []
 
@@ -99,7 +101,7 @@ class _Rows:
     def add_layers(
         self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None
     ) -> None:
-        """Add one row per layer, from the layer ``first`` on, and one row for the whole model."""
+        """Add a row per layer and a row (``whole``) for the whole model; ``first`` is the layer of the first value."""
         for index, value in enumerate(values):
             self.add(measure, value, layer=first + index, unit=unit)
         self.add(measure, whole, unit=unit)

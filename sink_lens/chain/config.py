@@ -179,22 +179,22 @@ class TraceConfig(Question):
 
     @property
     def control_sequences(self) -> int:
-        """Maximum number of sequences for controls."""
+        """Maximum number of sequences on which each random control is run."""
         return QUICK_CONTROL_SEQUENCES if self.quick else CONTROL_SEQUENCES
 
     @property
     def choosing_sequences(self) -> int:
-        """Maximum number of sequences on which makers are searched."""
+        """Maximum number of sequences on which the parts that make the sink are searched."""
         return QUICK_CHOOSING_SEQUENCES if self.quick else CHOOSING_SEQUENCES
 
     @property
     def floors_by_link(self) -> dict[str, float]:
-        """The floors that the user set: name of a link, or ``EVERY_INTERVENTION``, -> floor."""
+        """Link (or ``EVERY_INTERVENTION``) -> the floor that the user set, which its statistic must exceed."""
         pairs = (pair.partition("=") for pair in self.floors or ())
         return {name.strip(): float(value) for name, _, value in pairs}
 
     @property
     def changed_thresholds(self) -> tuple[str, ...]:
-        """Names of the floors and thresholds that the user changed from the calibrated ones."""
+        """Names of the floors and thresholds that differ from the defaults, with which error rates were measured."""
         defaults = {one.name: one.default for one in fields(self)}
         return tuple(name for name in _CALIBRATED if (getattr(self, name) or None) != (defaults[name] or None))

@@ -20,7 +20,7 @@ from .setting import sequences_to_test
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The measurements that links are judged by: one model's panel and what belongs to it."""
+    """The measurements by which links are judged: all readings of one model, and its growth layers by neuron."""
 
     lens: LensModel
     panel: Panel
@@ -49,7 +49,7 @@ class Evidence:
 
     @property
     def tested_sequences(self) -> list[int]:
-        """Indices of the sequences on which super neurons are tested; the others, if any, are for choosing."""
+        """Indices of the sequences on which super neurons are tested; any others were used to choose these neurons."""
         return sequences_to_test(self.panel.n_sequences, config=self.config)
 
     def generator(self) -> torch.Generator:
@@ -59,7 +59,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistic:
-    """A number of a link with its interval over sequences, and its nulls."""
+    """A number measured for a link, with its interval over sequences and the values that it is compared with."""
 
     name: str
     interval: Interval
@@ -80,7 +80,7 @@ class Statistic:
 
 
 def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
-    """Make the evidence from a panel: split its growth steps by neurons and choose super neurons.
+    """Make the evidence from a model's readings: split its growth steps by neurons and choose super neurons.
 
     Super neurons are chosen on all sequences that are not set aside to test them.
     """
@@ -102,7 +102,7 @@ def not_asked_statistic(name: str) -> Statistic:
 
 
 def why_too_short(panel: Panel) -> str:
-    """Return the reason why the token cannot be compared with other tokens; empty if it can."""
+    """Return why the sink token cannot be compared with other tokens (there are none); empty if it can."""
     if panel.norm_ratio().isnan().all():
         return f"the sequences have no other token at or after position {OTHERS_FROM}"
     return ""
@@ -117,7 +117,7 @@ def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
 
 
 def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
-    """Return the 95th percentile, over other positions, of a position's standard deviation over their median."""
+    """Return the null of the S2 ratio: the 95th percentile, over other positions, of S2 over its median there."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan
@@ -126,7 +126,7 @@ def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
 
 
 def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
-    """Return the statistic of the growth step with the lowest estimate, renamed: a link must hold at every step."""
+    """Return, under a new name, the growth steps' lowest statistic, since a link must hold at every step."""
     estimates = [statistic.interval.estimate for statistic in by_step]
     least = by_step[int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))]
     return Statistic(name=name, interval=least.interval, nulls=least.nulls, layers=least.layers)

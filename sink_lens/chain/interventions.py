@@ -194,7 +194,11 @@ def _loss_without_sink(setting: Setting) -> Float[Tensor, " batch"]:
 def _intervention_row(
     setting: Setting, link: str, one: Intervention, *, uniform: Tensor, masked: Tensor, rng: np.random.Generator
 ) -> dict[str, object]:
-    """Run an intervention and its controls, and return its row of the table ``effects``."""
+    """Run an intervention and its controls, and return its row of the table ``effects``.
+
+    ``uniform`` is the attention to the sink, by layer, if all attention were spread evenly; ``masked`` is the loss of
+    each sequence if no query can attend to the sink.
+    """
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
     # Quiet: an edit of a later layer may find its work done by that of an earlier one. ``outcome`` says what changed.
     baseline, whole = setting.baseline, setting.run(one.edits, loss=True, quiet=True)

@@ -32,7 +32,7 @@ Answer = Literal["yes", "no", "undecided", "not applicable", "not tested", "not 
 
 
 class Answers(NamedTuple):
-    """The three answers about a link, in the order of ``QUESTIONS``."""
+    """The three answers about a link: is it present, is it necessary or sufficient, and does it carry the sink."""
 
     present: Answer
     necessary_or_sufficient: Answer

@@ -59,7 +59,7 @@ class MeasuringPlan:
 
     @property
     def sink_position(self) -> int:
-        """The studied position."""
+        """The studied position, which is the first of the sink positions."""
         return self.sink_positions[0]
 
 
@@ -77,7 +77,7 @@ class Location:
 
     @property
     def sink_position(self) -> int:
-        """The studied position."""
+        """The studied position, which is the first of the sink positions."""
         return self.sink_positions[0]
 
     @property
@@ -87,7 +87,7 @@ class Location:
 
     @property
     def dimensions(self) -> tuple[list[int], list[int]]:
-        """Outlier dimensions of two or more layers (the most layers first), and outlier dimensions of a single layer.
+        """Two lists: the outlier dimensions of two or more layers, most layers first, and those of a single layer.
 
         All are in the first list if none is in two layers. The embedding does not count as a layer.
         """
@@ -97,11 +97,11 @@ class Location:
         return (lasting, brief) if lasting else (brief, [])
 
     def feeding_layers(self, attention: Sequence[int]) -> tuple[int, ...]:
-        """Return the layers whose attention comes before the growth, out of those with ``attention``."""
+        """Return the layers up to the first growth layer, out of the model's layers with attention (``attention``)."""
         return feeding_layers(self.growth_layers, attention=attention)
 
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
-        """Return the outlier dimensions of the stream that a layer reads, which are those after the layer before it."""
+        """Return the outlier dimensions of the stream that a layer reads: those found after the layer before it."""
         return self.outliers.get(layer - 1, ())
 
     def plan(self, attention: Iterable[int]) -> MeasuringPlan:
@@ -203,6 +203,7 @@ def find_outliers(
 def _common_dimensions(
     state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]
 ) -> Bool[Tensor, " d_model"]:
+    """Mark the dimensions that are nearly as large at a typical other token as in the studied token."""
     return typical >= _COMMON * state.abs().mean(0)
 
 

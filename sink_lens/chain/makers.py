@@ -242,7 +242,7 @@ def _rank_parts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shortest_prefix(removed: Callable[[int], float], *, goal: float, most: int) -> int:
-    """Find the length of a short prefix that reaches the goal, by doubling and halving; 0 if none does."""
+    """Find how many of the strongest parts remove the share ``goal``, by doubling and halving; 0 if none do."""
     size = 1
     while size < most and removed(size) < goal:
         size = min(2 * size, most)
@@ -258,7 +258,7 @@ def _shortest_prefix(removed: Callable[[int], float], *, goal: float, most: int)
 def _thin_out(
     parts: Sequence[Maker], removed: Callable[[Sequence[Maker]], float], *, goal: float, keep: Sequence[Maker] = ()
 ) -> list[Maker]:
-    """Drop parts as long as the rest reaches the goal: the lowest ranked first, in halves, quarters, ..., single parts.
+    """Drop parts, the lowest ranked first, in halves, quarters, ..., as long as the rest removes the share ``goal``.
 
     The parts in ``keep`` stay.
     """
@@ -277,7 +277,7 @@ def _thin_out(
 
 
 def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
-    """Return the parts before the last ``GAP`` in the integrated effects; none if no gap follows the chosen parts."""
+    """Return the parts before the last fall by ``GAP`` in the integrated effects; [] if it is not after ``chosen``."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
     least = max((number for number, place in enumerate(order) if parts[place] in chosen), default=0) + 1
@@ -315,6 +315,7 @@ def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
 
 
 def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
+    """Make the edit that sets an embedding at the sink position to its mean over ordinary tokens."""
     written, position = read_embeddings(setting)[kind], setting.sink_position
     over = (written[:, [position]] - setting.mean_ordinary(written)).float()
 
@@ -325,6 +326,7 @@ def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
 
 
 def _key_bias_ablation(setting: Setting, layer: int, heads: list[int]) -> Edit:
+    """Make the edit that subtracts the bias of some key-value heads from the keys of a layer."""
     bias, label = attention_weights(setting.lens, layer=layer).b_k[heads], f"key biases of layer {layer} x 0"
     return edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=heads, label=label)
 
@@ -344,6 +346,7 @@ def _run_ablations(
 
 
 def _target_layers(setting: Setting, target: Target) -> list[int]:
+    """Return the layers in which a target is read: the sink, the sink logits or the outlier dimensions."""
     if target == "outlier dimensions":
         return [layer for layer in sorted(setting.location.outliers) if layer >= 0] or [0]
     if target == "sink logit":

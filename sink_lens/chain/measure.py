@@ -82,7 +82,7 @@ class Panel:
         return self.location.feeding_layers(self.attention_layers)
 
     def at_sink(self, name: str, position: int) -> Tensor:
-        """Return a reading at one sink position, which are its last axis; the first axes are layer and sequence."""
+        """Return a reading at one sink position; its first axes are layer and sequence."""
         return self[name][..., self.sink_positions.index(position)]
 
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
@@ -91,7 +91,7 @@ class Panel:
         return r.ratio_to_others(norms, positions=self.positions, key=self.location.sink_position)
 
     def std_ratio(self, site: str) -> Float[Tensor, "layer batch"]:
-        """Divide the standard deviation within the studied token by its median over other tokens."""
+        """Divide the standard deviation within the studied token, at a site, by its median over other tokens."""
         return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.location.sink_position)
 
     def states(self) -> Float[Tensor, "layer batch d_model"]:

@@ -103,7 +103,7 @@ def split_layers(
 
 
 def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
-    """Mark the super neurons of a layer, which are super neurons at any of the sink positions."""
+    """Mark the neurons of a layer that are super neurons at one or more of the sink positions."""
     return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
 
 
@@ -171,6 +171,7 @@ def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, sup
 
 
 def _join_frames(frames: list[pd.DataFrame], *, columns: list[str]) -> pd.DataFrame:
+    """Join tables below each other, columns in their types; an empty table with ``columns`` if there are none."""
     joined = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
     return joined.astype({name: _TYPES[name] for name in joined})
 

@@ -57,7 +57,7 @@ DIMENSIONS = "outlier dimensions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """A source or a target of a path."""
+    """One end of a path: the parts that write to the stream (source), or those that read it (target)."""
 
     name: str
     step: int = NO_STEP
@@ -115,6 +115,7 @@ class Writings:
         return setting.lens.remaining_scales[layer] * self._subtract_ordinary_mean(part)
 
     def _subtract_ordinary_mean(self, x: Tensor) -> Tensor:
+        """Subtract the mean over ordinary tokens; the result is float32, on the CPU."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 
@@ -129,7 +130,7 @@ class Writings:
         return x
 
     def input_change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
-        """Compute the part of a layer's input that a source wrote, less its mean; the input of (``mlp``) the MLP."""
+        """Compute what a source adds to the input of a layer's attention or (``mlp``) MLP, less its ordinary mean."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         added, by = self.added, self.setting.lens.remaining_scales[layer]
         if source.name == EMBEDDING:
@@ -277,7 +278,7 @@ def neuron_groups(setting: Setting) -> list[End]:
 
 
 def list_paths(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
-    """List all paths: from each source to each later target; keys of each lane (step -> layers read) to the sink."""
+    """List all paths: each source to each later target, and keys to the sink; ``lanes`` is step -> layers read."""
     at = setting.sink_position
     own = setting.lens.key_layers
     keys = [End(name=KEY, step=number, layers=own(layers)) for number, layers in lanes.items() if layers]

@@ -139,6 +139,7 @@ def _make_cases(setting: Setting) -> list[_Case]:
 
 
 def _batch_without_bos(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
+    """Return a copy of the batch with other token ids, which have no BOS."""
     lengths = torch.full((len(ids),), ids.shape[1])
     return replace(tokens, tokens=ids, lengths=lengths, bos=False, bos_condition="without")
 
@@ -169,7 +170,7 @@ def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> f
 def _case_row(
     setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float
 ) -> dict[str, object]:
-    """Make a case's row of the table ``placement``; a sink has at least ``least`` mass over uniform attention."""
+    """Make a case's row of ``placement`` from its run ``found``; a sink has at least ``least`` above uniform mass."""
     assert found.loss is not None  # it was asked for
     mass = mean_mass(found, cell.position, setting.sink_layers)
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())

@@ -317,5 +317,6 @@ def _sampled_vectors(view: LayerView, site: str, positions: Tensor) -> tuple[Ten
 
 
 def _valid_queries(view: LayerView) -> Bool[Tensor, "batch row"]:
+    """Mark the sampled queries that are no padding."""
     assert view.rows is not None
     return view.valid[:, view.rows]

@@ -48,13 +48,14 @@ _Effects = dict[tuple[Kind, int], Tensor]
 
 
 def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> None:
+    """Add the effects of the parts of one kind and layer to ``effects``, in place."""
     place: tuple[Kind, int] = (kind, layer)
     values = values.detach().double().cpu()
     effects[place] = effects[place] + values if place in effects else values
 
 
 def screen_parts(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
-    """Screen all parts: one row per part with kind, layer, unit and its effect (over the largest) by each screen.
+    """Estimate how much each part makes of the target: a row per part; the largest effect of each screen is 1.
 
     The effect of a sink logit is its head's mean null mass; heads whose null mass is under the threshold have no row.
     Cost: three passes over the setting's sequences, and twelve of the sink position alone with gradients; of layers
@@ -87,7 +88,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
 
 
 def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
-    """Join the effects of all screens into a table with one row per part, each over the largest of its screen."""
+    """Join the effects of all screens in a table: a row per part, effects divided by the largest of their screen."""
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects):
         size = max(effects[kind, layer].numel() for effects in found.values() if (kind, layer) in effects)

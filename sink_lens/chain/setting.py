@@ -123,7 +123,7 @@ class Setting:
 
     @cached_property
     def baseline(self) -> Outcome:
-        """Outcome of the baseline run."""
+        """Outcome of the baseline run: attention to the target and the sink, and the loss."""
         return self.baseline_run.outcome
 
     @property
@@ -200,7 +200,7 @@ class Setting:
         return torch.Generator().manual_seed(self.config.seed)
 
     def control_positions(self, position: int) -> list[int]:
-        """Pick up to ``config.controls`` spaced positions, neither sink nor target, after ``position`` if possible."""
+        """Pick at most ``config.controls`` spaced positions for controls: no sink, no target, later if possible."""
         taken, controls = {*self.location.sink_positions, self.target_position}, self.config.controls
         free = [p for p in range(1, self.tokens.n_positions - 1) if p not in taken]
         later = [p for p in free if p > position]
@@ -321,6 +321,7 @@ class Setting:
         return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)]
 
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
+        """Return the value to freeze at: that of the position or (``mean``) the mean over ordinary tokens."""
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 

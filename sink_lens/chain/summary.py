@@ -144,7 +144,7 @@ def first_sink_answer(
     tokens: TokenBatch,
     position: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return the sink's position (None if there is none) and a line with its sink rate, and a digit for each layer.
+    """Return the sink's position (None: no sink) and a line with its sink rate, also by layer as a digit (tenths).
 
     The rates may be of some of the sequences only. If a position is given, the line is about that position.
     """

@@ -95,12 +95,12 @@ class Trace(Result):
 
     @property
     def links(self) -> pd.DataFrame:
-        """One row per (link, statistic, null)."""
+        """The table ``links``: one row per (link, statistic, null), with value, interval and verdict."""
         return self.tables["links"]
 
     @property
     def super_neurons(self) -> pd.DataFrame:
-        """The super neurons, the strongest first."""
+        """The rows of the table ``neurons`` that are super neurons, the largest contribution first."""
         supers = self.tables["neurons"].query("is_super")
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 

@@ -159,6 +159,7 @@ def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batc
 
 
 def _first_query_beyond_reach(key: int, reach: int | None) -> int | None:
+    """Return the first query whose window no longer reaches the key; None without a window."""
     return None if reach is None else key + reach
 
 

@@ -130,7 +130,7 @@ def ratios_to_median_norm(
 
 
 def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -> ScoreGap | None:
-    """Find the gap between low and high scores: the lowest wide gap above which their median is at least `least`.
+    """Find the gap between low and high scores: the lowest wide gap with a median of at least `least` above it.
 
     A gap reaches from a score to `gap` times this score or further. The tokens within it may be a share `STRAY_FRAC` of
     those above it, so none where fewer than 1 / `STRAY_FRAC` are above. Where there are several gaps, the

@@ -100,6 +100,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
+    """Freeze the value averages of a position, up to the segment's last layer; controls: other positions."""
     site = setting.lens.family.aggregated
     layers = setting.layers_having(site, range(segment.layers[-1] + 1))
     return setting.freeze_site(site, layers=layers, position=position)

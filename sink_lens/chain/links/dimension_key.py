@@ -129,10 +129,10 @@ def _key_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_h
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the link's statistics: the cosine of the sink's key with its outlier dimensions' part, and their share.
+    """Compute the link's statistics: the key cosine, and the share of the key's logit that outlier dimensions make.
 
-    The share is of the key's logit. Both are means over the layers that have the sink. If keys have a bias, two more
-    statistics say how far the dimensions cancel it, and how short the sink's key is.
+    Both are means over the layers that have the sink. If keys have a bias, two more statistics say how far the
+    dimensions cancel it, and how short the sink's key is.
     """
     panel = evidence.panel
     if "key_cosine" not in panel:
@@ -217,6 +217,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _freeze_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
+    """Freeze the keys of a position in the segment's layers; the controls freeze keys of other positions."""
     return setting.freeze_site("k", layers=setting.lens.key_layers(segment.layers), position=position)
 
 

@@ -17,7 +17,7 @@ from ..setting import Edits, FrozenQuantity, Segment, Setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """One intervention on a link: it makes a sink at the target position, or removes the model's own."""
+    """One intervention on a link: it makes a sink at the target position, or removes the model's own sink."""
 
     name: str
     edits: Edits
@@ -36,7 +36,7 @@ class Intervention:
 
 
 def make_removal(kept: FrozenQuantity, *, setting: Setting, name: str, is_primary: bool = True) -> Intervention:
-    """Make the intervention that mean ablates a quantity at the sink position: does the link carry the sink?"""
+    """Make the intervention that tests if a link carries the sink: mean ablate a quantity at the sink position."""
     return Intervention(
         name=name,
         edits=kept.edits,
@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
-    """Freezing of a link for mediation: its target quantity keeps the value that it has without the sink."""
+    """Freezing of a link for mediation: the quantity that the link leads to keeps its value without the sink."""
 
     name: str
     """The name of what is frozen, in the column ``frozen``."""
@@ -74,7 +74,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One arrow of the chain: all that is said, measured and done of it."""
+    """One link of the chain: its texts, and the functions that measure it and intervene on it."""
 
     name: str
     source: str

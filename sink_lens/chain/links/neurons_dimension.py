@@ -54,7 +54,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the share of each step's change that its super neurons write, the lowest first; random ones as null."""
+    """Return a statistic per growth step, the lowest first: the share of its change that super neurons write."""
     panel = evidence.panel
     generator = evidence.generator()
     by_step = []
@@ -89,7 +89,7 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Zero the neurons' weights into the outlier dimensions; mean ablate these dimensions, and the makers' span.
+    """Zero the neurons' weights to the outlier dimensions; mean ablate these, or all directions that makers write.
 
     The weights are zeroed at every position, since a neuron may make the sink by what it takes from other tokens.
     """

@@ -27,7 +27,7 @@ _SILENT = 0.01
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Return the spike ratio of the super neurons of each growth step, lowest step first.
+    """Return a statistic per growth step, the lowest first: the spike ratio of its super neurons.
 
     A neuron's ratio is its mean |activation| at the sink, divided by that at other positions. A step's is the geometric
     mean over its neurons. Ratios are cut at a million, since a neuron may be silent at other positions. A neuron that
@@ -61,7 +61,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _spike_ratio(rows: np.ndarray) -> float:
-    """Compute the geometric mean over neurons of their mean activation at the sink over that elsewhere."""
+    """Compute the geometric mean, over neurons, of activation at the sink divided by activation at other tokens."""
     at_sink, elsewhere = rows.mean(0)
     fires = at_sink > _SILENT * at_sink.max(initial=0.0)
     with np.errstate(divide="ignore"):

@@ -38,7 +38,7 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phrase:
-    """A part of a headline."""
+    """A part of a headline, with the rows of tables on which it stands."""
 
     key: str
     """What it says: `no sink`, `sink`, `bound`, `by LINK`, `cancels bias`, `direction`, `no variance`, and so on."""
@@ -49,7 +49,7 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkWords:
-    """A link's words on the page, beside its sentence."""
+    """The texts about a link that a page shows, besides the link's own sentence."""
 
     carries_as: Callable[[Tables], str] = lambda _: ""
     """What the headline says carries the sink if the link does; empty if nothing was found to name."""
@@ -96,6 +96,7 @@ def interventions_by_name(tables: Tables) -> dict[str, dict[str, Any]]:
 
 
 def _index_rows(table: pd.DataFrame, column: str) -> dict[str, dict[str, Any]]:
+    """Map each value of a column to the first row that has this value."""
     rows = table.drop_duplicates(column).set_index(column, drop=False)
     return {str(name): dict(row) for name, row in rows.to_dict("index").items()}
 
@@ -151,7 +152,7 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
 
 
 def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
-    """Write sentences on the other parts of the key, and on dimensions that cancel the keys' bias, if they matter."""
+    """Return sentences on the other parts of the key, and on dimensions that cancel the keys' bias; [] if minor."""
     said, effects = [], interventions_by_name(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(
@@ -168,7 +169,7 @@ def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
 
 
 def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    """Say that random spans remove as much as the makers' span, if they do."""
+    """Return a sentence that random spans remove as much of the sink as the makers' span; [] if they do not."""
     span = interventions_by_name(tables).get(SPAN)
     if span is None or not span["ci_low"] > INTERVENTION_FLOOR or span["ci_low"] > span["control_largest"]:
         return []
@@ -179,7 +180,7 @@ def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
 
 
 def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    """Say that mixers still bring earlier tokens under isolation, if the model has mixers."""
+    """Return a sentence that mixers bring earlier tokens even under isolation; [] in a model without mixers."""
     table = tables.get("summary")
     layers = [] if table is None else table.loc[table["quantity"].eq("mixer_layers"), "value"].tolist()
     if not layers:

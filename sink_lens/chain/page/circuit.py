@@ -50,7 +50,7 @@ _BY_STEP = ("neurons", "dimension", "key", "heads")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChainCircuit(Drawable):
-    """The nodes and arrows of a run's chain."""
+    """The nodes and arrows of a trace's chain, as tables that a figure draws."""
 
     about: dict[str, Any]
     """Model, hashes of weights and tokens, the studied position, and whether it is a sink."""
@@ -291,6 +291,7 @@ def _layer_label(first: int, last: int) -> str:
 
 
 def _row_dicts(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table, each as a dictionary from column to value."""
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 

@@ -204,7 +204,7 @@ _NOT = "not measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedLink:
-    """An arrow of the run's chain."""
+    """A link of a run's chain, with the names of the two nodes that it joins."""
 
     name: str
     source: str
@@ -222,7 +222,7 @@ class NamedLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
-    """One statistic of a link, as it is shown."""
+    """One statistic of a link, as texts for the cells of the page's table."""
 
     link: str
     title: str
@@ -424,6 +424,7 @@ def edit_name(edit: object) -> str:
 
 
 def _percent_or_empty(share: float) -> str:
+    """Write a share as a percentage; empty if it is nan."""
     return "" if math.isnan(share) else percent(share)
 
 

@@ -216,6 +216,7 @@ def _variance_rows(run: Run) -> pd.DataFrame:
 
 
 def _circuit_edges(run: Run) -> pd.DataFrame:
+    """Return the edges of the trace's circuit, one row each."""
     return circuit.chain_circuit(run).edges
 
 

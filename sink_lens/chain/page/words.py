@@ -271,6 +271,7 @@ def is_beyond_chance(row: Mapping[Any, Any]) -> bool:
 
 
 def _int_of(value: object) -> int:
+    """Convert the text of a whole number, such as ``3`` or ``3.0``, to an int."""
     return int(float(str(value)))
 
 
