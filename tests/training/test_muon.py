@@ -11,29 +11,23 @@ from safetensors.torch import load_file
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import undecayed
 from sink_lens.models.load import load
-from sink_lens.training.loop import Loop
 from sink_lens.training.model import model_of
 from sink_lens.training.muon import MuonWithAdamW
-from sink_lens.training.train import train
 
-from .tiny_run import config_of, data
-
-
-def optimizer_of(model):
-    return MuonWithAdamW(model, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), undecayed=undecayed(model))
+from .tiny_run import config_of, stop_at, trained
 
 
-def stepped(model, optimizer, *, n=1):
-    for seed in range(n):
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
+def optimizer_of(model, **named):
+    return MuonWithAdamW(model, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), undecayed=undecayed(model, **named))
 
 
 def test_every_parameter_is_in_one_of_both_and_moves_as_torchs_own_does():
     ours, theirs = model_of(config_of()), model_of(config_of())
-    stepped(ours, optimizer_of(ours))
+    generator = torch.Generator().manual_seed(0)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        one.grad = torch.randn(one.shape, generator=generator)
+        other.grad = one.grad.clone()
+    optimizer_of(ours).step()
     named = dict(theirs.named_parameters())
     matrices = {name for name, one in named.items() if one.ndim == 2 and ".layers." in name}
     assert len(matrices) == 2 * 7
@@ -45,7 +39,7 @@ def test_every_parameter_is_in_one_of_both_and_moves_as_torchs_own_does():
         {"params": [one for one in named.values() if one.ndim == 1], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(rest, lr=1e-2, betas=(0.9, 0.95))
-    stepped(theirs, muon)
+    muon.step()
     adamw.step()
     for name, one in ours.named_parameters():
         assert torch.equal(one, named[name]), name
@@ -53,15 +47,11 @@ def test_every_parameter_is_in_one_of_both_and_moves_as_torchs_own_does():
 
 def test_a_gain_a_head_that_decays_is_no_matrix():
     model = model_of(config_of(value_norm="per_head", decay_unshared_gain=True))
-    kept = undecayed(model, unshared_gain=False)
-    found = MuonWithAdamW(model, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), undecayed=kept)
-    gains = [one for name, one in model.named_parameters() if name.endswith("value_norm")]
+    gains = {id(one) for name, one in model.named_parameters() if name.endswith("value_norm")}
     assert gains
-    by_muon = [id(one) for group in found._parts[-1].param_groups for one in group["params"]]
-    by_adamw = [id(one) for group in found._parts[0].param_groups for one in group["params"]]
-    if isinstance(found._parts[0], torch.optim.Muon):
-        by_muon, by_adamw = by_adamw, by_muon
-    assert all(id(one) in by_adamw and id(one) not in by_muon for one in gains)
+    for part in optimizer_of(model, unshared_gain=False)._parts:
+        held = gains & {id(one) for group in part.param_groups for one in group["params"]}
+        assert held == (set() if isinstance(part, torch.optim.Muon) else gains)
 
 
 def test_a_schedule_reaches_both():
@@ -76,13 +66,9 @@ def test_a_schedule_reaches_both():
 @pytest.fixture(scope="module")
 def variant(tmp_path_factory):
     """The training with some changes, which is made once for the tests of this file."""
-
-    @functools.cache
-    def made(**changes):
-        out = tmp_path_factory.mktemp("variant") / "run"
-        return train(config_of(**changes), out=out, progress=False, data=data())
-
-    return made
+    return functools.cache(
+        lambda **changes: trained(tmp_path_factory.mktemp("variant") / "run", config=config_of(**changes))
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,21 +102,10 @@ def test_muon_is_not_sharded():
         config_of(optimizer="muon", fsdp=True, device=None)
 
 
-def test_a_training_that_was_stopped_goes_on_bit_for_bit(variant, tmp_path, monkeypatch):
+def test_a_training_that_was_stopped_goes_on_bit_for_bit(variant, tmp_path):
     config, whole = config_of(optimizer="muon"), variant(optimizer="muon")
-    own = Loop.training_step
-
-    def stopped(self, *given, **named):
-        if self.state.global_step == 7:
-            raise KeyboardInterrupt
-        return own(self, *given, **named)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Loop, "training_step", stopped)
-        train(config, out=tmp_path / "parted", progress=False, data=data())
-    parted = train(config, out=tmp_path / "parted", progress=False, data=data())
+    parted = trained(stop_at(tmp_path / "parted", 7, config=config), config=config)
     columns = ["step", "loss", "eval_loss", "lr"]
     pd.testing.assert_frame_equal(parted.frame[columns], whole.frame[columns])
-    weights = (load_file(str(run.checkpoints[12] / "model.safetensors")) for run in (whole, parted))
-    first, second = weights
+    first, second = (load_file(str(run.checkpoints[12] / "model.safetensors")) for run in (whole, parted))
     assert all(torch.equal(one, second[name]) for name, one in first.items())

@@ -5,7 +5,9 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 
 from sink_lens.training import checkpoint_files
@@ -41,15 +43,26 @@ def trained(out, *, config=None, **options):
     return train(config_of() if config is None else config, out=out, data=data(), progress=False, **options)
 
 
+def stop_at(out, step, **options):
+    """A run folder whose training was stopped after a step."""
+    own = Loop.training_step
+
+    def stopped(self, *given, **named):
+        if self.state.global_step == step:
+            raise KeyboardInterrupt
+        return own(self, *given, **named)
+
+    with mock.patch.object(Loop, "training_step", stopped), pytest.raises(KeyboardInterrupt):
+        trained(out, **options)
+    return out
+
+
 def _kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _main(out, place):
-    """Train; be killed in the forward of step 8, or while the checkpoint of step 8 is written, or one after the other.
-
-    The second is done by a copy of the process that has not trained: to import everything takes the most time.
-    """
+    """Train; be killed in the forward of step 8, while that of step 8 is saved, or in both, in two forks."""
     if place == "both":
         if os.fork() == 0:
             _main(f"{out}-forward", "forward")
