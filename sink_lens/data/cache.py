@@ -158,7 +158,7 @@ def find_fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = 
 
 
 def size_and_time(path: Path) -> dict[str, int]:
-    """Size of a file and time of its last change, by which an unchanged file is recognised unread."""
+    """Size (``bytes``) and time of last change (``mtime_ns``) of a file; if both are as before, it need not be read."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
@@ -170,7 +170,7 @@ def sha256_of(path: Path) -> str:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """The entries of the cache, by kind and name, including the leftovers of killed processes; links are skipped."""
+    """The entries of the cache, sorted by kind and name, with what killed processes left; links are skipped."""
     found = []
     for path in cache_folder().glob("*/*"):
         if not path.is_dir() or path.is_symlink() or not _lock_file(path).is_file():

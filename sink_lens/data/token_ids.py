@@ -63,7 +63,7 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def continuation_ids(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
-    """Token ids of ``text`` behind ``before``; None if the text changes the tokens of ``before``.
+    """Token ids that ``text`` has directly after the text ``before``; None if it changes the tokens of ``before``.
 
     A tokenizer as Llama 2's puts a space of its own before a text that stands alone, and gives other tokens for it.
     """
@@ -72,7 +72,9 @@ def continuation_ids(before: str, text: str, tokenizer: PreTrainedTokenizerBase)
 
 
 def prompt_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Text with exactly these token ids, BOS left out, or with the last 32, 8 or 2 of them; None if there is none.
+    """Text that the tokenizer turns into exactly these token ids, BOS left out; None if there is no such text.
+
+    If all of them have no such text, the last 32, 8 or 2 are tried.
 
     A sequence that was cut out of a text may begin within a word, so that its text has other tokens there.
     """

@@ -259,7 +259,7 @@ class TokenBatch:
 
     @property
     def n_positions(self) -> int:
-        """Number of positions, padding included: the length of the longest sequence or more."""
+        """Number of positions of each sequence, padding included: at least the length of the longest one."""
         return self.tokens.shape[1]
 
     @property
@@ -479,7 +479,7 @@ def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -
 
 
 def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the sequences' padding (``mask`` is False) to the right; return tokens and lengths."""
+    """Move padding, the tokens at which ``mask`` is False, to the end of each sequence; return tokens and lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
         raise InputError(
             f"tokens are {_type_and_shape(tokens)}, the mask is {_type_and_shape(mask)}; need (sequences, positions) "

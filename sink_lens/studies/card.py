@@ -62,7 +62,7 @@ def card(
 ) -> Study:
     """Make the card of a model; with a second model, say what changed from the first to the second.
 
-    A card has sinks, BOS, outlier dimensions, what writes them, largest activations and what they are worth. It costs
+    A card has sinks, BOS, outlier dimensions, what writes them, largest activations, and losses without them. It costs
     one reading pass, one pass for the loss with or without BOS, and two passes with the outlier dimensions set to zero
     and to their mean. The result's ``decision`` is the card; ``card.json`` in the run folder is the same, ``card.md`` a
     block for a model card. A comparison costs one reading pass of each model.
@@ -195,7 +195,7 @@ def _interval_fields(found: Interval) -> dict[str, Any]:
 
 
 def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    """Return one row per token id that is a sink, the most frequent first: id, text, count as sink and in all."""
+    """Return a row for each token id that is a sink, the most frequent first: id, text, count as sink, whole count."""
     tokens = seen.tokens.tokens.cpu()
     valid = seen.tokens.valid.cpu()
     valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False  # nothing attends to the last token
@@ -243,7 +243,7 @@ def measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "b
 
 
 def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    """Return one row per outlier dimension: its layers, and its mean value in the layer where that is largest."""
+    """Return a row for each outlier dimension: its layers, and its mean value in the layer where that is largest."""
     rows = []
     for dimension in seen.outlier_dimensions:
         layers = [layer for layer, dims in seen.location.outliers.items() if dimension in dims]
@@ -263,7 +263,7 @@ def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    """Return one row per site: its largest entry, where it is, and its ratio to the token's median magnitude."""
+    """Return a row for each site: its largest entry, the place of it, and its ratio to the token's median magnitude."""
     rows = []
     for site in SITES_READ:
         name = f"largest:{site}"
@@ -318,7 +318,7 @@ def read_chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
 
 
 def card_sentence(found: Mapping[str, Any]) -> str:
-    """Return the card's sentence: what to keep (sink token, outlier dimensions, BOS), with the numbers behind it."""
+    """Return a sentence that says what to keep (sink token, outlier dimensions, BOS), from the card (``found``)."""
     sink, outliers = found["sink"], [row["dimension"] for row in found["outlier_dimensions"]]
     rate = sink["rate"]
     rated = ""
@@ -356,7 +356,7 @@ def card_sentence(found: Mapping[str, Any]) -> str:
 
 
 def terminal_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows (name, text) of a card, as the terminal and the Markdown table show them."""
+    """Return the card (``found``) as rows (name, text), which the terminal and the Markdown table show."""
     sink, rate = found["sink"], found["sink"]["rate"]
     rated = f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip()
     bos_needed = {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}

@@ -85,7 +85,7 @@ def _refuse_unlike(first: LensModel, second: LensModel) -> None:
 
 
 def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
-    """Return the rows of ``changes`` for numbers: the loss (at all, early and later positions) and ``COMPARED``."""
+    """Return the rows of ``changes`` for the loss (all, early and later positions) and the numbers of ``COMPARED``."""
     first, second = a.token_losses.double(), b.token_losses.double()
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), seed=a.seed)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))

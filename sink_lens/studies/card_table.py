@@ -96,7 +96,7 @@ def make_table_rows(
 
 
 def read_run_row(run: Run) -> Row:
-    """Return the row (column -> value) of the model of a card or a trace; facts that both have share a column.
+    """Return the row (column -> value) that a card's or a trace's run has in the table; both use the same column names.
 
     Raises:
         RunError: the run is neither a card nor a trace, or lacks its summary.

@@ -100,7 +100,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
 def _edit_row(
     setting: Setting, baseline: Outcome, edited: Outcome, *, target_position: int, reads: Sequence[int]
 ) -> dict[str, Any]:
-    """Return a row of ``summary``: attention to target and sink position, loss and outcome, edited and baseline."""
+    """Return a row of ``summary``: attention to target and sink position and the loss, with and without the edit."""
     assert baseline.loss is not None  # both were asked for it
     assert edited.loss is not None
     rng = np.random.default_rng(setting.config.seed)
@@ -140,7 +140,7 @@ def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measure
 
 
 def _smallest_set_row(found: NeuronSet, table: pd.DataFrame) -> dict[str, Any]:
-    """Return the row of ``summary`` of a growth step: the share of the sink that its set removes, beside controls."""
+    """Return a growth step's row of ``summary``: the share of the sink that its set and random sets remove."""
     of_step = f"step == {found.segment.number}"
     usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 

@@ -50,7 +50,8 @@ class NeuronSet:
 def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
     """Rank the neurons of some layers, as (layer, index), by what they write to the outlier dimension at the sink.
 
-    The measure is the magnitude of a neuron's share of its layer's change of the step's dimension; largest first.
+    A neuron counts by the magnitude of its share of what its layer adds to the step's outlier dimension; the largest
+    comes first.
     """
     shares: list[tuple[float, Neuron]] = []
     baseline = setting.tensors("neurons", layers=layers)
@@ -97,7 +98,7 @@ def find_smallest_sets(setting: Setting, *, progress: bool = False) -> tuple[lis
 
 
 def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], object]) -> NeuronSet:
-    """Find the set of one growth step by steps 1 to 3 of the module's rule; ``tick`` is called before each run."""
+    """Find the smallest set of one growth step, as the module's docstring says; call ``tick`` before each run."""
     (step,) = segment.steps
     assert step is not None  # only steps are looked at
     order = rank_neurons(setting, layers=step.layers, step=step)
@@ -129,7 +130,7 @@ def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[],
 
 
 def _ablation_rows(setting: Setting, found: NeuronSet, *, rng: np.random.Generator) -> Iterator[dict[str, object]]:
-    """Ablate a set in every way, its neurons alone, each left out, and random sets; yield the row of each ablation."""
+    """Ablate a set in every way, its neurons alone, the set without each, and random sets; yield a row for each."""
     segment, chosen, sink = found.segment, list(found.neurons), setting.sink_position
     (step,) = segment.steps
     assert step is not None
@@ -234,7 +235,7 @@ def _ablation_edits(
 
 
 def _draw_same_ranks(setting: Setting, found: NeuronSet, generator: torch.Generator) -> Iterator[list[Neuron]]:
-    """Draw control sets: for each neuron one of the same rank by contribution in a random layer outside the steps."""
+    """Draw control sets: each neuron is replaced by the one of its rank in a random layer outside all growth steps."""
     (step,) = found.segment.steps
     assert step is not None
     outside = [layer for layer in range(max(found.segment.layers)) if layer not in setting.location.growth_layers]

@@ -72,7 +72,7 @@ class ObservedModel:
 
     @cached_property
     def main_pass(self) -> Streamed:
-        """The readings of the forward pass that most quantities are computed from."""
+        """Readings of the one forward pass from which most quantities are computed."""
         lens, n = self.lens, self.tokens.n_positions
         positions = r.sampled_positions(n)
         sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
@@ -133,7 +133,7 @@ class ObservedModel:
 
     @cached_property
     def scores(self) -> dict[str, Float[Tensor, "batch position"]]:
-        """Scores of each token by name: ``attention`` in fair shares, ``norm`` over the sequence's median norm."""
+        """Two scores of each token: ``attention`` it receives, in fair shares; ``norm`` over its sequence's median."""
         _ = self.main_pass  # the pass that fills what is read below
         valid = self.tokens.valid.cpu().split([len(one.shares) for one in self._received if one.shares is not None])
         pairs = list(zip(valid, self._received, self._norms, strict=True))
@@ -153,7 +153,7 @@ class ObservedModel:
 
     @cached_property
     def location(self) -> Location:
-        """Sink positions, and growth steps and outlier dimensions at the strongest one (position 0 if none)."""
+        """Sink positions, and the growth steps and outlier dimensions at the strongest one, or at 0 without a sink."""
         shortest = int(self.tokens.lengths.min())
         rates = self.main_pass.stacked("rate_by_key")
         found = sink_positions(rates, shortest=shortest, min_rate=self.thresholds.min_sink_rate)
@@ -192,7 +192,7 @@ class ObservedModel:
 
     @property
     def outlier_dimensions(self) -> list[int]:
-        """The outlier dimensions of all layers, the most often largest first; those of the embedding do not count."""
+        """Outlier dimensions of all layers but the embedding; first comes the one that is largest most often."""
         counts: Counter[int] = Counter()
         for layer, dimensions in self.location.outliers.items():
             for place, dimension in enumerate(dimensions if layer >= 0 else ()):
@@ -207,12 +207,12 @@ class ObservedModel:
 
     @cached_property
     def zeroed_loss(self) -> Float[Tensor, " batch"]:
-        """Loss of each sequence, in nats, with the outlier dimensions of the sink position set to 0."""
+        """Loss of each sequence, in nats, with the outlier dimensions set to 0 at the sink position."""
         return self._loss_with_outliers_ablated(to_mean=False)
 
     @cached_property
     def mean_aligned_loss(self) -> Float[Tensor, " batch"]:
-        """Loss of each sequence, in nats, with these dimensions set to their mean over the sequences."""
+        """Loss of each sequence, in nats, with the sink's outlier dimensions set to their mean over the sequences."""
         return self._loss_with_outliers_ablated(to_mean=True)
 
     def _loss_with_outliers_ablated(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
@@ -233,9 +233,9 @@ class ObservedModel:
 
         One row per layer of a step: layer, dimension, change, each sublayer's share of it, and ``neurons``: [neuron,
         share] of those that make at least ``SUPER_SHARE``. Where a layer multiplies the stream (Gemma 4), the change is
-        that beyond the multiple of what was there. A mixture of experts also has ``experts``: [expert, share],
-        and its neurons are counted over all experts. No row where the token has no outlier dimension. A family that
-        norms its MLP's output has no neurons here.
+        what the layer adds to the multiple. A mixture of experts also has ``experts``: [expert, share], and its
+        neurons are counted over all experts. There is no row if the token has no outlier dimension, and no neurons if
+        the family norms its MLP's output.
         """
         found = []
         lens, position = self.lens, self.location.sink_position
@@ -308,7 +308,7 @@ class ObservedModel:
 
     @cached_property
     def residual_sinks(self) -> dict[int, dict[str, Any]]:
-        """Residual sink (dimension) -> ``coverage`` (share of tokens on which it is large), ``layers`` and ``value``.
+        """Residual sink (a dimension) -> ``coverage`` (share of tokens where it is large), ``layers``, ``value``.
 
         Reference: arXiv 2601.22966; the factor and the coverage are ours.
         """

@@ -52,9 +52,9 @@ def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes
     """Return the passes of a run from its number of forward passes, which are all over the same sequences.
 
     Args:
-        config: its sequences.
-        sizes: of the model.
-        forwards: forward passes over all sequences.
+        config: the run's configuration, for the number and length of its sequences.
+        sizes: sizes of the model.
+        forwards: number of forward passes over all sequences.
 
     Raises:
         InputError: sequences that the model cannot take.

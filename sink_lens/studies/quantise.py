@@ -59,7 +59,7 @@ class FullPrecision:
 
 
 def largest_channels(sizes: Sizes, n: int) -> dict[str, dict[int, list[int]]]:
-    """Return site -> layer -> the ``n`` channels with the largest magnitudes; empty if ``n`` is 0."""
+    """Return site -> layer -> the ``n`` channels with the largest magnitudes (``sizes``); empty if ``n`` is 0."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items() if n else ():
         found.setdefault(site, {})[layer] = values.sort(descending=True, stable=True).indices[:n].tolist()
@@ -273,7 +273,7 @@ class _TextHalf:
 
 
 def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
-    """Return the row of the smallest set that reaches the goal on the first half, else of the best set tried."""
+    """Return the row of the smallest set that reaches the goal on the first half of the text, else of the best set."""
     sets = [row for row in rows if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")]
     enough = (row for row in sets if row["closed_share"] >= goal)
     return next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
@@ -291,7 +291,7 @@ def random_tokens(
 def random_channels(
     sizes: Sizes, *, taken: Channels, n: int, generator: torch.Generator
 ) -> dict[str, dict[int, list[int]]]:
-    """Draw ``n`` random channels that are not in ``taken``: site -> layer -> channels."""
+    """Draw ``n`` random channels of each site and layer that are not in ``taken``: site -> layer -> channels."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items():
         gone = set(taken[site][layer])

@@ -10,9 +10,9 @@ from .observed import ObservedModel
 
 
 def sink_rate(seen: ObservedModel, *, threshold: float | None = None) -> Float[Tensor, " batch"]:
-    """Share of (layer, head) whose sink score at the first token is above the threshold, by sequence.
+    """Return for each sequence the share of all heads whose sink score at the first token is above the threshold.
 
-    The default threshold is that of ``seen``.
+    The default threshold is that of the observed model (``seen``).
 
     Reference: arXiv 2410.10781, Sink_1.
     """
@@ -22,31 +22,31 @@ def sink_rate(seen: ObservedModel, *, threshold: float | None = None) -> Float[T
 
 
 def first_token_share(seen: ObservedModel) -> Float[Tensor, " batch"]:
-    """Mean attention to the first token from the later queries that can see it, by sequence."""
+    """Return for each sequence the mean attention to the first token from the later queries that can see it."""
     return seen.main_pass.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
 
 
 def null_mass(seen: ObservedModel) -> Float[Tensor, " batch"]:
-    """Mean attention that goes to no key because a learned sink logit takes it, by sequence."""
+    """Return for each sequence the mean attention that goes to no key, since a learned sink logit takes it."""
     return seen.main_pass.stacked("null_mass").nanmean(dim=(0, 2))
 
 
 def norm_ratio(seen: ObservedModel) -> Float[Tensor, " batch"]:
-    """Norm of the first token over the median norm from position 8 on, by sequence.
+    """Return for each sequence the norm of the first token over the median norm from position 8 on.
 
-    It is taken after the layer where its mean over sequences is largest.
+    The ratio is taken after the layer where its mean over sequences is largest.
     """
     ratio = seen.norm_ratio[1:]
     return ratio[int(ratio.nanmean(1).argmax())]
 
 
 def max_activation(seen: ObservedModel) -> Float[Tensor, " batch"]:
-    """Largest magnitude in the residual stream over layers, tokens and dimensions, by sequence."""
+    """Return for each sequence the largest magnitude of an entry of the residual stream, of any layer and token."""
     return seen.main_pass.stacked("largest:resid_post")[..., 0].abs().amax(0)
 
 
 def kurtosis(seen: ObservedModel) -> Float[Tensor, " batch"]:
-    """Mean excess kurtosis of a token's residual dimensions over tokens and layers, by sequence."""
+    """Return for each sequence the excess kurtosis over residual dimensions, averaged over tokens and layers."""
     return seen.main_pass.stacked("kurtosis").nanmean(dim=(0, 2))
 
 
@@ -62,17 +62,17 @@ COMPARED = {
 
 
 def sink_onset_layer(seen: ObservedModel, *, threshold: float) -> int | None:
-    """First layer whose mean attention to the first token is above the threshold; None if none is."""
+    """Return the first layer whose mean attention to the first token is above the threshold; None if there is none."""
     return onset_layer(seen.sink_mass.nanmean(1), threshold=threshold)
 
 
 def sink_positions(seen: ObservedModel) -> list[int]:
-    """At most four positions that are the sink of at least 5% of (layer, head, sequence), the strongest first."""
+    """Return up to four positions, the strongest first, that are a sink in 5% or more of all heads and sequences."""
     return list(seen.location.sink_positions) if seen.location.sink_found else []
 
 
 def writing_neurons(seen: ObservedModel) -> list[tuple[int, int]]:
-    """Neurons (layer, neuron) that make at least 5% of a growth layer's change of the outlier dimension.
+    """Return the neurons, as (layer, neuron), that make at least 5% of a growth step's change of the outlier dimension.
 
     Empty if the model's neurons cannot be told apart (a mixture of experts, or a norm after the MLP).
     """

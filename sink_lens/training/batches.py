@@ -73,7 +73,7 @@ def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
 def check_given_rows(
     config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
 ) -> TrainingRows:
-    """Check the rows (to train on, held out) that the caller of ``train`` gave; return them with their hash.
+    """Check the rows that the caller of ``train`` gave, first those to train on, then those held out; hash them.
 
     Raises:
         InputError: there are none, a row has not the configuration's length, or an id is too large for the model.

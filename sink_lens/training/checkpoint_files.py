@@ -42,7 +42,10 @@ class Checkpoint:
 
 
 def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
-    """Complete a checkpoint: force its files onto the disk, and write a manifest of their sizes and hashes."""
+    """Complete a checkpoint: force its files onto the disk, and write a manifest with their sizes and hashes.
+
+    The manifest also holds the step, and ``facts``, anything else that a resumed training must know.
+    """
     (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nothing reads it
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST):
@@ -55,7 +58,7 @@ def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> Non
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """Return step -> folder of all checkpoints, newest first; ``checkpoint-N`` wins over ``latest-N``."""
+    """Return the folder of each checkpoint by step, newest first; of two of one step, ``checkpoint-N`` is returned."""
     by_step: dict[int, Path] = {}
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
@@ -66,7 +69,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def newest_checkpoint(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
-    """Return the newest intact checkpoint to resume from, before step ``before``, or None; warn of damaged ones."""
+    """Return the newest intact checkpoint of a step below ``before``; None if there is none. Warn of damaged ones."""
     for step, path in list_checkpoints(folder).items():
         if step >= before:
             continue

@@ -17,7 +17,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
-    """Return step -> checkpoint (a folder, a GGUF file or an open model), in ascending order.
+    """Return a mapping from step to checkpoint (a folder, a GGUF file or an open model), with ascending steps.
 
     In a folder, or in its subfolder ``checkpoints``, a checkpoint is a folder with weights (safetensors) and a
     config.json, or a GGUF file; its name ends in the step (``checkpoint-500``, ``step_1000``).

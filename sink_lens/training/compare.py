@@ -51,7 +51,7 @@ class Comparison(Finding):
     """The run folder, if one was written."""
 
     def shown(self) -> tuple[object, ...]:
-        """Return the figure and the differences, which a notebook shows below the headline."""
+        """Return what a notebook shows below the headline: the figure and the table ``differences``."""
         return self.figure(), self.frame.filter(items=("variant", "curve", "mean", "low", "high", "n"))
 
     def figure(self) -> "Figure":
@@ -267,7 +267,9 @@ KEYS = ["measure", "threshold"]
 
 
 def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
-    """Return (table ``watch`` of each run with variant and seed, ""), or ([], why sinks cannot be compared).
+    """Return each run's table ``watch``, with its variant and seed as columns, and an empty text.
+
+    If sinks cannot be compared, there are no tables, and the text says why.
 
     Checkpoints that could not be measured are left out. The runs must have been watched on the same sequences.
     """
@@ -286,7 +288,7 @@ def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
 
 
 def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of ``watch`` that are compared: the whole model's measures, and the top layer's sink mass."""
+    """Return the rows of a table ``watch`` that are compared: the whole model's, and the largest layer's sink mass."""
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
@@ -297,8 +299,8 @@ def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
 def measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """Return the variants' measures at the last checkpoint that every run has, one row per variant and measure.
 
-    Columns: variant, measure, threshold, unit, step, n, and mean and difference (to the baseline, paired by seed), each
-    with the ends of its interval over seeds.
+    ``table`` has the compared rows of all runs' ``watch``. Columns of the result: variant, measure, threshold, unit,
+    step, n, and mean and difference (to the baseline, paired by seed), each with the ends of its interval over seeds.
     """
     shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
     if not shared:
@@ -328,7 +330,11 @@ def measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
-    """Return means over seeds by tokens: variant, measure, threshold, tokens, mean, low, high, n."""
+    """Return the course of each measure in training, averaged over the seeds of each variant.
+
+    ``table`` has the compared rows of all runs' ``watch``. Columns of the result: variant, measure, threshold, tokens,
+    mean, low, high, n.
+    """
     frames = []
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)
@@ -350,7 +356,7 @@ def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: 
 
 
 def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
-    """Yield what the terminal shows: conclusion, sentences, final losses, and measures where runs were watched."""
+    """Yield what the terminal shows: conclusion, sentences, final losses, and measures if the runs were watched."""
     from rich.text import Text
 
     from ..report.html import conclusion
@@ -369,6 +375,6 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
 
 
 def answer(found: Comparison) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+    """Return the ``--json`` answer: sentences, notes, and the tables ``finals`` and ``measures``."""
     tables = {name: found.tables[name] for name in ("finals", "measures") if name in found.tables}
     return {"sentences": found.sentences, "notes": found.notes, **tables}

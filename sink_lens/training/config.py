@@ -162,12 +162,12 @@ class TrainConfig:
 
     @property
     def d_head(self) -> int:
-        """Width of an attention head."""
+        """Width of an attention head: ``d_model`` over ``n_heads``."""
         return self.d_model // self.n_heads
 
     @property
     def step_tokens(self) -> int:
-        """Tokens per step."""
+        """Number of tokens that the model is trained on in one step: ``batch`` times ``length``."""
         return self.batch * self.length
 
     @property
@@ -318,7 +318,7 @@ watch = false             # measure the chain on every checkpoint that is kept
 
 
 def resolve_train_config(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration of a call of ``train``: the given one, its file or the defaults, with ``fields``."""
+    """Return the configuration of a training: the given one, or that of the given file; ``fields`` win over it."""
     if isinstance(config, TrainConfig):
         if "size" in fields:
             raise InputError("a configuration and a size were given; the configuration has its own: leave one out")

@@ -95,7 +95,7 @@ class Loop(Trainer):
         Raises:
             CheckpointError: the checkpoint's weights or state are not this training's.
             RunError: the loss or the gradient is not finite, or a checkpoint cannot be written.
-            KeyboardInterrupt: ``stopping`` was set; the state is saved.
+            KeyboardInterrupt: Ctrl-C was pressed (``stopping`` is set); the state is saved.
         """
         self._resumed = checkpoint
         try:
@@ -309,7 +309,7 @@ class Loop(Trainer):
     # --- checkpoints
 
     def _write_checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
-        """Write a checkpoint into a temporary folder, and rename the folder when all files are written."""
+        """Write a checkpoint into a temporary folder, and rename the folder to ``prefix`` and step when it is whole."""
         self._check_finite()
         since_row = self._mean_over_processes(tr_loss)
         step, first = self.state.global_step, self.args.should_save
@@ -383,10 +383,10 @@ class _Beginning(TrainerCallback):
 
 
 def learning_rate(step: int, *, config: TrainConfig) -> float:
-    """Return the learning rate of an update, counted from 0.
+    """Return the learning rate at an update of the weights; the first update is step 0.
 
-    Linear to ``lr`` over the warm-up (never 0: the first update counts), then a cosine that would reach ``min_lr``
-    at the update after the last.
+    The rate rises linearly to ``lr`` over the warm-up (never 0: the first update counts), then falls along a cosine
+    that would reach ``min_lr`` at the update after the last.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup

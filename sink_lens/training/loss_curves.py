@@ -46,7 +46,9 @@ def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> f
 
 
 def read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read a run's curve as (tokens, losses), training losses smoothed; both are empty if it was not logged.
+    """Read the losses of a run's curve, ``training`` (smoothed) or ``evaluation``, as two arrays: (tokens, losses).
+
+    Both arrays are empty if the run has no such losses.
 
     Raises:
         RunError: the log lacks a column, or its loss is not finite.
@@ -93,7 +95,10 @@ def curve_table(variants: Variants) -> pd.DataFrame:
 
 
 def band_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return means over seeds with 95% intervals: variant, curve, quantity, tokens, mean, low, high, n."""
+    """Return means over seeds, with 95% intervals, of the losses and differences that ``curve_table`` returned.
+
+    Columns: variant, curve, quantity (loss or difference), tokens, mean, low, high, n.
+    """
     frames = []
     by_curve: Any = curves.groupby(["variant", "curve"], sort=False)
     for (variant, curve), rows in by_curve:
@@ -104,9 +109,10 @@ def band_table(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the mean and 95% t interval over seeds for each row of a table of tokens by seed.
+    """Return the mean and 95% t interval over seeds for each row of a table with a row per number of tokens.
 
-    Columns: those of ``known``, then tokens, mean, low, high, n.
+    The table has a column for each seed. Columns of the result: those of ``known``, which have one value each, such
+    as the variant; then tokens, mean, low, high, n.
     """
     found = t_intervals(table.to_numpy(dtype=float))
     return pd.DataFrame(

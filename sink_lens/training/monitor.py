@@ -188,7 +188,7 @@ class SinkMonitor:
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
+        """Number of training steps so far, counted from the start of the training."""
         return self._step
 
     def attach_hooks(self) -> None:
@@ -212,7 +212,10 @@ class SinkMonitor:
                 self._hook_layers()
 
     def step(self) -> dict[str, float] | None:
-        """End a step, after the optimizer's; return its reading (``sinks/KEY`` -> number), None if it is not read."""
+        """End a training step, after the optimizer's step; return its reading (``sinks/KEY`` -> number), or None.
+
+        It is None at steps between two readings, and once the monitor has stopped after an error of its own.
+        """
         reading = self.finish()
         self.attach_hooks()
         return reading
@@ -360,7 +363,7 @@ class SinkMonitor:
         self._valid = _token_mask(self._inputs, length=tokens.shape[1])
 
     def _find_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
-        """Find the documents of a packed batch that are read, and set ``_documents``; None if it is not packed."""
+        """Set ``_documents`` to the documents of a packed batch that are read; to None if the batch is not packed."""
         self._documents = find_documents(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None
@@ -420,7 +423,7 @@ class SinkMonitor:
             self._sums.add_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
     def _add_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
-        """Add a layer's attention to the sums: to position 0 from all queries, to all keys from sampled queries."""
+        """Add a layer's attention to the sums: all queries' attention to position 0, sampled queries' to every key."""
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid = seen

@@ -54,7 +54,7 @@ def read_queries_and_keys(
         n: number of sequences that are read.
         batch: number of sequences in the first call.
         config: the model's configuration.
-        documents: documents that are read of a packed batch, a row each; None reads the rows as they are.
+        documents: the documents of a packed batch that are read, one row for each; None reads rows as they are.
 
     Raises:
         ModelError: the module does not compute its attention through the attention interface.

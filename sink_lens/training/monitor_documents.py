@@ -50,7 +50,7 @@ class Documents:
         return self.split_states(by_head.transpose(1, 2)).transpose(1, 2)
 
     def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
-        """Rearrange an additive mask to "document head position position"; padding is hidden from all but itself."""
+        """Rearrange an additive mask to "document head position position"; padding is visible to itself alone."""
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
         found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)

@@ -135,9 +135,11 @@ class KeySums:
         valid: Bool[Tensor, "batch position"],
         reach: int | None,
     ) -> None:
-        """Add a layer's attention to the totals: all queries' weights on position 0, sampled queries' whole rows.
+        """Add a layer's attention to the totals: of all queries to position 0, of sampled queries to every key.
 
-        The sink score, mass and rate of every other key are estimated from the sampled rows.
+        ``column`` has the weights of all queries on position 0. The sampled queries stand at ``row_positions``:
+        ``logs`` has the logarithms of their weights and ``highest`` their largest score. The sink score, mass and rate
+        of every other key are estimated from them.
         A query does not count for keys outside its sliding window of ``reach`` positions.
         """
         score = attention.sink_score(column, valid=valid, key=0, reach=reach)
@@ -241,10 +243,10 @@ class KeySums:
 def _count_queries(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Count the sampled queries that see each attention key, and mark the keys with enough queries.
+    """Count the sampled queries that see each attention key, and mark the keys that enough queries see.
 
     Returns:
-        Counts for the sink score, keys with enough, counts for the mass, keys with enough: each "batch key".
+        Counts for the sink score, mask of keys with enough; the same two for the mass. Each is "batch key".
     """
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)

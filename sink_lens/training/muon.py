@@ -63,5 +63,5 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._join_groups()
 
     def _join_groups(self) -> None:
-        """Set ``param_groups`` to those of Muon and AdamW together, so that a schedule reaches both."""
+        """Set ``param_groups`` to those of Muon and AdamW together, so that a schedule changes both."""
         self.param_groups = [group for part in self._parts for group in part.param_groups]

@@ -90,11 +90,10 @@ def prefix_output(
     """Compute ``phi(q) M``, which Prefix-Tuning+ adds to the heads' outputs.
 
     Args:
-        query: queries as they are projected, before a norm or a rotation, so that the same query adds the same at
-            every position. (The paper does not say which; its phi(q) M has no position.)
-        *matrices: M as "kv_head d_head d_head"; or keys and values, "kv_head prefix d_head" each, of which M is the sum
-            of the outer products. Query heads share it in groups, as many as there are heads for each of its first
-            axis.
+        query: queries as they are projected, before a norm or a rotation, so that equal queries add the same at every
+            position. (The paper does not say which queries; its phi(q) M has no position.)
+        *matrices: M with the shape "kv_head d_head d_head"; or keys and values, "kv_head prefix d_head" each, whose
+            outer products add up to M. Query heads that share a key-value head share its M.
         phi: the feature map; see ``PrefixConfig.phi``.
     """
     features = rearrange(
@@ -151,7 +150,7 @@ class PrefixMemory(nn.Module):
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
-        """The trained tensors: (M,), or for a limited rank its (keys, values)."""
+        """The trained tensors: (M,), or (keys, values) if the rank of M is limited."""
         return tuple(self.parameters())
 
     def forward(
@@ -252,7 +251,7 @@ class PrefixModel(nn.Module):
             return getattr(self.base_model, name)
 
     def get_base_model(self) -> PreTrainedModel:
-        """Return the model, which has the module in it."""
+        """Return the Hugging Face model, with the prefix still on its heads."""
         return self.base_model
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
@@ -352,7 +351,7 @@ class PrefixModel(nn.Module):
         return made
 
     def unload(self) -> PreTrainedModel:
-        """Take the module off and return the model as it was, with its own parameters trained where they were."""
+        """Take the module off and return the model; its own parameters can be trained again if they could before."""
         for hook in self._hooks:
             hook.remove()
         for module in list(self.base_model.modules()):

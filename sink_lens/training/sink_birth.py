@@ -39,7 +39,7 @@ class Birth:
 
     @property
     def sentence(self) -> str:
-        """A sentence: when the sink was born, if at all, and the sink rate and largest mass at the last checkpoint."""
+        """Sentence that says when the sink was born, if at all, and its rate and largest mass at the end."""
         if self.tokens is None:
             born = f"no sink at threshold {self.threshold:g}"
         elif self.before is None:
@@ -60,8 +60,8 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
     A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
 
     Args:
-        frame: what ``watch`` gives, of one run.
-        threshold: of the sink score; one that was measured.
+        frame: the table that ``watch`` returned for one run.
+        threshold: of the sink score; one of those that ``watch`` measured.
 
     Raises:
         InputError: nothing was measured, or not at this threshold.

@@ -145,7 +145,7 @@ def train(
 
 
 def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) -> str:
-    """Return a sentence with the model, the tokens, the time and the losses of a training."""
+    """Return a sentence with model, tokens, time, losses, and the value norm's mean first gain in each layer."""
     last = log.iloc[-1]
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
@@ -263,7 +263,7 @@ def silence_transformers() -> Iterator[None]:
 def _open_run(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
-    """Yield (writer of the run folder, None but in the first process; checkpoint to resume from, or None)."""
+    """Yield the writer of the run folder (None but in the first process) and the checkpoint to resume from, or None."""
     writer: RunWriter | None = None
     outcome: list[Any] = [None, None]
     provenance = {
@@ -324,7 +324,10 @@ def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *
 
 
 def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
-    """Return the newest checkpoint before one that cannot be used; raise the error if there is none."""
+    """Return the newest checkpoint before one that cannot be used; raise the error if there is none.
+
+    The error is also raised if other processes train too (not ``alone``).
+    """
     if checkpoint is None or not alone:
         raise error
     folder = checkpoint.folder.parent

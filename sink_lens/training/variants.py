@@ -50,7 +50,7 @@ class Variants:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, the same in every variant."""
+        """Seeds of the runs, ascending; every variant has the same."""
         return tuple(self.runs[self.baseline])
 
 
@@ -61,7 +61,7 @@ def group_runs(
 
     Args:
         folders: of finished training runs.
-        by: the field, or fields, of the configuration that is compared; None finds it.
+        by: the field or fields of the configuration that the variants differ in; None finds them.
         baseline: the variant that comes first; softmax attention without a value norm, or the first run's, if None.
 
     Raises:

@@ -69,7 +69,7 @@ def measure_checkpoint(
         tokenizer: the run's.
         step: optimiser steps so far.
         seen: tokens so far; None if that is not known.
-        threshold: see ``chain_measures``.
+        threshold: sink scores above it count for the sink rate, beside those above the usual thresholds.
         device: where a folder is loaded; a GPU if there is one.
 
     Raises:
@@ -203,7 +203,7 @@ def _measure_missing(
     config: WatchConfig,
     progress: bool,
 ) -> pd.DataFrame:
-    """Measure the checkpoints that the table lacks, and write the table after each; returns the whole table."""
+    """Measure the checkpoints (``found``) that the table ``watch`` lacks, and write it after each; return it whole."""
     frame = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
     if config.resume and "watch" in (tables := read_run(kept.folder).tables):
         frame = _earlier_rows(tables["watch"], kept.folder, tokens, threshold=config.threshold)
@@ -242,7 +242,7 @@ def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _earlier_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
-    """Return the rows that an earlier ``watch`` measured, without failed checkpoints, which are tried again."""
+    """Return the rows that an earlier ``watch`` measured, but no checkpoint that failed: those are tried again."""
     whole = frame.loc[frame["error"].isna()]
     what = f"{folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (--again)."

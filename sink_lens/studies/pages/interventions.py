@@ -58,9 +58,9 @@ def removed_share_figure(ablations: pd.DataFrame) -> Figure:
     """Draw the share of the sink that each ablation removes: the set, single neurons, each left out, random sets.
 
     Args:
-        ablations: step, kind, removed_share, ci_low, ci_high; what, where there is one: a set of which only the entries
-            to the outlier dimension are taken away (scalar) has a line of its own. Only the first of very many steps
-            are drawn.
+        ablations: a row for each ablation: growth step, kind, removed_share, ci_low, ci_high. If there is a column
+            ``what``, ablations of only the entries to the outlier dimension (scalar) get a line of their own. Only the
+            first of very many steps are drawn.
     """
     if "what" in ablations.columns:
         entries = np.array([what == "scalar" for what in ablations["what"].tolist()])
@@ -95,7 +95,7 @@ def removed_share_figure(ablations: pd.DataFrame) -> Figure:
 
 
 def _edit_text(row: dict[Any, Any]) -> str:
-    """Say in words which edit a row of ``summary`` is of."""
+    """Return a text that names the edit that a row of ``summary`` reports."""
     if "centre" not in row:
         layers = str(row.get("layers", "all"))
         where = "all layers" if layers == "all" else f"layer{'s' * (not layers.isdecimal())} {layers}"

@@ -268,11 +268,11 @@ def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
 def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
     """Return the table ``dimensions``: dimensions that are outliers on most ordinary tokens, or on most marked ones.
 
-    A dimension that is one in some layer has a row for every layer.
+    A dimension that qualifies in some layer has a row for every layer.
 
     Args:
-        outliers: layer, sequence, position, dimension, value, ratio: entries over the factor.
-        every: sequence, position, sink, massive: every token.
+        outliers: a row for each outlier entry: layer, sequence, position, dimension, value, ratio.
+        every: a row for each token: sequence, position, sink, massive.
         coverage: share of the tokens on which a dimension must be an outlier, in at least one layer.
     """
     marked = every["sink"].to_numpy(bool) | every["massive"].to_numpy(bool)

@@ -141,7 +141,7 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
         tables: ``curves``, ``bands``, ``finals``, ``differences`` and, where the runs were watched, ``course`` (see
             ``training.compare.Comparison``).
         variants: their names, the baseline first.
-        by: what they differ in.
+        by: the field of the configuration that the variants differ in.
     """
     curve = "evaluation" if "evaluation" in set(tables["bands"]["curve"].tolist()) else "training"
     bands, finals, curves, differences = (
@@ -375,9 +375,9 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
     """Return the table of checkpoints: one row per checkpoint, one column per measure of the whole model.
 
     Args:
-        watch: what ``watch`` measured.
+        watch: the table that ``watch`` returned for one run.
         threshold: of the sink score.
-        heads: the columns with their heads; all if None.
+        heads: column -> its head in the table, for the columns that are shown; None shows all.
     """
     rows = _whole_model_measures(watch)
     level = rows["threshold"].to_numpy(float)
@@ -478,7 +478,7 @@ def _final_table(run: Run) -> tuple[str, PageTable]:
 
 
 def final_loss_table(table: pd.DataFrame) -> PageTable:
-    """Return one row per run and curve: final loss, difference to the baseline, tokens to reach its final loss."""
+    """Return one row per run and curve: final loss, difference to the baseline, tokens to reach the baseline's."""
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
     return page_table(table, heads, most=60)
