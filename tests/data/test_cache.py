@@ -84,11 +84,6 @@ def test_an_interrupt_while_a_folder_is_replaced_brings_the_old_one_back(cache, 
     assert sorted(path.name for path in folder.parent.iterdir()) == ["abc", "abc.lock"]
 
 
-def test_an_empty_cache_has_no_entries_and_clears_nothing():
-    assert cache_entries() == []
-    assert clear_cache() == 0
-
-
 def test_clearing_frees_what_the_entries_said(cache):
     kept(cache, "models", "a")
     kept(cache, "data", "b")
@@ -98,19 +93,10 @@ def test_clearing_frees_what_the_entries_said(cache):
     assert clear_cache(name="models") == sizes["a"]
     assert [entry.name for entry in cache_entries()] == ["c"]
     assert clear_cache() == sizes["c"]
-    assert cache_entries() == []
+    assert (cache_entries(), clear_cache()) == ([], 0)
 
 
-def test_clearing_leaves_what_sink_lens_did_not_make(cache):
-    kept(cache, "models", "a")
-    (cache / "thesis.tex").write_text("years of work")
-    (cache / "models" / "thesis").mkdir()
-    clear_cache()
-    assert (cache / "thesis.tex").exists()
-    assert (cache / "models" / "thesis").exists()
-
-
-@pytest.mark.parametrize("name", ["../outside", "/", ".", "b", ""])
+@pytest.mark.parametrize("name", ["../outside", "/", "b", ""])
 def test_clearing_a_name_that_is_no_entry_is_refused(cache, name):
     folder = kept(cache, "models", "a")
     with pytest.raises(InputError, match="it holds a"):
@@ -118,7 +104,7 @@ def test_clearing_a_name_that_is_no_entry_is_refused(cache, name):
     assert folder.exists()
 
 
-def test_clearing_follows_no_links(tmp_path, cache):
+def test_clearing_follows_no_links_and_leaves_what_sink_lens_did_not_make(tmp_path, cache):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("kept")
@@ -126,8 +112,12 @@ def test_clearing_follows_no_links(tmp_path, cache):
     (folder / "link").symlink_to(outside)
     (cache / "models" / "linked").symlink_to(outside)
     (cache / "models" / "linked.lock").touch()
+    (cache / "thesis.tex").write_text("years of work")
+    (cache / "models" / "thesis").mkdir()
     clear_cache()
     assert not folder.exists()
+    assert (cache / "thesis.tex").exists()
+    assert (cache / "models" / "thesis").exists()
     assert (outside / "kept").read_text() == "kept"
 
 
@@ -142,7 +132,7 @@ def test_a_kind_that_is_a_link_out_of_the_cache_is_refused(tmp_path, cache):
     assert entry.exists()
 
 
-def test_a_link_out_of_the_cache_and_an_entry_that_is_being_made_are_not_cleared(cache):
+def test_an_entry_that_is_being_made_is_not_cleared(cache):
     folder = kept(cache, "models", "a")
     with FileLock(folder.with_suffix(".lock")), pytest.raises(RunError, match="being made"):
         clear_cache()
