@@ -1,5 +1,7 @@
 """Training runs made by hand, for the tests of watching and comparing: folders whose every number is known."""
 
+import contextlib
+
 import numpy as np
 import pandas as pd
 
@@ -25,7 +27,7 @@ def log(losses, *, evaluation=True):
     return pd.DataFrame(rows)
 
 
-def watched(masses, *, tokens_sha256="a" * 64, layers=2, uniform=0.25):
+def watched(masses, *, tokens_sha256="a" * 64):
     """What watching gives where the sink's mass and rate go through the given values, at steps 0, 10, 20, ...
 
     Layer 0 has half the mass of the others. The rate over 0.1 is the mass, that over 0.3 half of it.
@@ -33,14 +35,14 @@ def watched(masses, *, tokens_sha256="a" * 64, layers=2, uniform=0.25):
     rows = []
     for index, mass in enumerate(masses):
         place = {"step": 10 * index, "tokens": 10 * index * EACH}
-        whole = {"sink_mass": mass * 0.75, "uniform_mass": uniform, "dominance_ratio": 5 + 10 * mass}
+        whole = {"sink_mass": mass * 0.75, "uniform_mass": 0.25, "dominance_ratio": 5 + 10 * mass}
         whole |= {"effective_rank": 20 - 10 * mass, "effective_rank_without": 20.0, "s2_ratio": 2.0}
         whole |= {"norm_ratio": 1 + mass, "growth_steps": float(mass > 0.3), "super_neurons": 2.0 * (mass > 0.3)}
         whole |= {"loss": 5.0 - index}
         rows += [place | {"measure": name, "value": value} for name, value in whole.items()]
         for level, rate in ((0.1, mass), (0.3, mass / 2)):
             rows.append(place | {"measure": "sink_rate", "threshold": level, "value": rate})
-        for layer in range(layers):
+        for layer in range(2):
             share = 0.5 if layer == 0 else 1.0
             by_layer = {"sink_mass": mass * share, "norm_ratio": 1 + mass * layer, "dominance_ratio": 5 + mass * layer}
             by_layer |= {"s2_ratio": 2.0}
@@ -49,18 +51,16 @@ def watched(masses, *, tokens_sha256="a" * 64, layers=2, uniform=0.25):
     return frame.astype({"layer": "Int64", "position": "Int64", "error": "string"})
 
 
-def write_run(
-    folder, losses, *, masses=None, provenance=None, status=None, evaluation=True, tokens_sha256="a" * 64, **config
-):
+def write_run(folder, losses, *, masses=None, provenance=None, status=None, evaluation=True, **config):
     """A run folder of a training; its path."""
     known = PROVENANCE | (provenance or {})
-    try:
-        with create_run(folder, kind="train", config=CONFIG | config, provenance=known) as writer:
-            writer.write_table("log", log(losses, evaluation=evaluation))
-            if masses is not None:
-                writer.write_table("watch", watched(masses, tokens_sha256=tokens_sha256))
-            if status == "failed":
-                raise ZeroDivisionError
-    except ZeroDivisionError:
-        pass
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        create_run(folder, kind="train", config=CONFIG | config, provenance=known) as writer,
+    ):
+        writer.write_table("log", log(losses, evaluation=evaluation))
+        if masses is not None:
+            writer.write_table("watch", watched(masses))
+        if status == "failed":
+            raise ZeroDivisionError
     return folder

@@ -7,18 +7,12 @@ import pytest
 
 from sink_lens.errors import InputError
 from sink_lens.training.config import EXAMPLE, SIZES, TrainConfig, read_train, train_config
-
-
-def n_parameters(config):
-    """Embedding, and per layer four attention matrices, three of the MLP and two gains; the final gain."""
-    attention = 2 * config.d_model * (config.n_heads + config.n_kv_heads) * config.d_head
-    layer = attention + 3 * config.d_model * config.d_mlp + 2 * config.d_model
-    return config.vocab_size * config.d_model + config.n_layers * layer + config.d_model
+from sink_lens.training.passes import count_parameters
 
 
 @pytest.mark.parametrize(("size", "millions"), [("toy", 3.4), ("small", 10.0), ("medium", 40.5), ("paper", 151.9)])
 def test_a_size_has_about_as_many_parameters_as_it_says(size, millions):
-    assert n_parameters(TrainConfig(size=size)) / 1e6 == pytest.approx(millions, abs=0.1)
+    assert count_parameters(TrainConfig(size=size))[0] / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 def test_the_papers_size_is_its_tables_3_and_4():
@@ -58,9 +52,7 @@ def test_the_example_is_a_file_to_begin_with(tmp_path):
     assert read_train(tmp_path / "train.toml") == TrainConfig()
     changed = read_train(tmp_path / "train.toml", seed=3, size="small", steps=9, warmup=1)
     assert (changed.seed, changed.d_model, changed.steps, changed.batch) == (3, 320, 9, 32)
-    named = {line.strip("# ") for line in EXAMPLE.replace(",", "\n").splitlines()}
-    words = " ".join(named)
-    assert [name for name in asdict(TrainConfig()) if name not in words] == []
+    assert [name for name in asdict(TrainConfig()) if name not in EXAMPLE] == []
 
 
 @pytest.mark.parametrize(
@@ -69,21 +61,13 @@ def test_the_example_is_a_file_to_begin_with(tmp_path):
         ("colour = 1", "has 'colour', which is not known; "),
         ("size = [", "cannot be read as a training"),
         ('size = "huge"', "size is 'huge'; need one of toy, small, medium, paper"),
-        ('attention = "linear"', "attention is 'linear'; need one of softmax, sigmoid"),
-        ('value_norm = "all"', "value_norm is 'all'; need one of none, shared, per_head"),
-        ('lr = "fast"', "lr is 'fast'; need a number"),
         ("lr = nan", "lr is nan; need a number"),
         ("lr = 0", "lr is 0.0; need a number above 0"),
-        ("init_std = 1.5", "init_std is 1.5; need at most 1"),
-        ("steps = 1.5", "steps is 1.5; need a whole number"),
         ("steps = true", "steps is True; need a whole number"),
-        ("compile = 1", "compile is 1; need true or false"),
-        ("data = 3", "data is 3; need a text"),
         ('data = " "', "data is empty"),
         ("n_layers = 0", "n_layers is 0; need at least 1"),
         ("seed = -1", "seed is -1; need a whole number from 0 on"),
         ("n_heads = 7", "d_model is 192 and n_heads 7; need heads of an equal, even width"),
-        ("n_heads = 64", "need heads of an equal, even width"),
         ("n_kv_heads = 4", "n_heads is 6 and n_kv_heads 4; need a multiple of n_kv_heads"),
         ("accumulation = 5", "batch is 32 and accumulation 5; need a multiple of accumulation"),
         ("min_lr = 1.0", "min_lr is 1.0 and lr 0.002; need a min_lr of at most lr"),
@@ -91,9 +75,9 @@ def test_the_example_is_a_file_to_begin_with(tmp_path):
         ("eval_frac = 1", "eval_frac is 1.0; need a number above 0, up to 0.5"),
         ("watch = true\nlength = 9", "watch is asked for with sequences of 9 tokens"),
         ("betas = [0.9]", "betas is (0.9,); need two numbers"),
-        ("betas = 0.9", "betas is 0.9; need a list"),
         ("checkpoints = [700]", "checkpoints has [700]; need steps from 0 to 600"),
         ('device = "tpu"', "device is 'tpu'; need one of cpu, cuda, mps"),
+        ('optimizer = "muon"\nfsdp = true', "fsdp is asked for with the optimizer muon"),
         ('device = "cpu"\nfsdp = true', "fsdp is asked for on cpu; need GPUs"),
     ],
 )

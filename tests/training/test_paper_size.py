@@ -8,48 +8,31 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from sink_lens import cli, read_run
-from sink_lens.training.config import SIZES, TrainConfig, read_train
-from sink_lens.training.model import model_of
+from sink_lens.training.config import TrainConfig, read_train
+from sink_lens.training.passes import count_parameters
 
-PAGE = Path(__file__).parents[2] / "docs/train_at_scale.md"
+PAGE = (Path(__file__).parents[2] / "docs/train_at_scale.md").read_text(encoding="utf-8")
 SMALL = {
     "n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 280, "length": 16, "batch": 10,
     "accumulation": 5, "steps": 2, "warmup": 1, "dtype": "float32", "log_every": 1, "eval_every": 2, "save_every": 2,
 }  # fmt: skip
 """A small value of every field that the size sets but the learning rates."""
-WIDER = {"d_model": 576, "d_mlp": 1536, "n_heads": 9}
-"""What makes the medium size one of 50M."""
-PARAMETERS = {"paper": 151_898_880, "medium": 40_512_000}
-"""``tests/training/test_config.py`` counts them."""
-
-
-def section():
-    return PAGE.read_text(encoding="utf-8")
 
 
 def run(command):
     return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, shlex.split(command)[1:])
 
 
-def test_every_size_of_the_miniature_is_replaced():
-    assert set(SMALL) == set(SIZES["paper"]) - {"lr", "min_lr"}
-
-
 def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
     Path("text.txt").write_text("It was the best of times, it was the worst of times, and nobody knew. " * 60)
-    (file,) = re.findall(r"^```toml\n(.*?)^```", section(), flags=re.M | re.S)
+    (file,) = re.findall(r"^```toml\n(.*?)^```", PAGE, flags=re.M | re.S)
     Path("paper.toml").write_text(file)
     asked = read_train("paper.toml")
-    assert asked == replace(
-        TrainConfig(size="paper", value_norm_init="dummy_pass"),
-        data=asked.data,
-        tokenizer=asked.tokenizer,
-        compile=True,
-        watch=True,
-    )
-    (block,) = re.findall(r"^```\n(sink-lens.*?)^```", section(), flags=re.M | re.S)
+    given = {"data": asked.data, "tokenizer": asked.tokenizer, "compile": True, "watch": True}
+    assert asked == replace(TrainConfig(size="paper", value_norm_init="dummy_pass"), **given)
+    (block,) = re.findall(r"^```\n(sink-lens.*?)^```", PAGE, flags=re.M | re.S)
     *trainings, comparison = block.strip().splitlines()
     assert len(trainings) == 4
     offline = SMALL | {"data": "text.txt", "tokenizer": "bpe", "device": "cpu"}
@@ -67,19 +50,17 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
 
 
 def test_the_sizes_in_the_table_are_arithmetic():
-    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in WIDER.items())
-    assert options in section()
-    wider = TrainConfig(size="medium", **WIDER)
-    more = sum(one.numel() for one in model_of(wider).parameters())
-    assert 49e6 < more < 51e6
-    for config, n_parameters in [*((TrainConfig(size=size), n) for size, n in PARAMETERS.items()), (wider, more)]:
+    assert "--d-model 576 --d-mlp 1536 --n-heads 9" in PAGE
+    wider = TrainConfig(size="medium", d_model=576, d_mlp=1536, n_heads=9)
+    assert 49e6 < count_parameters(wider)[0] < 51e6
+    for config in (TrainConfig(size="paper"), TrainConfig(size="medium"), wider):
         tokens = config.steps * config.step_tokens
-        assert f"{tokens / 1e9:.2f}e9 tokens" in section()
-        a_token = 6 * n_parameters + 6 * config.n_layers * config.d_model * config.length
-        assert f"{a_token * tokens:.1e} operations a run".replace("+", "") in section()
+        assert f"{tokens / 1e9:.2f}e9 tokens" in PAGE
+        a_token = 6 * count_parameters(config)[0] + 6 * config.n_layers * config.d_model * config.length
+        assert f"{a_token * tokens:.1e} operations a run".replace("+", "") in PAGE
     config = TrainConfig(size="paper")
-    assert f"all {len(config.kept_steps)} checkpoints" in section()
-    assert f"{4 * PARAMETERS['paper'] * (len(config.kept_steps) + 2) / 1e9:.0f} GB a run" in section()
-    batch, accumulation, steps = re.search(r"--batch (\d+) --accumulation (\d+) --steps (\d+)", section()).groups()
+    assert f"all {len(config.kept_steps)} checkpoints" in PAGE
+    assert f"{4 * count_parameters(config)[0] * (len(config.kept_steps) + 2) / 1e9:.0f} GB a run" in PAGE
+    batch, accumulation, steps = re.search(r"--batch (\d+) --accumulation (\d+) --steps (\d+)", PAGE).groups()
     assert int(batch) % (8 * int(accumulation)) == 0
     assert int(batch) * int(steps) == config.batch * config.steps

@@ -19,15 +19,9 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoint_folders
 from sink_lens.training.checkpoint_folders import find_checkpoints
-from sink_lens.training.watch import (
-    evaluation_tokens,
-    find_birth,
-    measure_checkpoint,
-    run_tokenizer,
-    watch,
-)
+from sink_lens.training.watch import evaluation_tokens, find_birth, measure_checkpoint, run_tokenizer, watch
 
-from .runs import CONFIG, EACH, PROVENANCE, log, watched, write_run
+from .runs import CONFIG, EACH, watched, write_run
 
 watching = import_module("sink_lens.training.watch")
 
@@ -38,10 +32,9 @@ def batch(sequences=3, length=24, seed=0):
     return from_tensor(tokens)
 
 
-def value(frame, measure, *, layer=None, position=None, threshold=None):
-    rows = frame[frame["measure"] == measure]
-    for name, at in (("layer", layer), ("position", position)):
-        rows = rows[rows[name].isna() if at is None else rows[name].eq(at).fillna(False)]
+def value(frame, measure, *, layer=None, threshold=None):
+    rows = frame[(frame["measure"] == measure) & frame["position"].isna()]
+    rows = rows[rows["layer"].isna() if layer is None else rows["layer"].eq(layer).fillna(False)]
     if threshold is not None:
         rows = rows[np.isclose(rows["threshold"], threshold)]
     (found,) = rows["value"].tolist()
@@ -58,30 +51,20 @@ def found(truth):
     return chain_measures(wrap(truth.model), batch())
 
 
-@pytest.fixture(scope="module")
-def plain(truth):
-    """What Hugging Face itself gives for the same tokens."""
-    model = planted().model
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        return model(batch().tokens, output_attentions=True, output_hidden_states=True)
-
-
-# --- one model
-
-
 def test_a_planted_sink_is_found_where_it_was_planted(truth, found):
     behind = range(truth.layer + 1, 5)
     assert all(value(found, "sink_rate", layer=layer, threshold=0.3) > 0.9 for layer in behind)
     assert all(value(found, "sink_rate", layer=layer, threshold=0.3) < 0.1 for layer in range(truth.layer + 1))
-    assert [value(found, "growth_layer", layer=layer) for layer in range(5)] == [
-        float(layer == truth.layer) for layer in range(5)
-    ]
+    assert [layer for layer in range(5) if value(found, "growth_layer", layer=layer)] == [truth.layer]
     assert value(found, "growth_steps") == 1
     assert value(found, "super_neurons") == value(found, "super_neurons", layer=truth.layer) == 1
 
 
-def test_mass_rate_and_loss_are_those_of_hugging_face(found, plain):
+def test_mass_rate_and_loss_are_those_of_hugging_face(found):
+    model = planted().model
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        plain = model(batch().tokens, output_attentions=True)
     for layer, pattern in enumerate(plain.attentions):
         column = pattern[..., 0]  # batch, head, query
         assert value(found, "sink_mass", layer=layer) == pytest.approx(float(column[..., 1:].mean()), abs=1e-6)
@@ -134,9 +117,8 @@ def test_measuring_twice_gives_the_same_and_leaves_everything_as_it_was():
     modes = [module.training for module in model.modules()]
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
-    one, two = (
-        measure_checkpoint(model, batch(length=12), tokenizer=tiny_tokenizer(), step=3, seen=99) for _ in range(2)
-    )
+    given = {"tokenizer": tiny_tokenizer(), "step": 3, "seen": 99}
+    one, two = (measure_checkpoint(model, batch(length=12), **given) for _ in range(2))
     pd.testing.assert_frame_equal(one, two)
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -144,8 +126,7 @@ def test_measuring_twice_gives_the_same_and_leaves_everything_as_it_was():
     assert (np.random.get_state()[1] == states[2]).all()  # noqa: NPY002
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert model.config._attn_implementation == "sdpa"
-    assert set(one["step"]) == {3}
-    assert set(one["tokens"]) == {99}
+    assert (set(one["step"]), set(one["tokens"])) == ({3}, {99})
 
 
 def test_what_cannot_be_measured_or_gone_on_with_is_refused():
@@ -163,19 +144,12 @@ def test_what_cannot_be_measured_or_gone_on_with_is_refused():
 # --- a run
 
 
-def course(folder, *, sinks, status="finished", tokenizer=False):
+def course(folder, *, sinks, status="finished"):
     """A training run whose checkpoints at steps 0, 10, 20, ... have the planted sink or not."""
-    try:
-        with create_run(folder, kind="train", config=CONFIG, provenance=PROVENANCE) as writer:
-            writer.write_table("log", log([5.0] * len(sinks)))
-            if tokenizer:
-                tiny_tokenizer(adds_bos=True).save_pretrained(folder / "tokenizer")
-            for index, sink in enumerate(sinks):
-                planted(sink=sink).model.save_pretrained(folder / "checkpoints" / f"checkpoint-{10 * index}")
-            if status == "failed":
-                raise ZeroDivisionError
-    except ZeroDivisionError:
-        pass
+    write_run(folder, [5.0] * len(sinks), status=status)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder / "tokenizer")
+    for index, sink in enumerate(sinks):
+        planted(sink=sink).model.save_pretrained(folder / "checkpoints" / f"checkpoint-{10 * index}")
     return folder
 
 
@@ -200,29 +174,21 @@ def test_every_checkpoint_of_a_run_is_measured_and_kept(made):
     assert set(frame["tokens_sha256"]) == {batch().hash}
 
 
-def test_watching_again_goes_on_where_it_stopped(run, monkeypatch):
+def test_watching_again_goes_on_where_it_stopped_and_a_stopped_watch_keeps_what_it_had(run, monkeypatch):
     planted(sink=True).model.save_pretrained(run / "checkpoints" / "checkpoint-30")
     measured = []
 
     def counted(path, *given, step, **named):
         measured.append(step)
-        return measure_checkpoint(path, *given, step=step, **named)
-
-    monkeypatch.setattr(watching, "measure_checkpoint", counted)
-    frame = watch(run, tokens=batch(), progress=False)
-    assert measured == [30]
-    assert sorted(set(frame["step"])) == [0, 10, 20, 30]
-    watch(run, tokens=batch(), progress=False)
-    assert measured == [30]
-
-
-def test_a_stopped_watch_keeps_what_it_had(run, monkeypatch):
-    def stopped(path, *given, step, **named):
-        if step == 20:
+        if measured[-3:] == [0, 10, 20]:
             raise KeyboardInterrupt
         return measure_checkpoint(path, *given, step=step, **named)
 
-    monkeypatch.setattr(watching, "measure_checkpoint", stopped)
+    monkeypatch.setattr(watching, "measure_checkpoint", counted)
+    for _ in range(2):
+        frame = watch(run, tokens=batch(), progress=False)
+        assert measured == [30]
+        assert sorted(set(frame["step"])) == [0, 10, 20, 30]
     with pytest.raises(KeyboardInterrupt):
         watch(run, tokens=batch(), progress=False, resume=False)
     assert sorted(set(read_run(run).tables["watch"]["step"])) == [0, 10]
@@ -281,7 +247,7 @@ def test_a_run_that_is_being_written_is_refused(run):
 
 
 def test_rows_that_cannot_be_had_again_are_replaced_by_the_prose_and_that_is_said(tmp_path):
-    run = read_run(course(tmp_path / "run", sinks=(), tokenizer=True))
+    run = read_run(course(tmp_path / "run", sinks=()))
     with pytest.warns(UserWarning, match="measured on the bundled prose: .*given as rows"):
         tokens = evaluation_tokens(run, run_tokenizer(run), sequences=4, length=64)
     assert (tokens.n_sequences, tokens.n_positions) == (4, CONFIG["length"])  # the run's context is shorter than 64
@@ -323,13 +289,11 @@ def test_a_folder_of_checkpoints_is_watched_in_the_order_of_their_steps(tmp_path
     assert (kept.kind, kept.status, kept.missing) == ("watch", "finished", [])
 
 
-def test_tokens_of_others_are_counted_by_the_trainer_or_by_the_user(tmp_path):
+@pytest.mark.parametrize(("options", "tokens"), [({}, [5000, 10000]), ({"step_tokens": 64}, [6400, 12800])])
+def test_tokens_of_others_are_counted_by_the_trainer_or_by_the_user(options, tokens, tmp_path):
     folder = saved(tmp_path / "trainer", tokens=5000)
-    options = {"tokens": batch(), "progress": False}
-    counted = watch(folder, out=tmp_path / "a", **options)
-    assert counted["tokens"].drop_duplicates().tolist() == [5000, 10000]
-    said = watch(folder, out=tmp_path / "b", step_tokens=64, **options)
-    assert said["tokens"].drop_duplicates().tolist() == [6400, 12800]
+    frame = watch(folder, out=tmp_path / "out", tokens=batch(), progress=False, **options)
+    assert frame["tokens"].drop_duplicates().tolist() == tokens
 
 
 def test_models_are_watched_in_the_order_of_the_steps_that_are_given(tmp_path):
@@ -349,9 +313,6 @@ def test_checkpoints_of_one_step_and_none_at_all_are_refused(tmp_path):
     run = write_run(tmp_path / "run", [5.0])
     with pytest.raises(InputError, match="out and step_tokens are for other checkpoints"):
         watch(run, out=tmp_path / "out", tokens=batch())
-
-
-# --- births
 
 
 @pytest.mark.parametrize(
@@ -376,7 +337,5 @@ def test_a_sink_that_never_comes_or_was_always_there_is_said_plainly():
         "no sink at threshold 0.3; at the last checkpoint (1.28k tokens) 4.0% of layers and heads above 0.3 "
         "(8.0% at 0.1); layer 1 has most: mean mass 0.08, uniform attention 0.25"
     )
-    assert (
-        "at the first checkpoint already (0 tokens), so its birth is not known"
-        in find_birth(watched([0.4, 0.4])).sentence
-    )
+    said = find_birth(watched([0.4, 0.4])).sentence
+    assert "at the first checkpoint already (0 tokens), so its birth is not known" in said
