@@ -29,7 +29,7 @@ _LENGTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentringMeans:
-    """Means over random tokens, by layer with attention; a run saves them beside its tables."""
+    """The mean value and the mean aggregated value of each head over random tokens, for each layer with attention."""
 
     values: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
     """Mean value vectors; each key-value head is repeated for the query heads that share it."""
@@ -39,19 +39,19 @@ class CentringMeans:
     seed: int
 
     def of_centre(self, centre: Centre) -> Mapping[int, Tensor]:
-        """Return layer -> mean of the values or of the aggregated values, as ``centre`` says; refuse other centres."""
+        """Return the means that ``centre`` names (``values`` or ``aggregated``), by layer; refuse any other centre."""
         if centre not in ("values", "aggregated"):
             raise InputError(f"the centre {centre!r} has no means; need values or aggregated")
         return self.values if centre == "values" else self.aggregated
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return name -> mean of one layer, for a safetensors file in the run folder."""
+        """Return the means of each layer under a name such as ``values.3``, as a safetensors file stores them."""
         named = {f"values.{layer}": tensor for layer, tensor in self.values.items()}
         return named | {f"aggregated.{layer}": tensor for layer, tensor in self.aggregated.items()}
 
 
 def centres_of(lens: LensModel) -> tuple[Centre, ...]:
-    """Return the centres that amplification has in this model; not ``values`` if aggregated values are gated."""
+    """Return the centres that ``amplify`` takes for this model; not ``values`` if a gate multiplies value averages."""
     return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated == "z_raw")
 
 
@@ -109,7 +109,7 @@ def amplify(
         centre: ``values``, ``aggregated``, or ``none`` (the norm-only control).
         means: the result of ``centring_means``; not needed if the centre is ``none``.
         heads: query heads; None means all.
-        site: of the aggregated values, ``lens.family.aggregated``.
+        site: the site of the aggregated values: ``lens.family.aggregated``.
         label: name of the edit.
 
     Raises:

@@ -34,7 +34,7 @@ class EditError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class At:
-    """The context of a change: facts that the function may need in addition to the values."""
+    """Facts that an edit's function gets beside the values: the layer, the sequences, the positions, another site."""
 
     layer: int
     sequences: slice
@@ -129,19 +129,22 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
 
 
 def zero(site: str, **where: Unpack[Where]) -> Edit:
-    """Set values to 0. A zeroed neuron loses its whole down-projection column; ``scalar`` changes single entries."""
+    """Make an edit that sets the chosen values of a site to 0.
+
+    A zeroed neuron loses its whole down-projection column; ``scalar`` changes single entries.
+    """
     where.setdefault("label", f"zero {site}")
     return edit(site, lambda x, at: torch.zeros_like(x), **where)
 
 
 def set_value(site: str, value: float, **where: Unpack[Where]) -> Edit:
-    """Set all values of the chosen part to one number."""
+    """Make an edit that sets the chosen values of a site to one number."""
     where.setdefault("label", f"{site} = {value:g}")
     return edit(site, lambda x, at: torch.full_like(x, value), **where)
 
 
 def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpack[Where]) -> Edit:
-    """Add a vector, or a number, to values, as steering does: ``values + factor * vector``.
+    """Make an edit that adds a vector, or a number, as steering does: ``values + factor * vector``.
 
     Args:
         site: the site to edit, such as ``resid_post``.
@@ -169,13 +172,13 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
 
 
 def scale(site: str, factor: float, **where: Unpack[Where]) -> Edit:
-    """Multiply the values of the chosen part by a factor."""
+    """Make an edit that multiplies the chosen values of a site by a factor."""
     where.setdefault("label", f"{site} x {factor:g}")
     return edit(site, lambda x, at: x * factor, **where)
 
 
 def clamp(site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]) -> Edit:
-    """Limit the values of the chosen part to at least ``low`` and at most ``high``; None is no limit.
+    """Make an edit that limits values to at least ``low`` and at most ``high``; None is no limit.
 
     Raises:
         InputError: no bound is given, or the lower bound is above the upper bound.
@@ -189,7 +192,7 @@ def clamp(site: str, *, low: float | None = None, high: float | None = None, **w
 
 
 def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> Edit:
-    """Replace values by given ones, such as a mean or the values of another run.
+    """Make an edit that replaces values by given ones, such as a mean or the values of another run.
 
     Args:
         site: the site to edit.
@@ -219,12 +222,12 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
 
 
 def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Generator, **where: Unpack[Where]) -> Edit:
-    """Replace each sequence's values by those of another sequence, drawn without replacement.
+    """Make an edit that gives each sequence the values of another sequence, drawn without replacement.
 
     Args:
         site: the site to edit.
-        values: layer -> the current values of the chosen part, with the sequences as first axis; of real tokens, since
-            padding would be put under real tokens of a longer sequence.
+        values: layer -> the current values of the chosen part, with the sequences as first axis. They must be of real
+            tokens: padding would be put under real tokens of a longer sequence.
         generator: source of the random order.
         **where: the chosen part.
 
@@ -252,7 +255,7 @@ def scalar(
     positions: Sequence[int] | None = None,
     label: str = "",
 ) -> Edit:
-    """Multiply single entries of the down-projection: only what each neuron writes to each of the dimensions.
+    """Make an edit that scales what each of the neurons writes to each of the dimensions: entries of ``w_down``.
 
     The weights do not change. Instead, ``(1 - factor) * activation * w_down[dimension, neuron]`` is subtracted from the
     MLP's output, before the norm that some families apply to it.

@@ -14,11 +14,13 @@ from ..stats import Interval, paired_differences
 def effect_table(
     values: np.ndarray, before: np.ndarray, *, controls: Sequence[np.ndarray], generator: np.random.Generator
 ) -> pd.DataFrame:
-    """Make a row for each cell: mean baseline and value, effect with interval, controls, effect above controls, n.
+    """Make the table of a sweep's effects: one row for each cell, with means over sequences and 95% intervals.
 
-    ``values`` are of (cells, sequences); nan where undefined, such as in a sequence without the cell's position, which
-    the baseline and the controls of the cell leave out too. ``before`` is the metric of the baseline run, by sequence.
-    ``controls`` are for each cell those under its random controls, (controls, sequences); empty for none.
+    The columns are the baseline, the value, the effect, the controls' effect, the effect above the controls, and n.
+    ``values`` is the metric under each cell, (cells, sequences), nan where it is undefined, such as in a sequence that
+    lacks the cell's position; the cell's baseline and controls leave such a sequence out too. ``before`` is the metric
+    of the baseline run, by sequence. ``controls`` is, for each cell, the metric under its random controls, (controls,
+    sequences), empty if the cell has none.
     """
     beside, spreads, counts = [], [], []
     ran = ~np.isnan(values).all(axis=1, keepdims=True)
@@ -46,6 +48,7 @@ def effect_table(
 
 
 def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
+    """Add the estimate, the lower and the upper end of the intervals as columns with these names."""
     for name, part in zip(names, ("estimate", "low", "high"), strict=True):
         frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
 

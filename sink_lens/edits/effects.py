@@ -48,7 +48,7 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
 
 
 def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
-    """Make a row for each layer: mean attention to target and sink position, in the baseline and under the edit."""
+    """Make a table with a row for each layer: mean attention to both positions in the baseline and the edited run."""
     _check_pair(baseline, edited)
     for position in (target_position, sink_position):
         if position not in baseline.positions:
@@ -71,7 +71,7 @@ def gained_share(
     layers: Sequence[int],
     generator: np.random.Generator,
 ) -> Interval:
-    """Compute the attention that the target gained, relative to the sink position's baseline; a ratio of means."""
+    """Compute the mean attention that the target gained over the mean that the sink position had in the baseline."""
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
     return _ratio_of_means(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
 
@@ -79,13 +79,13 @@ def gained_share(
 def removed_share(
     baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
-    """Compute the share of its baseline attention that the sink position lost; a ratio of means over sequences."""
+    """Compute the share of its baseline attention that the sink position lost, as a ratio of means over sequences."""
     before, after = (run.mass_at(sink_position, layers=layers) for run in (baseline, edited))
     return fraction_lost(before, after, generator=generator)
 
 
 def fraction_lost(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
-    """Compute (before - after) / before as a ratio of means over sequences, with its interval."""
+    """Compute the mean of ``before - after`` over the mean of ``before``, with its interval over sequences."""
     return _ratio_of_means(before - after, before, generator=generator)
 
 

@@ -14,9 +14,10 @@ from .constructors import At, Edit, EditError, edit
 
 
 def visible_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Tensor, "batch query key"]:
-    """Return the keys that each query sees: itself and earlier tokens that are kept or not evicted yet.
+    """Return True at the keys that each query sees: itself and the earlier tokens that the cache still holds.
 
-    ``kept`` tokens are never evicted, fewer in each sequence than the cache's ``size``, the query's own included.
+    The cache holds ``size`` tokens, the query's own included. It evicts the oldest that is not ``kept``; each sequence
+    must have fewer ``kept`` tokens than ``size``.
     """
     length = kept.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -26,13 +27,13 @@ def visible_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Ten
 
 
 def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: str = "") -> Edit:
-    """Attend as with a cache of some tokens; each token keeps its position in the text.
+    """Make an edit that attends as if a cache of ``size`` tokens evicted the oldest; positions stay as they are.
 
     The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect.
 
     Args:
         size: tokens in the cache, the query's own included.
-        keep: tokens that are never evicted: the first so many, or True at each of them, one row for each sequence.
+        keep: tokens that are never evicted: a number of first tokens, or a mask that is True at each of them.
         label: name of the edit.
 
     Raises:

@@ -50,7 +50,7 @@ def fwd_hooks(
     Args:
         lens: the model.
         edits: applied in this order.
-        tokens: the sequences of the run, all of them; without them every token is taken to be real.
+        tokens: all sequences of the run, which tell where padding is; None takes every token for a real one.
 
     An edit with positions needs whole passes: ``bridge.generate(..., use_past_kv_cache=False)``.
 
@@ -72,8 +72,8 @@ def fwd_hooks(
 def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = None, label: str = "") -> Edit:
     """Make an edit from a hook function of TransformerLens, for ``run_with``, ``sweep`` and ``patch``.
 
-    The function gets a copy of the whole activation, ``[batch, position, ...]``, and a ``HookPoint`` with this name. It
-    may see some of the sequences at a time, and only those of its own run: cells that share a forward are shown apart.
+    The function gets a copy of the whole activation, ``[batch, position, ...]``, and a ``HookPoint`` with this name. A
+    call may get some of the run's sequences only; it never gets those of another cell of a sweep.
 
     Args:
         name: the hook point, such as ``blocks.5.hook_resid_post``; it must be that of a site.
@@ -82,7 +82,7 @@ def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = Non
         label: of the edit, in tables and messages.
 
     Raises:
-        SiteError: the hook point is none of a site.
+        SiteError: no site stands at the hook point.
     """
     site, layer = site_of_hook(name, lens=None if lens is None else as_lens(lens))
     point = HookPoint()
@@ -152,7 +152,7 @@ class Applied:
         return sorted(found, key=operator.attrgetter("order"))
 
     def refuse_unshown_edits(self, layers: range) -> None:
-        """Refuse an edit whose site never appeared, though the run went through these layers."""
+        """Raise an error if the run went through an edit's layer and the hook of its site never fired."""
         for number, one in enumerate(self.edits):
             own = [layer for layer in layers_of_edit(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:

@@ -15,10 +15,10 @@ from .part import Indices
 
 
 def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
-    """Return the values of a grid's axis, a set of indices each; every index is from ``first`` to ``size`` - 1.
+    """Turn an axis as a user writes it into its values; a value is a set of indices that one edit changes together.
 
     Args:
-        given: ``each``, ``all``, a number, a range as text, or a list of these.
+        given: ``each``, ``all``, a number, a range such as ``0-3,7``, or a list of these.
         name: name of the axis, for error messages.
         size: number of indices.
         first: the first index that can be edited.

@@ -34,7 +34,7 @@ class Averaged:
 
     @property
     def words(self) -> str:
-        """Number of tokens that are averaged, and of sinks that are left out, in words."""
+        """The mean and its tokens in words, such as ``mean_ordinary: 42 tokens without 4 sinks``."""
         real = f"{int(self.mask.sum()) + self.n_sinks:,} tokens"
         if self.mean != "mean_ordinary":
             return f"{self.mean}: all of {real}"
@@ -43,7 +43,7 @@ class Averaged:
         return f"{self.mean}: {real} without {self.n_sinks:,} sink{'s' if self.n_sinks > 1 else ''}"
 
     def mean_of(self, values: Tensor) -> Tensor:
-        """Compute the mean of a site's values, ``batch position ...``; averaged axes stay, with size 1.
+        """Compute the mean of ``values`` (batch position ...) over these tokens; averaged axes stay, with size 1.
 
         ``mean_aligned`` keeps the positions, and is 0 where no sequence has a token.
         """
@@ -61,7 +61,7 @@ def tokens_to_average(
     *,
     sinks: Bool[Tensor, "batch position"] | None = None,
 ) -> Averaged:
-    """Find the tokens to average for a mean; refuse ``mean_ordinary`` if every token is a sink.
+    """Find the tokens that a mean of ``MEANS`` is taken over; refuse ``mean_ordinary`` if every token is a sink.
 
     ``mean_ordinary`` needs one pass of the model to find the sinks with ``sink_mask``, unless ``sinks`` are given.
     """
@@ -79,11 +79,11 @@ def tokens_to_average(
 
 
 def mean_ordinary(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
-    """Set a part of a site to its mean over the tokens of the baseline run that are no sink.
+    """Make an edit that sets a part of a site to its mean over the baseline run's tokens that are no sink.
 
     The sinks are those that ``sink_mask(..., by="either")`` finds. The label of the edit says how many were left out.
-    Cost: one pass of the bridge, for which the site's tensors of the chosen layers are kept; here one more of the
-    plain model.
+    Cost: one pass of the bridge, which keeps the site's tensors of the chosen layers, and one of the plain model, which
+    finds the sinks.
 
     Args:
         lens: the model.
@@ -99,7 +99,7 @@ def mean_ordinary(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Wh
 
 
 def mean_all(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
-    """Set a part of a site to its mean over all tokens of the baseline run, sinks included.
+    """Make an edit that sets a part of a site to its mean over all tokens of the baseline run, sinks included.
 
     A single sink can make up most of this mean. Arguments and errors are those of ``mean_ordinary``.
     """
@@ -107,7 +107,7 @@ def mean_all(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where])
 
 
 def mean_aligned(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
-    """Set a part of a site to its mean over the sequences of the baseline run, each position to its own.
+    """Make an edit that sets each position of a site to that position's mean over the baseline run's sequences.
 
     It keeps what all sequences share at a position, such as a sink. Arguments and errors are those of
     ``mean_ordinary``.

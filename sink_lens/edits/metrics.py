@@ -280,13 +280,13 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
 
 
 def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
-    """Check a metric and return it; turn a plain function into a metric of what its first parameter takes.
+    """Check a metric and return it; a plain function becomes a metric that gets the run's logits or its ``Outcome``.
 
     A function whose parameter is called ``logits``, or annotated as a tensor, gets the logits as in TransformerLens,
     ``batch position vocab``; any other gets an ``Outcome`` with position 0 of all layers, the loss and the logits.
 
     Raises:
-        InputError: the argument is neither, or it reads layers or positions that do not exist.
+        InputError: ``metric`` is neither a metric nor a function, or it reads layers or positions that do not exist.
         SiteError: the metric reads a site that the family lacks.
     """
     if not isinstance(metric, Metric):
@@ -409,7 +409,7 @@ def _log_probabilities(logits: Tensor) -> Tensor:
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
-    """Count a position from each sequence's first token, also if it is negative; refuse sequences that lack it."""
+    """Return a position's index in each sequence; a negative one counts from the end. Refuse one that is outside."""
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):
         shortest = int(lengths.min())

@@ -30,7 +30,7 @@ _LARGEST = 1e38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option of kinds of edit, beside the part; a grid has a list of its values, named in the plural."""
+    """A setting of some kinds of edit, such as a factor; a grid lists its values under its name in the plural."""
 
     accepts: Callable[[Any], bool]
     needs: str
@@ -61,7 +61,7 @@ OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionLists:
-    """The values of each of ``OPTIONS`` that a grid goes over, under its name in the plural."""
+    """The values that a grid goes over, a list for each of ``OPTIONS``, under the option's name in the plural."""
 
     factors: Sequence[float | int] = ()
     """Factors of scale, amplify and add; for set, the numbers that values are set to."""
@@ -96,24 +96,24 @@ class EditSpec:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Name -> value of all that determines the edit: kind, site, indices, options, hash of a vector's file."""
+        """All that determines the edit, by name: kind, site, indices, options, and the hash of a vector's file."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
         return found | ({"vector_hash": hash_file(self.options["vector"])} if "vector" in self._named_options else {})
 
     @property
     def _named_options(self) -> dict[str, Any]:
-        """Return option -> value; some options are left out if they have no value."""
+        """The options by name, with None for one without a value; a ``vector`` without a value is left out."""
         return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The values of ``fields``; edits with equal values are the same computation."""
+        """The values of ``fields`` as a tuple; edits with equal tuples are the same computation."""
         return tuple(self.fields.values())
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The descriptive columns of the edit's row; an axis has a number only if a single index is edited."""
+        """The columns that describe the edit in a table; an axis has a number only if a single index is edited."""
         chosen = {axis: self.part.indices_on(axis) or () for axis in AXES}
         single = {axis: indices[0] if len(indices) == 1 else None for axis, indices in chosen.items()}
         return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self._named_options
@@ -126,11 +126,11 @@ class EditSpec:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The part and the label as keyword arguments of an edit."""
+        """The chosen layers, positions, heads, units, keys, and the label, as keyword arguments of an edit."""
         return {**self.part.where, "label": self.label}
 
     def make_edit(self, references: "References") -> "Edit":
-        """Make the edit; ``references`` measures the replacement values."""
+        """Make the edit; ``references`` measures the values that it puts in, such as means of the baseline run."""
         return KINDS[self.kind].make(self, references)
 
 
@@ -139,7 +139,7 @@ Make = Callable[[EditSpec, "References"], "Edit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of edit."""
+    """A kind of edit that a grid can name: how it is made, and the options, site and positions that it takes."""
 
     meaning: str
     make: Make
@@ -206,6 +206,7 @@ def hash_file(path: str) -> str:
 
 @lru_cache
 def _hash_content(file: Path, *, changed: int, size: int) -> str:
+    """Return the SHA-256 of a file, computed anew if its time of change or its size is another."""
     return sha256(file.read_bytes()).hexdigest()
 
 
@@ -256,6 +257,7 @@ def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
+    """Return the layers that the edit changes: the chosen ones, else all with its site; (0,) for ``final``."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return refs.lens.layers_with(spec.part.site) if spec.part.layers is None else spec.part.layers

@@ -77,6 +77,7 @@ class MetricSpec:
 
 
 def _read_layers(model: Sized, name: str, given: Any) -> list[int] | None:
+    """Read the option ``name`` of a metric as a list of layers; None means all layers."""
     values = axis_values("all" if given is None else given, name=f"{name} of a metric", size=model.n_layers)
     return [layer for value in values if value is not None for layer in value] or None
 
@@ -140,10 +141,10 @@ def check_metric_fields(config: Any, name: str) -> None:
 
 
 def make_spec(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
-    """Make the specification of a metric from its name and a configuration's fields, such as ``FIELDS``.
+    """Make a metric's specification from its name and the fields of a configuration that ``FIELDS`` names.
 
-    ``token`` gives the text or id of an option's text; without it every text has the id 0. A layer or token that the
-    metric needs and the configuration lacks is refused.
+    ``token`` turns the text of ``correct`` or ``incorrect`` into a token; without it every text becomes the id 0. A
+    layer or token that the metric needs and the configuration lacks is refused.
     """
     layers, known = config.metric_layers, METRICS[name][0]
     if "layer" in known and (layers is None or len(layers) != 1):
@@ -162,7 +163,7 @@ def make_spec(config: Any, name: str, *, token: Callable[..., int | str] = lambd
 
 
 def import_function(reference: str) -> Callable[..., Any]:
-    """Import a function of the user's by MODULE:FUNCTION; modules of the current folder are found last."""
+    """Import a user's function that is named as MODULE:FUNCTION; the current folder is searched last."""
     module, _, name = reference.partition(":")
     here = str(Path.cwd())
     added = [] if here in sys.path else [here]

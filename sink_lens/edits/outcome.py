@@ -46,7 +46,7 @@ class Outcome:
         return display.result_html(said, means | loss)
 
     def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
-        """Return the mean attention to a position, by sequence, over heads and layers; None means all layers read."""
+        """Return each sequence's mean attention to a position, over heads and ``layers`` (None: all that were read)."""
         # Make it contiguous: the order of summation must not depend on how many other positions were read.
         rows = [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
         return self.mass[rows][..., self.positions.index(position)].contiguous().nanmean(dim=(0, 2))
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def splice_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
-    """Complete the outcome of a run that began at a later layer with the earlier layers of ``early``, at ``rows``."""
+    """Return the sequences ``rows`` of ``found``, which began at a later layer, with earlier layers from ``early``."""
     own = {layer: index for index, layer in enumerate(found.layers)}
 
     def by_layer(name: str) -> Tensor:

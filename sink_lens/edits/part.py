@@ -30,7 +30,7 @@ AXES = ("layer", "position", "head", "unit", "key")
 
 
 class Where(TypedDict, total=False):
-    """A part as keyword arguments; an axis that is not given is edited completely."""
+    """The keyword arguments that choose what an edit changes; an axis that is not given is edited completely."""
 
     layers: Sequence[int] | None
     positions: Sequence[int] | None
@@ -58,7 +58,7 @@ def indices_of(name: str, given: Any) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a site; None on an axis is all of it."""
+    """Chosen layers, positions, heads, units and keys of a site; None on an axis is all of it."""
 
     site: str
     layers: Indices = None
@@ -74,12 +74,12 @@ class Part:
         return cls(site=site, **{name: indices_of(name, given) for name, given in chosen.items()})
 
     def indices_on(self, axis: str) -> Indices:
-        """Return the indices on one of ``AXES``."""
+        """Return the chosen indices on one of ``AXES``, such as ``head``; None is all."""
         return getattr(self, f"{axis}s")
 
     @property
     def index(self) -> tuple[Indices, ...]:
-        """The chosen indices on each axis of the site but the sequences; None is the whole axis."""
+        """The chosen indices on each axis of the site after the axis of sequences; None is the whole axis."""
         return tuple(self.indices_on(axis) for axis in SITES[self.site].parts)
 
     @property
@@ -90,17 +90,17 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """Tokens that a sequence must have for the part to exist in it: one more than its last position and key."""
+        """The number of tokens that a sequence needs to contain the part: one more than its last position or key."""
         return 1 + max((*(self.positions or ()), *(self.keys or ())), default=-1)
 
     @property
     def words(self) -> str:
-        """The indices on each axis, in words; empty if the part is the whole site."""
+        """The chosen indices in words, such as ``layer 1, head 0-3``; empty if the part is the whole site."""
         chosen = {axis: self.indices_on(axis) for axis in AXES}
         return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items() if indices is not None)
 
     def select(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
-        """Select this part of one layer's values, the sequences first; an axis of size 1 stays, for all indices."""
+        """Select this part of one layer's values, with sequences as first axis; an axis of size 1 is kept whole."""
         index = self.index_mesh(values, averaged=True)
         return values if index is None else values[index]
 
@@ -148,9 +148,9 @@ def index_text(indices: Indices) -> int | str:
 
 @lru_cache
 def draw_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: int = 0) -> tuple[tuple[int, ...], ...]:
-    """Draw up to ``most`` distinct sets of n indices from ``lowest`` to size - 1; the same for every part of a group.
+    """Draw up to ``most`` distinct sets of ``n`` indices, each index from ``lowest`` to ``size`` - 1.
 
-    Fewer than ``most`` if there are not so many.
+    The same ``group`` (any text) and ``seed`` give the same sets. There are fewer than ``most`` if no more exist.
     """
     from numpy.random import default_rng  # late: --help answers without numpy
 

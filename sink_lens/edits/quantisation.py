@@ -36,7 +36,7 @@ _GROUP = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format that values are rounded to."""
+    """A low-precision format: the type of its numbers, and the values that share one scale."""
 
     name: str
     """One of ``QUANTISED_FORMATS``."""
@@ -171,7 +171,7 @@ def quantisation(
 def _kept_values(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """Mark the values that keep their precision: of kept tokens, kept channels and padding; None if there are none."""
+    """Return True at values that stay unrounded: kept tokens, kept channels and padding; None if there are none."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):
