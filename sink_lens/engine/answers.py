@@ -44,7 +44,7 @@ def answers(
         ``token``, ``token_id``, ``logit``, ``probability``, ``is_answer``.
 
     Raises:
-        InputError: no token is to be listed, or an answer is none behind its prompt. The errors of ``run_with`` too.
+        InputError: ``top`` is below 1, or an answer is not made of tokens of its own behind its prompt.
     """
     lens = as_lens(lens)
     if top < 1:

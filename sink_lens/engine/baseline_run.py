@@ -21,7 +21,7 @@ from .threads import Lanes
 
 
 class BaselineRun:
-    """A run on some sequences, by batches of prompts, as far as it is needed; each batch is computed on demand."""
+    """The run that cells continue, mostly the one without edits; each batch of prompts is computed when it is read."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class BaselineRun:
     ) -> None:
         """Prepare the run; nothing is computed before it is read. Refuses a bridge on which somebody's hook stands.
 
-        The cells that continue the run share its ``edits`` and read no more than its ``needs``. Of ``every`` so many
-        sequences one is run. At most ``most`` batches of prompts are kept; None keeps all. ``lanes`` are those of
+        The cells that continue the run share its ``edits`` and read no more than its ``needs``. With ``every`` = 3,
+        each third sequence is run. At most ``most`` batches of prompts are kept; None keeps all. ``lanes`` are those of
         another run of the same model; None makes its own.
         """
         check_no_hooks(lens)
@@ -63,7 +63,7 @@ class BaselineRun:
 
     @property
     def n_sequences(self) -> int:
-        """Number of sequences that the run reads: all, or one of each ``every`` sequences."""
+        """The number of sequences that the run reads: all, or each third one if ``every`` is 3."""
         return len(range(0, self.tokens.n_sequences, self.every))
 
     def read_outcome(self, needs: Needs) -> Outcome:
@@ -78,7 +78,7 @@ class BaselineRun:
     def with_edits(
         self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None
     ) -> "BaselineRun":
-        """Make a run under other edits that shares this run's model and threads; None keeps ``needs`` and ``every``."""
+        """Make a run under other edits on this run's model and threads; None keeps its ``needs`` or its ``every``."""
         lanes = self.lanes if self.plan.lanes > 1 else None
         read = {"needs": needs or self.needs, "every": every or self.every}
         return BaselineRun(self.lens, self.tokens, plan=self.plan, edits=edits, lanes=lanes, **read)

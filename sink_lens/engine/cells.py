@@ -52,7 +52,7 @@ def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
 
 
 def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
-    """Return what some edits touch: (site, layers) of each edit and of the site it reads, and the first position.
+    """Return the sites that edits change or read, each with its layers, and the first position that is touched.
 
     An edit that reads another site may read any position of it, so that the run needs all of them.
     """

@@ -74,7 +74,7 @@ class _UnknownError(Exception):
 
 @dataclass(slots=True)
 class _Reader:
-    """Hashes of objects, each made of the hashes of what the object holds."""
+    """Computes the hash of an object from the hashes of all that the object holds."""
 
     done: dict[int, bytes] = field(default_factory=dict)
     begun: list[int] = field(default_factory=list)
@@ -229,7 +229,7 @@ class _Reader:
             return self.attribute_digest(getattr(value, rest[0]), *rest[1:])
 
     def imports_digest(self, name: str, taken: tuple[str, ...] | None) -> bytes:
-        """Hash the names that a function imports from a module in its body; an installed module by name and version."""
+        """Hash the names ``taken`` that a function imports from a module; an installed module by name and version."""
         if _is_installed(name):
             return _hash("module", name, _module_version(name))
         value = sys.modules.get(name)
@@ -268,7 +268,7 @@ class _Reader:
             yield from self.pair_digests([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
 
     def pickled_parts(self, value: Any) -> Iterator[Any]:
-        """Yield the parts of an object of any other type, into which ``pickle`` would take the object apart."""
+        """Yield the parts of an object of any other type: those into which ``pickle`` would take it apart."""
         try:
             taken_apart = copyreg.dispatch_table.get(type(value))
             made = value.__reduce_ex__(4) if taken_apart is None else taken_apart(value)
@@ -291,11 +291,13 @@ class _Reader:
             yield from self.pair_digests(pairs or ())
 
     def pair_digests(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
+        """Yield the hash of each name and of its value, one after the other."""
         for name, entry in items:
             with _within_name(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))
 
     def unknown_error(self, what: str) -> _UnknownError:
+        """Make the error for something that has no hash, with the names that lead to it."""
         names = [name for at, name in enumerate(self.names) if name not in self.names[:at]]
         return _UnknownError(f"{'.'.join(names) or 'it'} {what}")
 

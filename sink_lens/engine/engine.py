@@ -127,8 +127,8 @@ class Engine:
     def outcomes(self, *, advance: Advance = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
         """Run all cells; return each cell's outcome over all sequences, and the indices of edits that had an effect.
 
-        The forwards of all blocks run side by side. A cell that can change nothing that is read is not run, and all its
-        edits are given. ``advance`` is called for each batch of prompts.
+        The forwards of all blocks run side by side. A cell that can change nothing that is read is not run; all its
+        edits then count as having had an effect. ``advance`` is called for each batch of prompts.
 
         Raises:
             Exception: whatever an edit raises.
@@ -155,7 +155,7 @@ class Engine:
         return list(zip(whole, changed, strict=True))
 
     def baseline_outcome(self, prompts: slice) -> Outcome:
-        """Outcome, on one batch of prompts, of the run that the cells continue."""
+        """Return the outcome, on one batch of prompts, of the run that the cells continue."""
         return self._baseline_batch(prompts.start).outcome
 
     def cell_deviation(self, number: int) -> float:
@@ -179,7 +179,7 @@ class Engine:
         return max(_largest_difference(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
 
     def largest_logit(self) -> float:
-        """Return the largest magnitude of the logits that metrics read in the first prompts' baseline run; else 0."""
+        """Return the largest magnitude of logits in the first prompts' baseline run; 0 if no metric reads logits."""
         logits = self.baseline_outcome(self._baseline_run.prompt_batches[0]).logits
         if logits is None or not any(metric.logits for metric in self.metrics):
             return 0.0
@@ -201,6 +201,7 @@ class Engine:
         return tuple(found)
 
     def _first_needed_position(self, number: int) -> int:
+        """Return the first position that cell ``number`` computes; 0 if the plan runs whole sequences."""
         cut = self.plan.cut and self.plan.path == "blocks"
         return self._begin_of_whole_edits(self.cells[number].begin) if cut else 0
 
@@ -234,12 +235,14 @@ class Engine:
     def _run_block(
         self, block: Block, take: Take[_Found], *, failed: Failed[_Found] | None, advance: Advance
     ) -> list[_Found]:
+        """Run a block's cells and return what ``take`` makes of each; ``failed`` (None: raise) gets a cell's error."""
         work = self._packs_to_run(block, take)
         with prepare_passes(self.lens):
             lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None
             return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
 
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
+        """Divide a block's cells into packs, each of cells that share one forward."""
         packs = fill_packs(block.cells, size=self._n_computed_positions, most=self.plan.pack * self.tokens.n_positions)
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 

@@ -141,7 +141,7 @@ def run_applied(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    """What a run that begins at a later position takes from the baseline run."""
+    """The baseline run's numbers, which a run that begins at a later position takes for the positions before it."""
 
     outcome: Outcome
     columns: Mapping[int, Sequence[Float[Tensor, "batch head query"]]]
@@ -154,8 +154,7 @@ class Early:
 class RunCollector:
     """Collects what a run reads, and joins the results of its passes.
 
-    A run that begins at a later position is completed: what is read of the positions before is that of the baseline
-    run.
+    If a run begins at a later position, the baseline run's numbers stand at the positions before it.
     """
 
     lens: LensModel
@@ -252,8 +251,8 @@ class RunCollector:
     ) -> tuple[int, ...] | None:
         """Store the end of a pass: the logits at the scored positions, or the stream if the pass stopped before them.
 
-        ``out`` are the logits, what the unembedding reads (not ``unembedded``), or the stream; ``scored`` where.
-        Returns the positions whose logits are stored. None means all.
+        ``out`` is the logits at the ``scored`` positions (None: all), the states that the unembedding would read (if
+        not ``unembedded``), or the stream. Returns the positions whose logits are stored; None means all.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
         self.bad.append((out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any())

@@ -192,7 +192,7 @@ def _logits_by_cache(cache: "_Cache", tokens: Tensor, *, n_new: int, record: App
 
 
 class _Cache:
-    """Passes over the blocks that go on from the keys and values of the last one."""
+    """Passes that compute new positions alone, from the keys and values that the pass before them kept."""
 
     def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
         self.lens, self.edits = lens, edits
@@ -284,6 +284,7 @@ def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens
 
 
 def _end_ids(lens: LensModel) -> set[Any]:
+    """Return the token ids at which the model ends a text."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
     several = configured if isinstance(configured, list) else [configured]
     return {*several, getattr(lens.tokenizer, "eos_token_id", None)}

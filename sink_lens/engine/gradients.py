@@ -29,17 +29,17 @@ def metric_gradients(
     at: Mapping[tuple[str, int], Tensor],
     embedding: Float[Tensor, "batch position d_model"] | None = None,
 ) -> dict[tuple[str, int], Tensor]:
-    """Compute the gradient of a metric, summed over sequences, for tensors of sites in the baseline run.
+    """Compute (site, layer) -> gradient of a metric, summed over sequences, by the site's tensor in the baseline run.
 
-    It is taken through a zero tensor that is added at the site, since the tensor that a hook receives is not always the
-    one that later computations use. All sequences are in one pass.
+    The gradient is that of a zero tensor which is added at the site, since later computations do not always use the
+    tensor that a hook receives. All sequences are in one pass.
 
     Args:
         lens: the model.
         batch: the sequences.
-        metric: what is derived; refused if it has no gradient.
-        at: (site, layer) -> a tensor of the site's shape.
-        embedding: the stream before layer 0; None is the sequences' own.
+        metric: the metric to differentiate; refused if it has no gradient.
+        at: the sites and layers at which to differentiate, each with any tensor of the site's shape.
+        embedding: the residual stream before layer 0; None takes the embedding of the sequences.
     """
     with exclusive_use(lens), torch.enable_grad():
         zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}

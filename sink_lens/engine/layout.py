@@ -33,7 +33,7 @@ _NAME = "sink_lens_cells"
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The rows of some cells on the same sequences."""
+    """The rows of a pass over cells: for each cell, the positions that it computes of every sequence."""
 
     n_sequences: int
     n_positions: int
@@ -55,7 +55,7 @@ class Layout:
 
     @cached_property
     def rows(self) -> tuple[slice, ...]:
-        """The slice of rows of each cell."""
+        """For each cell, the slice of the pass's rows that are its own."""
         sizes = [self.n_sequences * len(self.positions(begin)) for begin in self.begins]
         return tuple(slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
 
@@ -65,7 +65,7 @@ class Layout:
 
     @cached_property
     def places(self) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"]]:
-        """Sequence and position of each row; sequences are counted over all cells."""
+        """The sequence and the position of each row; the sequences of the second cell are counted after the first's."""
         sequences, positions = [], []
         for cell, begin in enumerate(self.begins):
             computed = torch.tensor(self.positions(begin))

@@ -33,8 +33,8 @@ def mix_whole_sequences(
 ) -> contextlib.AbstractContextManager[None]:
     """Within the block, a layer's mixer (its part in place of attention) runs over whole sequences.
 
-    Where one position is computed alone, the mixer's output there is that of its own input and the baseline's before.
-    What it hands on to later positions is no part of a single layer's pass, which holds them at the baseline.
+    If a cell computes one position alone, the mixer gets the baseline's inputs at all other positions. ``held`` has the
+    baseline's inputs of the mixer; ``keep``, if given, takes those of this pass.
     """
     component: Any = lens.bridge.blocks[layer].original_component.get_submodule(lens.family.mixer)
     mix = partial(_run_mixer, forward=component.forward, layout=layout, held=held, keep=keep, place=("mixer", layer))

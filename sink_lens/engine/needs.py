@@ -13,7 +13,7 @@ from .cells import Touches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What is read of a run; its fields are those of ``Metric``."""
+    """All that is read of a run: positions, layers, sites, loss, logits; the fields are those of ``Metric``."""
 
     keys: tuple[int, ...]
     """Positions whose attention and stream are read."""

@@ -32,7 +32,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packs(Generic[_Found]):
-    """The packs of some cells that begin at one layer, how one is run, and what takes each cell's outcome."""
+    """Packs to run (cells that share a forward), the function that runs a pack, and the one that takes outcomes."""
 
     packs: Sequence[Pack]
     run: Callable[[Pack, LensModel], Runs]
@@ -41,7 +41,7 @@ class Packs(Generic[_Found]):
 
 
 def fill_packs(cells: Iterable[int], *, size: Callable[[int], int], most: int) -> list[Pack]:
-    """Divide cells, in their order, into packs whose sizes sum to at most ``most``; a larger cell has its own."""
+    """Divide cells, in order, into packs; a pack's sizes sum to at most ``most``, but a larger cell has its own."""
     packs: list[list[int]] = []
     held = 0
     for cell in cells:

@@ -138,7 +138,8 @@ class Pass:
 def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: Pass) -> Tensor | None:
     """Run layers ``first`` to ``last`` - 1 of the bridge, or up to the logits if ``last`` is ``n_layers`` + 1.
 
-    It runs within ``running.prepare_passes``.
+    Returns the logits, or the states that the unembedding reads if ``asked.unembed`` is False; None if the pass ends
+    before them. It runs within ``running.prepare_passes``.
     """
     layout, first, last = asked.layout, asked.first, asked.last
     hooks: list[tuple[str, Any]] = []

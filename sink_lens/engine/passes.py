@@ -102,7 +102,7 @@ class Passes:
 
 
 class _Pack:
-    """Some cells in one forward."""
+    """Some cells that are run in one forward pass, with the batch of the baseline run that they continue."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Pack:
         return self._collect_outcomes(read, out=partial_pass(self.lens, self.part.tokens, asked), scored=scored)
 
     def _scored_positions(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
-        """Return the positions of each cell whose logits are read, and their rows; None and None mean all."""
+        """Return, for each cell, the positions whose logits are read, and the rows of all; (None, None) is all."""
         asked = self.needs.scored_positions(self.part) if self.needs.logits else None
         if asked is None:
             return None, None
