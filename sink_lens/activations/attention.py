@@ -175,6 +175,7 @@ def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Te
 def _attention_weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
+    """Return the pattern: exp(scores - lse), or the sigmoid of the scores if ``lse`` is None."""
     return weights_from_scores(scores, sigmoid=True) if lse is None else (scores - lse[..., None]).exp()
 
 

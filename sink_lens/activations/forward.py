@@ -124,7 +124,7 @@ def forward(
 
 
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
-    """Run the bridge once with its own attention, which makes scores and pattern, and pass its tensors to ``put``."""
+    """Run the bridge with its own attention, which has a pattern; ``put`` gets the ``wanted`` (layer -> sites)."""
     hooks: list[Any] = [
         _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
     ]

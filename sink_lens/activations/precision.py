@@ -66,8 +66,8 @@ class Rounding:
 def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding | None:
     """Compare a 16-bit model with the same weights in float32 at a position; warn if the difference matters.
 
-    The first 4 sequences are read, up to 64 tokens each and past the position. None in a wider type, for a model that
-    does not fit into memory, or where no sequence has the position.
+    The first 4 sequences are read, up to 64 tokens each and past the position. Returns None if the model's type is
+    wider, if its weights do not fit into memory, or if no sequence has the position.
     """
     if lens.dtype not in HALF or lens.offloaded:
         return None

@@ -50,8 +50,8 @@ def stream(
 
     This takes one pass of the bridge's blocks, without the unembedding, up to the last layer that a reading needs. No
     tensor of size layers x tokens x width is kept. During the pass the observed attention function replaces the
-    bridge's own, and dropout is off. Hooks that stand on the bridge act; at the scores and the pattern, which are not
-    made, they are refused.
+    bridge's own, and dropout is off. Hooks that the caller put on the bridge act; those at the scores or the pattern
+    are refused, since this pass makes neither.
 
     Args:
         lens: the model.
@@ -59,7 +59,7 @@ def stream(
         readings: the readings to compute; their names must differ.
         keys: key positions for ``mass`` and ``key_scores``.
         rows: query positions for ``rows``.
-        kernel: ``auto``, ``fused`` or ``eager``; see ``capture.attention``.
+        kernel: ``fused``, ``eager``, or ``auto``, which takes the fused kernel if it is exact.
         batch_size: sequences per forward pass; None chooses it by their length.
         progress: show a progress bar.
         label: text of the progress bar.
@@ -248,6 +248,7 @@ class _ReadingPass:
             del held[done]
 
     def refuse_unread(self) -> None:
+        """Raise an error if a reading still waits for a tensor after the pass."""
         for layer, waiting in self.waiting.items():
             for reading in waiting:
                 raise never_fired_error(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)

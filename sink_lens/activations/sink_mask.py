@@ -273,7 +273,7 @@ class Received:
 
 @dataclass(slots=True, kw_only=True)
 class Norms:
-    """The largest norm ratio of each token in one forward pass, over the layers so far."""
+    """For each token, the largest ratio of its norm to the median of its sequence, over the layers so far."""
 
     site: ClassVar = "resid_post"
     largest: Float[Tensor, "batch position"] | None = None

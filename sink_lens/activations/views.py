@@ -69,7 +69,7 @@ class Reading:
         """Call the reading's function on a layer; an error gets a note that names the reading.
 
         Raises:
-            InputError: the function changed a tensor of the run in place, which goes on with it.
+            InputError: the function changed a tensor in place, with which the run would go on.
         """
         with note_user_function(f"the reading {self.name!r}, layer {view.layer}", given=view.tensors.values()):
             return self.function(view)
@@ -92,8 +92,8 @@ class Reading:
             lens: the model.
             keys: key positions for ``mass`` and ``key_scores``.
             rows: query positions for ``rows``.
-            tokens: the sequences of the run; without them every token is taken to be real.
-            into: takes layer -> result, of the last run.
+            tokens: the sequences of the run, which tell where padding is; None takes every token for a real one.
+            into: a mapping that gets layer -> result; a later run overwrites it.
 
         Raises:
             ModelError: the model can only be measured.
@@ -160,7 +160,7 @@ def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
 def _quantity_at_hook(
     name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None
 ) -> Tensor:
-    """Return the quantity with this name of ``attention.OBSERVED``, from scores or pattern; of a site, its tensor."""
+    """Return a quantity of ``attention.OBSERVED``, computed from the scores or pattern; for a site, its tensor."""
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]
