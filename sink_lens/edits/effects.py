@@ -108,6 +108,7 @@ def classify_change(
 
 
 def _ratio_of_means(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
+    """Compute the mean of ``above`` over the mean of ``below``, with its interval over sequences."""
     return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 

@@ -400,6 +400,7 @@ def _reads_padding(metric: Metric, run: Outcome, *, found: Tensor) -> bool:
 
 
 def _refuse_padding(run: Outcome, position: int) -> None:
+    """Raise an error if the position is padding in a sequence of the run."""
     if not bool(run.valid[:, position].all()):
         raise InputError(f"position {position} is padding in some sequences; need a position that all of them have")
 

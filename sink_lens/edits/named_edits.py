@@ -180,6 +180,7 @@ def _maker_by_constructor(name: str, *options: str) -> Make:
 
 
 def _make_add(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that adds a factor times the vector in a file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -211,6 +212,7 @@ def _hash_content(file: Path, *, changed: int, size: int) -> str:
 
 
 def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that sets values to their mean in the baseline run."""
     from .constructors import freeze
 
     mean: Any = spec.kind
@@ -219,6 +221,7 @@ def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that gives each sequence another one's values; refuse to put padding under real tokens."""
     from torch import Generator
 
     from .constructors import resample
@@ -234,6 +237,7 @@ def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that lets the chosen positions attend to themselves alone."""
     from .isolation import isolate
 
     assert spec.part.positions is not None
@@ -241,6 +245,7 @@ def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit that amplifies value averages around a centre."""
     from .amplification import amplify
 
     assert spec.part.positions is not None

@@ -83,6 +83,7 @@ def _read_layers(model: Sized, name: str, given: Any) -> list[int] | None:
 
 
 def _read_layer(model: Sized, name: str, given: Any) -> int:
+    """Read the option ``name`` of a metric as one layer."""
     found = _read_layers(model, f"{name}s", given)
     if found is None or len(found) != 1:
         raise InputError(f"the {name} of a metric is {given!r}; need one number")

@@ -149,6 +149,7 @@ def natural_rms(
 
 
 def _edit_z(change: Any, **where: Any) -> Edit:
+    """Make an edit of the value averages ``z_raw``."""
     return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
 
 

@@ -119,11 +119,12 @@ def power_of_two_scale(largest: Tensor) -> Tensor:
 
 
 def _exact_quotient(x: Tensor, number: float) -> Tensor:
+    """Divide by a number with correct rounding on every device."""
     return x / torch.full_like(x, number)  # correctly rounded: a GPU multiplies by a plain number's reciprocal
 
 
 def _safe_divisor(scale: Tensor) -> Tensor:
-    """Return a scale to divide by: 1 where the scale is 0 or too small, since all its values become 0."""
+    """Return the scale, with 1 where it is 0 or too small to divide by; values under such a scale become 0."""
     return torch.where(scale >= torch.finfo(scale.dtype).tiny, scale, torch.ones_like(scale))
 
 

@@ -206,6 +206,7 @@ class Engine:
         return self._begin_of_whole_edits(self.cells[number].begin) if cut else 0
 
     def _n_computed_positions(self, number: int) -> int:
+        """Return the number of positions that cell ``number`` computes."""
         return self.tokens.n_positions - self._first_needed_position(number)
 
     def _begin_of_whole_edits(self, begin: int) -> int:
@@ -302,6 +303,7 @@ def outcomes(
 
 
 def _largest_difference(found: Tensor, wanted: Tensor) -> float:
+    """Return the largest absolute difference; infinite if one tensor is nan where the other is not."""
     found, wanted = found.double(), wanted.double()
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")

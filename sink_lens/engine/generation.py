@@ -291,4 +291,5 @@ def _end_ids(lens: LensModel) -> set[Any]:
 
 
 def _text_of_ids(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
+    """Decode token ids, with special tokens if ``whole``; empty without a tokenizer."""
     return "" if lens.tokenizer is None else str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))
