@@ -15,7 +15,7 @@ from analyses.tiny_families import (
 )
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny_tokenizer
+from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
 
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 _AS_BUILT: dict[str, tuple[LensModel, dict[str, torch.Tensor], str]] = {}
@@ -33,6 +33,11 @@ def lens_of(family: str = "llama") -> LensModel:
 @functools.cache
 def speaking(family: str = "llama") -> LensModel:
     return dataclasses.replace(lens_of(family), tokenizer=tiny_tokenizer())
+
+
+def tokens(sequences: int = 2, length: int = 24, *, seed: int = 1) -> torch.Tensor:
+    """Random ids of ordinary tokens."""
+    return torch.randint(3, VOCAB_SIZE, (sequences, length), generator=torch.Generator().manual_seed(seed))
 
 
 def changed() -> list[str]:

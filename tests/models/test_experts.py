@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from lenses import lens_of
+from lenses import lens_of, tokens
 from mlps import EXPERTS
-from rounding import assert_rows_close
+from rounding import assert_moved, assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from analyses.tiny_families import tiny
@@ -13,14 +13,9 @@ from sink_lens.edits.constructors import edit, scalar, scale, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.experts import expert_columns
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import mlp_weights
 
 LAYER = 1
-
-
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
 def experts_of(model):
@@ -28,60 +23,14 @@ def experts_of(model):
     return (layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp).experts
 
 
-def close(found, expected, tolerance=1e-5):
-    return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
-
-
 @torch.no_grad()
-def raw(family, change=None):
-    """The logits of a model of transformers' own classes; ``change`` gets (expert, rows, neurons) of one layer.
-
-    The experts are written out here: each token's experts one after the other.
-    """
-    model = tiny(family)
-    model.config._experts_implementation = "eager"
-    if change is not None:
-        experts = experts_of(model)
-        transposed = family == "gpt_oss"
-
-        def forward(x, index, weights):
-            out = torch.zeros_like(x)
-            for row in range(len(x)):
-                for slot, expert in enumerate(index[row].tolist()):
-                    w_in, w_out = experts.gate_up_proj[expert], experts.down_proj[expert]
-                    if transposed:
-                        w_in, w_out = w_in.T, w_out.T
-                    both = w_in @ x[row]
-                    if transposed:
-                        both = both + experts.gate_up_proj_bias[expert]
-                    neurons = change(expert, row, experts._apply_gate(both[None])[0] * weights[row, slot])
-                    out[row] += w_out @ neurons
-                    if transposed:
-                        out[row] += experts.down_proj_bias[expert] * weights[row, slot]
-            return out
-
-        experts.forward = forward
+def logits(model):
     return model(tokens(), use_cache=False).logits
 
 
 @pytest.mark.parametrize("family", EXPERTS)
 def test_the_experts_give_what_those_of_transformers_give(family):
-    lens = lens_of(family)
-    model = tiny(family)
-    with torch.no_grad():
-        expected = model(tokens(), use_cache=False).logits
-        assert_rows_close(lens.plain(tokens(), use_cache=False).logits, expected)
-    # and the one that is written out here
-    assert close(raw(family, lambda expert, row, neurons: neurons), raw(family))
-
-
-@pytest.mark.parametrize("family", EXPERTS)
-def test_the_neurons_times_their_columns_sum_to_what_the_block_adds(family):
-    lens = lens_of(family)
-    found = capture(lens, tokens(), sites=["neurons", "down_out"])
-    for layer in range(3):
-        terms = found["neurons", layer] @ mlp_weights(lens, layer=layer).w_down.T
-        assert close(terms, found["down_out", layer])
+    assert_rows_close(logits(lens_of(family).plain), logits(tiny(family)))
 
 
 @pytest.mark.parametrize("family", EXPERTS)
@@ -96,45 +45,28 @@ def test_every_token_uses_its_two_experts_and_no_other(family):
 
 
 @pytest.mark.parametrize("family", EXPERTS)
-def test_an_edit_of_an_experts_neuron_is_the_same_edit_of_the_raw_model(family):
+def test_edits_of_an_expert_are_those_of_its_weights_in_the_raw_model(family):
+    """One neuron doubled, all neurons of an expert switched off, and some entries of the down-projections."""
     lens = lens_of(family)
-    expert, neuron = 2, 7
-
-    def doubled(which, row, neurons):
-        return neurons * (1 + (torch.arange(len(neurons)) == neuron)) if which == expert else neurons
-
-    one = scale("neurons", 2.0, layers=[LAYER], units=[expert * lens.d_expert + neuron])
-    found = run_with(lens, tokens(), one, loss=False, logits=True, layers=[0]).logits
-    assert close(found, raw(family, doubled))
-    assert not close(found, raw(family), tolerance=1e-4)
-
-
-@pytest.mark.parametrize("family", EXPERTS)
-def test_ablating_an_expert_is_leaving_it_out(family):
-    lens = lens_of(family)
-    whole = zero("neurons", layers=[LAYER], units=range(2 * lens.d_expert, 3 * lens.d_expert))
-    found = run_with(lens, tokens(), whole, loss=False, logits=True, layers=[0]).logits
-    model = tiny(family)
-    with torch.no_grad():
-        experts_of(model).down_proj[2] = 0
-        if family == "gpt_oss":
-            experts_of(model).down_proj_bias[2] = 0
-        assert close(found, model(tokens(), use_cache=False).logits)
-
-
-@pytest.mark.parametrize("family", EXPERTS)
-def test_entries_of_a_down_projection_are_entries_of_one_experts_weights(family):
-    lens = lens_of(family)
-    units = [2 * lens.d_expert + 7, lens.d_expert + 3]
-    one = scalar(lens, layer=LAYER, neurons=units, dimensions=[4, 11])
-    found = run_with(lens, tokens(), one, loss=False, logits=True, layers=[0]).logits
-    model = tiny(family)
-    down = experts_of(model).down_proj
-    with torch.no_grad():
-        for expert, neuron in ((2, 7), (1, 3)):
-            for dimension in (4, 11):
-                down[(expert, neuron, dimension) if family == "gpt_oss" else (expert, dimension, neuron)] = 0
-        assert close(found, model(tokens(), use_cache=False).logits)
+    neuron, entry, expert = 2 * lens.d_expert + 7, lens.d_expert + 3, range(2 * lens.d_expert, 3 * lens.d_expert)
+    for one, columns, factor in (
+        (scale("neurons", 2.0, layers=[LAYER], units=[neuron]), (2, 7), 2),
+        (zero("neurons", layers=[LAYER], units=expert), 2, 0),
+        (
+            scalar(lens, layer=LAYER, neurons=[neuron, entry], dimensions=[4, 11]),
+            ([2, 2, 1, 1], [7, 7, 3, 3], [4, 11, 4, 11]),
+            0,
+        ),
+    ):
+        model = tiny(family)
+        experts = experts_of(model)
+        down = experts.down_proj.data if family == "gpt_oss" else experts.down_proj.data.mT
+        down[columns] *= factor
+        if family == "gpt_oss" and columns == 2:
+            experts.down_proj_bias.data[2] = 0
+        found = run_with(lens, tokens(), one, loss=False, logits=True, layers=[0]).logits
+        assert_rows_close(found, logits(model))
+        assert_moved(found, logits(tiny(family)))
 
 
 def test_an_edit_may_use_an_expert_that_a_token_was_not_sent_to():
@@ -146,7 +78,7 @@ def test_an_edit_may_use_an_expert_that_a_token_was_not_sent_to():
     added = edit("neurons", lambda x, at: x + 2.0, layers=[LAYER], units=[unit])
     found = run_with(lens, tokens(), added, sites=["mlp_out"], loss=False, layers=[LAYER]).tensors["mlp_out", LAYER]
     expected = clean["mlp_out", LAYER] + 2.0 * mlp_weights(lens, layer=LAYER).w_down[:, unit]
-    assert close(found, expected)
+    assert_rows_close(found, expected)
 
 
 def test_a_saved_model_has_the_classes_of_transformers_and_its_weights(tmp_path):
@@ -157,8 +89,7 @@ def test_a_saved_model_has_the_classes_of_transformers_and_its_weights(tmp_path)
     lens.plain.save_pretrained(tmp_path)
     again = type(tiny("mixtral")).from_pretrained(tmp_path)
     assert type(again.model.layers[0].mlp.experts).__name__ == "MixtralExperts"
-    with torch.no_grad():
-        assert close(again(tokens(), use_cache=False).logits, raw("mixtral"))
+    assert_rows_close(logits(again), logits(tiny("mixtral")))
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "qwen2_moe"])
@@ -178,8 +109,7 @@ MIXED = ("qwen2_moe", "glm4_moe", "ernie4_5_moe", "qwen3_5_moe", "qwen3_next", "
 @torch.no_grad()
 def test_neurons_of_routed_shared_and_dense_parts_are_units_of_one_axis(family):
     lens, model = wrap(tiny(family)), tiny(family)
-    ids = torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
-    captured = [capture(lens, ids, sites=["neurons", "down_out"], path=path) for path in ("auto", "plain")]
+    captured = [capture(lens, tokens(), sites=["neurons", "down_out"], path=path) for path in ("auto", "plain")]
     widths = set()
     for layer in range(lens.n_layers):
         columns = mlp_weights(lens, layer=layer).w_down
@@ -194,11 +124,11 @@ def test_neurons_of_routed_shared_and_dense_parts_are_units_of_one_axis(family):
         assert not columns[:, len(parts) :].any()
         assert not captured[0]["neurons", layer][..., len(parts) :].any()
         units = sorted({0, len(parts) - 1, int(captured[0]["neurons", layer].abs().amax((0, 1)).argmax())})
-        without = run_with(lens, ids, zero("neurons", layers=[layer], units=units), logits=True, quiet=True).logits
+        without = run_with(lens, tokens(), zero("neurons", layers=[layer], units=units), logits=True, quiet=True).logits
         kept = [parts[unit].clone() for unit in units]
         for unit in units:
             parts[unit].zero_()
-        expected = model(ids, use_cache=False).logits
+        expected = logits(model)
         for unit, before in zip(units, kept, strict=True):
             parts[unit].copy_(before)
         torch.testing.assert_close(without, expected, atol=1e-4, rtol=1e-4)
