@@ -1,5 +1,6 @@
-"""A model in the middle of its training: numbers are those of eval mode, and it is left as it was."""
+"""Numbers are those of eval mode and of torch's usual modes, and a model in training is left as it was."""
 
+import contextlib
 import copy
 import itertools
 
@@ -81,7 +82,7 @@ def modes(bridge):
 
 def same(one, other):
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
+        return one.dtype == other.dtype and torch.equal(one, other)
     return str(one) == str(other)
 
 
@@ -91,13 +92,13 @@ def test_a_model_in_training_gives_the_numbers_of_eval_mode_and_stays_in_trainin
     before = state(model)
     lens = wrap(model)
     assert state(model) == before
+    assert not any(itertools.chain(*modes(lens.bridge)))
     found = numbers(lens, tmp_path / "train")
     assert state(model) == before
     assert load(model).plain is model
     assert state(model) == before
     expected = numbers(wrap(copy.deepcopy(model).eval()), tmp_path / "eval")
-    differing = [name for name in expected if not same(found[name], expected[name])]
-    assert differing == []
+    assert [name for name in expected if not same(found[name], expected[name])] == []
 
 
 def test_an_error_or_a_refusal_leaves_the_model_in_training():
@@ -137,6 +138,29 @@ def test_a_bridge_in_training_gives_the_numbers_of_eval_mode_and_stays_in_traini
     assert modes(bridge) == before
 
 
-def test_no_module_of_the_bridge_trains_where_the_model_does():
-    lens = wrap(in_training("gpt2"))
-    assert not any(itertools.chain(*modes(lens.bridge)))
+@contextlib.contextmanager
+def default_type(kind):
+    torch.set_default_dtype(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+MODES = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "float64 by default": lambda: default_type(torch.float64),
+    "bfloat16 by default": lambda: default_type(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_of_torch_change_no_number(mode, tmp_path):
+    model = tiny("gpt2")
+    lens = wrap(model)
+    expected = numbers(lens, tmp_path / "plain")
+    with MODES[mode]():
+        found = [numbers(lens, tmp_path / "before"), numbers(wrap(model), tmp_path / "within")]
+    for one in found:
+        assert [name for name in expected if not same(one[name], expected[name])] == []
