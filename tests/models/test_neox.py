@@ -1,17 +1,11 @@
 """GPT-NeoX through the adapter that shares its fused projection: nothing is copied, and gradients reach it."""
 
-import pytest
 import torch
-from rounding import assert_rows_close
+from lenses import tokens
 
 from analyses.tiny_families import tiny
 from sink_lens.models.interfaced import FusedRowsLinear, SharedNeoxAdapter
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import VOCAB_SIZE
-
-
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
 def test_a_part_of_a_fused_projection_by_hand():
@@ -29,15 +23,9 @@ def test_a_part_of_a_fused_projection_by_hand():
     assert list(key.parameters()) == []
 
 
-@torch.no_grad()
-def test_the_logits_are_those_of_eager_hugging_face():
-    lens = wrap(tiny("gpt_neox", attn_implementation="eager"))
-    assert isinstance(lens.bridge.adapter, SharedNeoxAdapter)
-    assert_rows_close(lens.bridge(tokens(), use_cache=False), lens.plain(tokens(), use_cache=False).logits)
-
-
 def test_a_loss_through_the_bridge_trains_the_shared_projection():
     lens = wrap(tiny("gpt_neox", attn_implementation="eager"))
+    assert isinstance(lens.bridge.adapter, SharedNeoxAdapter)
     fused = lens.layer(1).attention.query_key_value
     lens.plain(tokens(), labels=tokens(), use_cache=False).loss.backward()
     expected = [parameter.grad.clone() for parameter in fused.parameters()]
@@ -47,11 +35,9 @@ def test_a_loss_through_the_bridge_trains_the_shared_projection():
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-@pytest.mark.parametrize("name", ["W_Q", "W_K", "W_V"])
-def test_the_bridge_shows_the_weights_as_they_are_now(name):
+def test_the_bridge_shows_the_weights_as_they_are_now():
     lens = wrap(tiny("gpt_neox"))
-    assert getattr(lens.bridge, name).any()
-    with torch.no_grad():
+    for values in (True, False):
+        assert all(getattr(lens.bridge, name).any() == values for name in ("W_Q", "W_K", "W_V"))
         for layer in lens.layers:
-            layer.attention.query_key_value.weight.zero_()
-    assert not getattr(lens.bridge, name).any()
+            layer.attention.query_key_value.weight.data.zero_()

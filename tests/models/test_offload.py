@@ -5,6 +5,7 @@ import warnings
 import pandas as pd
 import pytest
 import torch
+from lenses import tokens
 from rounding import CLOSE, assert_rows_close
 
 from analyses.tiny_families import tiny
@@ -17,7 +18,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import load, random_init, weights_hash
 from sink_lens.models.offload import bytes_on_disk
-from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
 
 FAMILIES = ("llama", "mixtral", "bloom")
@@ -36,10 +37,6 @@ def both(request, tmp_path_factory):
         return load(folder, device="cpu"), load(folder, device_map="auto", max_memory=f"{size // 3000}KB")
 
 
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (4, 24), generator=torch.Generator().manual_seed(1))
-
-
 def test_most_of_it_is_on_disk_and_it_says_so(both):
     whole, part = both
     size = sum(one.numel() * 4 for one in whole.plain.parameters())
@@ -50,24 +47,19 @@ def test_most_of_it_is_on_disk_and_it_says_so(both):
     assert (part.device, part.dtype, part.d_mlp) == (whole.device, whole.dtype, whole.d_mlp)
 
 
-def test_what_is_measured_is_the_same(both):
+def test_what_is_measured_is_the_same_and_weights_are_read_one_by_one(both):
     whole, part = both
     names = ["resid_pre", "q", "z", "attn_out", "neurons", "mlp_out", "final"]
     found, expected = (capture(lens, tokens(), sites=names, path="plain") for lens in (part, whole))
     for key in expected:
         assert_rows_close(found[key], expected[key], key)
     assert torch.equal(sink_mask(part, tokens()), sink_mask(whole, tokens()))
-    assert bytes_on_disk(part.plain) > 0  # nothing was left in memory
-
-
-def test_its_weights_are_read_one_by_one(both):
-    whole, part = both
     assert weights_hash(part) == weights_hash(whole)
     for layer in range(3):
         assert torch.equal(attention_weights(part, layer=layer).w_k, attention_weights(whole, layer=layer).w_k)
         assert torch.equal(mlp_weights(part, layer=layer).w_down, mlp_weights(whole, layer=layer).w_down)
-        found, expected = (norm_weights(lens, layer=layer, which="mlp_norm") for lens in (part, whole))
-        assert torch.equal(found.gain, expected.gain)
+        assert torch.equal(*(norm_weights(lens, layer=layer, which="mlp_norm").gain for lens in both))
+    assert bytes_on_disk(part.plain) > 0  # nothing was left in memory
 
 
 def test_interventions_are_refused_with_the_reason(both):
@@ -110,9 +102,3 @@ def test_what_cannot_be_asked_is_refused(tmp_path, options, text):
     tiny("llama").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=text):
         load(tmp_path, **options)
-
-
-def test_the_type_of_the_checkpoint(tmp_path):
-    tiny("llama").to(torch.bfloat16).save_pretrained(tmp_path)
-    assert load(tmp_path, dtype="auto", device="cpu").dtype == torch.bfloat16
-    assert load(tmp_path, device="cpu").dtype == torch.float32

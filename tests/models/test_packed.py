@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lenses import tokens
 from torch import nn
 
 from analyses.tiny_families import tiny
@@ -13,7 +14,6 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.packed import is_packed, unpacked_weight
-from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import attention_weights, mlp_weights
 
 NEEDED = "the weight of Packed is packed, .* need it in 16 or 32 bit"
@@ -49,10 +49,6 @@ def both(family: str, **fields):
                 setattr(packed.get_submodule(path), leaf, own := Packed(module))
                 plain.get_submodule(name).weight.copy_(own.unpacked())
     return wrap(packed), wrap(plain)
-
-
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (2, 16), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from lenses import tokens
 
 from analyses.tiny_families import TINY_FAMILIES, WINDOW, tiny
 from sink_lens.errors import InputError, ModelError
@@ -11,10 +12,6 @@ from sink_lens.models.tiny import BOS_ID, VOCAB_SIZE, planted, tiny_tokenizer
 
 WINDOWED = ("mistral", "gemma2", "gemma3", "phi3", "gpt_oss")
 LENGTH = 24
-
-
-def tokens(batch: int = 2, length: int = LENGTH) -> torch.Tensor:
-    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
@@ -26,6 +23,10 @@ def logits(model, ids):
 def patterns(model, ids):
     model.set_attn_implementation("eager")
     return torch.stack(model(ids, output_attentions=True).attentions)
+
+
+def with_bos(bos_id):
+    return tokens(4).index_fill_(1, torch.tensor([0]), bos_id)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -81,56 +82,40 @@ def test_unknown_families_and_fields_are_refused():
 
 
 @pytest.mark.parametrize("text", ["the thing and the other", "héllo 🦊 \n\t  two  spaces", "<b>&amp;</b>", ""])
-def test_tokenizer_round_trips_any_text(text):
-    tokenizer = tiny_tokenizer()
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(ids) == text
-    assert all(3 <= index < VOCAB_SIZE for index in ids)
-
-
-def test_tokenizer_adds_bos_only_when_asked():
+def test_tokenizer_round_trips_any_text_and_adds_bos_only_when_asked(text):
     plain, with_bos = tiny_tokenizer(), tiny_tokenizer(adds_bos=True)
-    assert with_bos("the")["input_ids"] == [BOS_ID, *plain("the")["input_ids"]]
-    assert with_bos("the", add_special_tokens=False)["input_ids"] == plain("the")["input_ids"]
-    assert BOS_ID not in plain("the")["input_ids"]
-
-
-def planted_tokens(bos_id: int) -> torch.Tensor:
-    ids = tokens(batch=4)
-    ids[:, 0] = bos_id
-    return ids
-
-
-def mass_on_key_0(pattern: torch.Tensor) -> torch.Tensor:
-    """[layer, head]: mean over sequences and over the queries after position 0."""
-    return pattern[..., 1:, 0].mean(dim=(1, 3))
+    ids = plain(text)["input_ids"]
+    assert plain.decode(ids) == text
+    assert all(3 <= index < VOCAB_SIZE for index in ids)
+    assert with_bos(text)["input_ids"] == [BOS_ID, *ids]
+    assert with_bos(text, add_special_tokens=False)["input_ids"] == ids
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_planted_bos_draws_all_later_heads_and_only_those(seed):
-    truth = planted(seed=seed)
-    mass = mass_on_key_0(patterns(truth.model, planted_tokens(truth.bos_id)))
+def test_planted_bos_draws_all_later_heads_and_only_with_its_neuron(seed):
+    """Uniform attention gives (1/2 + 1/3 + ... + 1/24) / 23 = 0.12."""
+    truth, without = planted(seed=seed), planted(seed=seed, sink=False)
+    mass, *others = (
+        patterns(model, ids)[..., 1:, 0].mean(dim=(1, 3))  # [layer, head], on position 0
+        for model, ids in (
+            (truth.model, with_bos(truth.bos_id)),
+            (without.model, with_bos(truth.bos_id)),
+            (truth.model, tokens(4)),
+        )
+    )
     assert (mass[truth.layer + 1 :] > 0.8).all()
     assert (mass[: truth.layer + 1] < 0.2).all()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_without_the_planted_neuron_or_bos_there_is_no_sink(seed):
-    # Uniform attention gives (1/2 + 1/3 + ... + 1/24) / 23 = 0.12.
-    truth = planted(seed=seed, sink=False)
-    assert (mass_on_key_0(patterns(truth.model, planted_tokens(truth.bos_id))) < 0.2).all()
-    assert (mass_on_key_0(patterns(planted(seed=seed).model, tokens(batch=4))) < 0.2).all()
+    assert all((one < 0.2).all() for one in others)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_each_link_of_the_planted_chain_is_where_it_says(seed):
     truth = planted(seed=seed)
-    ids = planted_tokens(truth.bos_id)
     mlp = truth.model.model.layers[truth.layer].mlp
     neurons = {}
     handle = mlp.down_proj.register_forward_pre_hook(lambda _, inputs: neurons.update(value=inputs[0]))
     with torch.no_grad():
-        stream = truth.model(ids, output_hidden_states=True).hidden_states
+        stream = truth.model(with_bos(truth.bos_id), output_hidden_states=True).hidden_states
     handle.remove()
     activation = neurons["value"].abs()  # [batch, position, neuron]
     # BOS -> neuron: the largest of its layer at position 0, and quiet elsewhere.
@@ -145,19 +130,6 @@ def test_each_link_of_the_planted_chain_is_where_it_says(seed):
     top = after.abs().topk(2)
     assert (top.indices[:, 0] == truth.outlier_dimension).all()
     assert (top.values[:, 0] > 10 * top.values[:, 1]).all()
-    assert (before.norm(dim=-1) < 2.0 * stream[truth.layer][:, 8:].norm(dim=-1).median(1).values).all()
-    assert (after.norm(dim=-1) > 8.0 * stream[truth.layer + 1][:, 8:].norm(dim=-1).median(1).values).all()
-
-
-def test_the_model_without_sink_differs_in_the_neuron_only():
-    truth = planted(seed=3)
-    other = dict(planted(seed=3, sink=False).model.named_parameters())
-    layer = f"model.layers.{truth.layer}.mlp."
-    for name, parameter in truth.model.named_parameters():
-        differs = parameter != other[name]
-        if name in (f"{layer}gate_proj.weight", f"{layer}up_proj.weight"):
-            assert differs.any(1).nonzero().flatten().tolist() == [truth.neuron]
-        elif name == f"{layer}down_proj.weight":
-            assert differs.any(0).nonzero().flatten().tolist() == [truth.neuron]
-        else:
-            assert not differs.any(), name
+    for sizes, token in ((stream[truth.layer], before), (stream[truth.layer + 1], after)):
+        ratio = token.norm(dim=-1) / sizes[:, 8:].norm(dim=-1).median(1).values
+        assert ((ratio > 8.0) if token is after else (ratio < 2.0)).all()
