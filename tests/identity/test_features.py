@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 from analyses.tiny_families import tiny
 from sink_lens import load
@@ -88,61 +87,42 @@ def test_tokens_are_those_that_every_model_has():
 def test_different_tokenizers_are_refused():
     other = tiny_tokenizer()
     other.add_tokens(["zzz"])
-    known = {
-        "a": read_facts(lens(tokenizer=tiny_tokenizer())),
-        "b": read_facts(lens(tokenizer=other, vocab_size=310)),
-    }
+    models = {"a": lens(tokenizer=tiny_tokenizer()), "b": lens(tokenizer=other, vocab_size=310)}
+    known = {name: read_facts(model) for name, model in models.items()}
     with pytest.raises(InputError, match=r"a, b have 2 different tokenizers.*Compare models of one tokenizer"):
         shared_inputs(known, sequences=50, length=4, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_what_cannot_be_read_is_refused():
+    known = {"a": read_facts(lens())}
+    for change, says in (
         ({"sequences": 49}, "49 sequences were asked for; need at least 50"),
         ({"length": 257}, "the length is 257 tokens; a takes at most 256"),
         ({"length": 0}, "need one token or more"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(change, says):
-    known = {"a": read_facts(lens())}
-    with pytest.raises(InputError, match=says):
-        shared_inputs(known, **{"sequences": 50, "length": 4, "seed": 0} | change)
-
-
-def test_half_precision_that_overflows_is_refused():
+    ):
+        with pytest.raises(InputError, match=says):
+            shared_inputs(known, **{"sequences": 50, "length": 4, "seed": 0} | change)
     model = tiny("llama").half()
     with torch.no_grad():
         model.model.norm.weight.fill_(6e4)
-    lens = load(tiny("llama"))
-    object.__setattr__(lens, "plain", model)
+    overflowing = lens()
+    object.__setattr__(overflowing, "plain", model)
     with pytest.raises(ModelError, match=r"in float16 are not finite.*float32 or bfloat16"):
-        read_features(lens, INPUTS)
+        read_features(overflowing, INPUTS)
 
 
 def read_again():
     pytest.fail("read again")
 
 
-def test_states_are_read_once_and_a_damaged_file_is_read_again(tmp_path):
-    model = lens()
-    of = read_facts(model)
-    first = cached_features(lambda: model, INPUTS, of=of)
-    assert (cached_features(read_again, INPUTS, of=of) == first).all()
-    (file,) = (tmp_path / "cache").rglob("*.safetensors")
-    assert load_file(file)["features"].shape == (60, 48)
-    file.write_bytes(b"damaged")
-    assert (cached_features(lambda: model, INPUTS, of=of) == first).all()
-
-
-def test_other_weights_configurations_or_inputs_have_states_of_their_own(tmp_path):
+def test_states_are_read_once_for_weights_configuration_and_inputs(tmp_path):
     longer = Inputs(kind="tokens", sequences=60, length=7, seed=0, ids=INPUTS.ids)
-    for model, inputs in (
-        (lens(), INPUTS),
-        (lens(seed=1), INPUTS),
-        (lens(hidden_act="relu"), INPUTS),  # the same weights as the first
-        (lens(), longer),
-    ):
-        cached_features(lambda one=model: one, inputs, of=read_facts(model))
-    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 4
-    cached_features(read_again, INPUTS, of=read_facts(lens()))
+    cases = [(lens(), INPUTS), (lens(seed=1), INPUTS), (lens(), longer)]
+    cases.append((lens(hidden_act="relu"), INPUTS))  # the same weights as the first
+    first, *_ = (cached_features(lambda one=model: one, inputs, of=read_facts(model)) for model, inputs in cases)
+    files = list((tmp_path / "cache").rglob("*.safetensors"))
+    assert len(files) == 4
+    assert (cached_features(read_again, INPUTS, of=read_facts(lens())) == first).all()
+    for file in files:
+        file.write_bytes(b"damaged")
+    assert (cached_features(lens, INPUTS, of=read_facts(lens())) == first).all()

@@ -19,12 +19,6 @@ from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.schema import FINGERPRINT_ERRORS
 
 FEW = FingerprintConfig(sequences=200, length=4, coordinates=28)
-OPTIONS = ["--sequences", 200, "--length", 4, "--coordinates", 28]
-SMALL = "gpt2,n_layers=1,d_model=48,n_heads=4,vocab_size=300"
-
-
-def run(*arguments):
-    return CliRunner(env={"COLUMNS": "220", "TERM": "dumb"}).invoke(cli.app, ["fingerprint", *map(str, arguments)])
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +27,9 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
 
 
-def saved(folder, *, seed=0, tokenizer=None, **fields):
-    tiny("llama", seed=seed, **fields).save_pretrained(folder)
-    (tiny_tokenizer() if tokenizer is None else tokenizer).save_pretrained(folder)
+def saved(folder, **fields):
+    tiny("llama", **fields).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -70,6 +64,7 @@ def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
 
 def test_widths_that_differ_get_no_answer(tmp_path):
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", hidden_size=64)
-    done = run(a, b, *OPTIONS)
+    options = ["--sequences", "200", "--length", "4", "--coordinates", "28"]
+    done = CliRunner(env={"COLUMNS": "220", "TERM": "dumb"}).invoke(cli.app, ["fingerprint", str(a), str(b), *options])
     assert done.exit_code == 0, done.stderr
     assert "have no answer: widths 48 and 64" in done.stdout

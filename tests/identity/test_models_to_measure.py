@@ -31,10 +31,8 @@ def test_a_training_is_its_checkpoints_in_order(tmp_path):
 def test_untrained_models_are_repeated_over_seeds():
     found = models_to_measure(configs=[CONFIG], seeds=(0, 3))
     assert [(one.variant, one.seed) for one in found] == [(CONFIG.label, 0), (CONFIG.label, 3)]
-    lens = found[1].open(device="cpu")
-    assert torch.equal(
-        lens.plain.get_input_embeddings().weight, untrained(CONFIG, seed=3).plain.get_input_embeddings().weight
-    )
+    opened, own = found[1].open(device="cpu"), untrained(CONFIG, seed=3)
+    assert torch.equal(*(one.plain.get_input_embeddings().weight for one in (opened, own)))
     with pytest.raises(InputError, match="untrained models are float32"):
         found[0].open(dtype="float16")
 

@@ -93,14 +93,10 @@ def test_norms_and_positions_are_what_was_asked_for():
 
 
 def test_writers_are_scaled_where_gpt2_or_the_caller_says_so():
-    std = {
-        scaled: weights(small(scaled_writers=scaled))["model.layers.0.mlp.down_proj.weight"] for scaled in (False, True)
-    }
-    assert torch.allclose(std[1], std[0] / 2)  # 2 layers: sqrt(2 x 2)
-    own, wide = (
-        weights(small("gpt2", scaled_writers=one))["transformer.h.0.attn.c_proj.weight"] for one in (None, False)
-    )
-    assert torch.allclose(own * 2, wide)
+    places = {"llama": "model.layers.0.mlp.down_proj.weight", "gpt2": "transformer.h.0.attn.c_proj.weight"}
+    for style, scaled in (("llama", True), ("gpt2", None)):
+        narrow, wide = (weights(small(style, scaled_writers=one))[places[style]] for one in (scaled, False))
+        assert torch.allclose(narrow * 2, wide)  # 2 layers: sqrt(2 x 2)
     assert float(weights(small(init_std=0.2))["lm_head.weight"].detach().std()) == pytest.approx(0.2, rel=0.05)
 
 
@@ -131,8 +127,5 @@ def test_sizes_and_groups_are_taken():
 def test_what_cannot_be_is_refused(text, says):
     with pytest.raises(InputError, match=says):
         read_untrained(text)
-
-
-def test_a_seed_is_a_whole_number():
     with pytest.raises(InputError, match="seed is -1; need a whole number from 0 on"):
         small(seed=-1)
