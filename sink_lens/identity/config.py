@@ -27,7 +27,7 @@ TWO = "need two or more to compare: names, folders, or --untrained gpt2 --seeds 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsConfig:
-    """Base of the configurations of this file: the models that are measured, and their device."""
+    """Fields that all configurations of this file share: which models are measured, and on which device."""
 
     models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
     """Names, folders of save_pretrained, .gguf files, or folders of sink-lens train (their checkpoints)."""
@@ -43,7 +43,7 @@ class ModelsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurveyConfig(ModelsConfig):
-    """Base of ``preference`` and ``contraction``: one measurement of several models on random sequences."""
+    """Fields that ``PreferenceConfig`` and ``ContractionConfig`` share: models, and the random sequences they read."""
 
     switches: tuple[str, ...] = field(default=(), metadata={"option": "switch", "metavar": "NAME"})
     """Also measure the untrained model with every other value of one part: activation, gating, attention, mlp, norm,
@@ -67,12 +67,12 @@ class SurveyConfig(ModelsConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceConfig(SurveyConfig):
-    """Models whose token preferences are measured."""
+    """Configuration of ``sink-lens preference``: the models whose token preferences are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractionConfig(SurveyConfig):
-    """Models whose contraction is measured."""
+    """Configuration of ``sink-lens contraction``: the models whose contraction is measured."""
 
     sequences: int = 128
     """Random sequences, 50 at least."""
@@ -85,14 +85,14 @@ class ContractionConfig(SurveyConfig):
 
 
 def check_length(length: int) -> None:
-    """Refuse sequences of under 10 tokens, which are too short to measure contraction."""
+    """Raise InputError for sequences of under 10 tokens, which are too short to measure contraction."""
     if length < 10:
         raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FingerprintConfig(ModelsConfig):
-    """Models to compare by fingerprint, and the test.
+    """Configuration of ``sink-lens fingerprint``: the models to compare in pairs, and the settings of the test.
 
     Raises:
         InputError: a value that cannot be used.
@@ -145,10 +145,10 @@ class FingerprintConfig(ModelsConfig):
                 raise InputError(f"{name} is {n}; need {need} for a p under {self.alpha:g}")
 
     def n_coordinates(self, width: int) -> int:
-        """Return the number of identity coordinates of a model of this width.
+        """Return how many of a model's ``width`` state dimensions are compared, its identity coordinates.
 
         Raises:
-            InputError: more than there are, or so few that no answer can come of it.
+            InputError: more coordinates than ``width``, or too few for any answer.
         """
         count = min(_COORDINATES, width) if self.coordinates is None else self.coordinates
         if not FEWEST_SHARED <= count <= width:
@@ -166,7 +166,7 @@ MOST = 100_000_000
 
 
 def check_size(*, sequences: int, length: int) -> None:
-    """Refuse fewer than 50 sequences, far too many, or sequences without a token."""
+    """Raise InputError for fewer than 50 or over 100 million sequences, or for sequences without a token."""
     if sequences < FEWEST:
         raise InputError(
             f"{sequences} sequences were asked for; need at least {FEWEST} for shares, cosines and tau over them, and "
@@ -179,6 +179,6 @@ def check_size(*, sequences: int, length: int) -> None:
 
 
 def check_models(config: SurveyConfig | FingerprintConfig) -> None:
-    """Refuse a configuration that names no model."""
+    """Raise InputError if a configuration names no model."""
     if not (config.models or config.untrained):
         raise InputError(NOTHING if isinstance(config, SurveyConfig) else f"no model was given; {TWO}")

@@ -42,7 +42,7 @@ _SINK_SEQUENCES, _SINK_LENGTH = 32, 64
 
 @dataclass(frozen=True, kw_only=True)
 class Contraction(Finding):
-    """Contraction of a model: size, places and direction, and its sinks.
+    """Contraction of one model: how large it is after each sublayer, in which direction, and the model's sink measures.
 
     Its tables are ``summary`` (measure, value, low, high (95%, over sequences), unit), ``layers`` (layer, stage,
     measure (inter, intra), value, low, high, floor, excess, excess_low, excess_high, gain), ``positions`` (layer,
@@ -64,7 +64,7 @@ def contraction(
     sinks: bool = True,
     progress: bool = True,
 ) -> Contraction:
-    """Measure how alike random sequences' states are, and those of one sequence's positions, after each sublayer.
+    """Measure the mean cosine of states of random sequences, and of one sequence's positions, after each sublayer.
 
     One pass of the plain model over the sequences, which are drawn as they are needed, and one over 32 of them for the
     sink measures.
@@ -103,7 +103,7 @@ def contraction(
 def make_contraction(
     sums: CosineSums, *, ends: PredictionCounts, lens: LensModel, sinks: Mapping[str, tuple[float, str]]
 ) -> Contraction:
-    """Make the result with its four tables from the finished sums and counts, and from the sink measures."""
+    """Make the result with its four tables from the sums of states, the counts of predictions and sink measures."""
     inter, intra, first = sums.inter_cosines(), sums.intra_cosines(), sums.inter_cosines(end=0)
     last = sums.places.index((lens.n_layers - 1, "mlp"))
     by_attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]
@@ -153,7 +153,7 @@ def direction_cosines(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.
 
 
 def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
-    """Return the rows of ``layers`` for one measure: cosine, excess over the floor, and gain at each place."""
+    """Return rows of the table ``layers`` for one measure: after each sublayer its cosine, excess and gain."""
     value, low, high = jackknife_interval(found)
     excess, excess_low, excess_high = jackknife_interval(found - found[:, :1])
     return pd.DataFrame(
@@ -174,7 +174,7 @@ def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.
 
 
 def _position_rows(sums: CosineSums) -> pd.DataFrame:
-    """Return the table ``positions``: at each place and position the excess between sequences, and the mean norm."""
+    """Return the table ``positions``: per sublayer and position, the excess between sequences and the mean norm."""
     n, frames = sums.sequences, []
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:
@@ -186,7 +186,7 @@ def _position_rows(sums: CosineSums) -> pd.DataFrame:
 
 
 def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel) -> pd.DataFrame:
-    """Return the table ``alignment``: cosines of the direction with preferred tokens and with the largest dimension."""
+    """Return the table ``alignment``: the contraction direction's cosine with preferred tokens and one dimension."""
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
     weight = unpacked_weight(lens.plain.get_output_embeddings(), dtype=lens.dtype).cpu()
@@ -208,7 +208,7 @@ def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel
 
 
 def _measure_sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
-    """Measure the model's sink on the first sequences: measure -> (value, unit)."""
+    """Measure the model's sink on the first 32 sequences; return the name of each measure -> its value and unit."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
     frame = chain_measures(lens, from_tensor(tokens), threshold=SINK_THRESHOLD)

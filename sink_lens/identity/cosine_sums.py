@@ -26,7 +26,7 @@ Place = tuple[int, str]
 
 
 class CosineSums:
-    """Sums of unit states by block of sequences, place and position, fed layer by layer and chunk by chunk."""
+    """Sums over sequences of states scaled to norm 1, from which the cosines are computed; filled by ``stream``."""
 
     def __init__(self, n_layers: int, *, sequences: int, length: int) -> None:
         self.places: list[Place] = [(-1, "embedding")]
@@ -48,11 +48,11 @@ class CosineSums:
         self._seen: dict[Place, int] = {}
 
     def _block_numbers(self, start: int, n: int) -> Tensor:
-        """Return the jackknife block of each of ``n`` sequences, the first of which has the number ``start``."""
+        """Return for the sequences ``start`` to ``start + n - 1`` the number of their block, 0 to ``BLOCKS - 1``."""
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:
-        """Return the readings for ``stream`` that add the states at each place to these sums."""
+        """Return the readings to give to ``stream``: they add the states after each sublayer to these sums."""
 
         def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
             def add(view: LayerView) -> None:
@@ -68,7 +68,7 @@ class CosineSums:
         ]
 
     def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
-        """Add the states of the next sequences at a place.
+        """Add the states of the next sequences at a place (layer and sublayer, see ``Place``).
 
         Raises:
             InputError: states are not finite, as where a half-precision type overflows.
@@ -100,28 +100,28 @@ class CosineSums:
         self._seen[place] = seen + len(wide)
 
     def inter_cosines(self, *, end: int = -1) -> np.ndarray:
-        """Return the mean cosine of all pairs of sequences at the last position (``end=0``: the first).
+        """Return the mean cosine between the states of two sequences at their last position (``end=0``: their first).
 
-        The array is [1 + block, place]: row 0 has all sequences, row 1 + g all but those of block g.
+        The array is [1 + block, place]: row 0 has all sequences, row 1 + g all but the sequences of block g.
         """
         found = [mean_pair_cosines(self.ends[place][:, end].double(), self.sizes) for place in self.places]
         return np.stack(found, axis=1)
 
     def intra_cosines(self) -> np.ndarray:
-        """Return the mean cosine of two positions of a sequence: [1 + block, place], as in ``inter_cosines``."""
+        """Return the mean cosine between the states at two positions of one sequence; rows as in ``inter_cosines``."""
         sums = torch.stack([self.within[place] for place in self.places], dim=1).double()
         kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
         sizes = torch.cat([self.sizes.sum()[None], self.sizes.sum() - self.sizes])
         return (kept / sizes[:, None]).numpy()
 
     def direction(self, place: Place) -> np.ndarray:
-        """Return the contraction direction at a place: the unit mean of the last position's unit states."""
+        """Return the contraction direction at a place [d_model]: the mean state of last positions, scaled to norm 1."""
         mean = self.units[place][-1].double()
         return (mean / mean.norm()).numpy()
 
 
 class PredictionCounts:
-    """Counts of the most and the least probable token, and of the smallest dimension, at the last position."""
+    """Counts, over sequences, of which token is most and least probable next and which dimension is smallest."""
 
     def __init__(self, n_vocab: int, d_model: int) -> None:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
@@ -129,7 +129,7 @@ class PredictionCounts:
         self.smallest = torch.zeros(d_model, dtype=torch.int64)
 
     def add(self, last: Float[Tensor, "batch d_model"], *, lens: LensModel) -> None:
-        """Count the most and least probable token and the smallest dimension of each sequence's last normed state."""
+        """Count these for more sequences, from the states at their last position after the final norm."""
         with torch.no_grad():
             unembed: Any = lens.plain.get_output_embeddings()
             logits = unembed(last)
@@ -142,14 +142,17 @@ class PredictionCounts:
 
 
 def mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
-    """Return the mean cosine of all pairs of unit vectors from their sums by block: of all, then without each block."""
+    """Return the mean cosine of all pairs of unit vectors, then without each block; from blocks' sums and sizes."""
     kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
     n = torch.cat([sizes.sum()[None], sizes.sum() - sizes])
     return ((kept.square().sum(-1) - n) / (n * (n - 1))).numpy()
 
 
 def jackknife_interval(found: np.ndarray) -> tuple[Any, Any, Any]:
-    """Return (estimate, low, high), the 95% jackknife interval; row 0 has all blocks, row 1 + g lacks block g."""
+    """Return an estimate and the bounds of its 95% jackknife interval.
+
+    ``found[0]`` is computed from all blocks of sequences, ``found[1 + g]`` without block g.
+    """
     left = found[1:]
     half = _T * np.sqrt((BLOCKS - 1) / BLOCKS * ((left - left.mean(0)) ** 2).sum(0))
     return found[0], found[0] - half, found[0] + half

@@ -23,10 +23,10 @@ _FLOPS = 2e11
 
 
 def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
-    """Estimate what a survey or a comparison costs: a row per variant with parameters, tokens, time and memory.
+    """Yield the output of ``--dry-run``: for each variant an estimate of parameters, tokens, time and memory.
 
     One forward pass over a few sequences of each variant's first model is timed. Memory is that of this process after
-    it; no number of sequences changes it.
+    the pass; the number of sequences does not change it.
 
     Raises:
         SinkLensError: what measuring the first model of a variant would raise.

@@ -34,7 +34,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts about a model (width, vocabulary, ...) that decide which inputs it can share with another."""
+    """Facts about a model, such as width and vocabulary, that decide which inputs it can share with other models."""
 
     weights: str
     """Hash of its parameters."""
@@ -52,7 +52,7 @@ class ModelFacts:
 
 
 def read_facts(lens: LensModel) -> ModelFacts:
-    """Read the width, vocabulary, tokenizer and hashes of a model, which decide what inputs it can share."""
+    """Read from a model its width, vocabulary, tokenizer and hashes."""
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
     buffers = hashlib.sha256()  # what is neither a weight nor configured, as rotary frequencies that were switched off
     for name, buffer in lens.plain.named_buffers():
@@ -78,7 +78,7 @@ def read_facts(lens: LensModel) -> ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Random inputs that are the same for every model: sequence i depends on the seed and i only, not on how many."""
+    """Random inputs that are the same for every model; sequence i depends only on i and the seed."""
 
     kind: InputKind
     sequences: int
@@ -94,7 +94,7 @@ class Inputs:
 
     @property
     def digest(self) -> str:
-        """Hash that identifies these inputs in the cache."""
+        """Hash that identifies these inputs in the cache of states."""
         told = asdict(self)
         if self.kind != "released_embeddings":  # the others' are fixed
             del told["embedding"]
@@ -123,17 +123,18 @@ def shared_inputs(
     length: int,
     seed: int,
 ) -> Inputs:
-    """Return random inputs that all of several models can take.
+    """Return random inputs that all of the given models can read.
 
     Args:
-        known: name -> facts of each model; released embeddings are drawn by the first one's matrix.
+        known: model name -> its facts; released embeddings have the mean and deviation of the first model's.
         kind: token ids or embeddings; see ``FingerprintConfig``.
         sequences: how many, 50 at least.
         length: tokens of each.
         seed: of the draw.
 
     Raises:
-        InputError: too few, a length over a context, tokenizers or (for embeddings) widths that differ, no common id.
+        InputError: too few sequences, a length over a model's context, models with different tokenizers, without a
+            common token id or (for embeddings) with different widths.
     """
     check_size(sequences=sequences, length=length)
     for name, one in known.items():
@@ -162,9 +163,9 @@ def shared_inputs(
 
 
 def read_features(lens: LensModel, inputs: Inputs, *, progress: bool = False) -> np.ndarray:
-    """Run the model and return the last token's state after the final norm, for each input: [n, d_model].
+    """Run the model; return each input's state at the last token after the final norm [n, d_model].
 
-    One forward pass of the body; nothing but the result grows with the number of inputs.
+    One forward pass without the unembedding; only the result grows in memory with the number of inputs.
 
     Raises:
         ModelError: states that are not finite, as where half precision overflows.
@@ -198,12 +199,12 @@ def read_features(lens: LensModel, inputs: Inputs, *, progress: bool = False) ->
 def cached_features(
     open_lens: Callable[[], LensModel], inputs: Inputs, *, of: ModelFacts, progress: bool = False
 ) -> np.ndarray:
-    """Return ``read_features`` of a model from the cache; if the cache lacks them, read and store them.
+    """Return what ``read_features`` gives, from the cache if it is there; else compute and store it.
 
     Args:
         open_lens: function that opens the model; called only if the features are not in the cache.
-        inputs: what the model reads.
-        of: the model's facts.
+        inputs: the inputs that the model reads.
+        of: facts about the model, by which the cache finds its states.
         progress: show a bar.
     """
     folder = cache_folder() / "features" / _hash_of_json([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])

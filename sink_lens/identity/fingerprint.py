@@ -27,7 +27,7 @@ from .untrained_models import read_untrained
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint(Finding):
-    """Result of ``fingerprint``, which compares every two of several models; its tables are models, pairs and nulls.
+    """Result of ``fingerprint``, with the tables ``models``, ``pairs`` and ``nulls``.
 
     ``models`` has one row per model (model, seed, step, d_model, ids, dtype, weights_sha256); ``pairs`` one per
     pair (a, b, verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau, scale_log10_p, shares_scale, and
@@ -40,7 +40,7 @@ class Fingerprint(Finding):
     """Folder of the run, if it was written."""
 
     def shown(self) -> tuple[object, ...]:
-        """Return the figure of the models, which a notebook shows below the headline."""
+        """Return what a notebook shows below the headline: the figure of all pairs."""
         from .pages.fingerprint import draw_pairs
 
         return (draw_pairs(self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist()),)
@@ -63,14 +63,14 @@ def fingerprint(
     Args:
         models: names, folders (of ``sink-lens train``: its first and last checkpoint) or open models, besides those
             that the configuration names.
-        config: how they are compared.
+        config: how the models are compared.
         out: folder of the run; None writes nothing.
-        overwrite: replace what it holds.
+        overwrite: replace the run that the folder holds.
         progress: show bars.
         **fields: fields of ``FingerprintConfig``, as ``sequences=500``; they win over ``config``.
 
     Raises:
-        InputError: fewer than two models, one twice, tokenizers that differ, too few inputs.
+        InputError: fewer than two models, one model twice, models with different tokenizers, too few inputs.
         ModelError: a model that cannot be opened, or whose states are not finite.
         RunError: the folder is in use, or holds another run.
 
@@ -126,7 +126,7 @@ def fingerprint(
 
 
 def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) -> list[ModelToMeasure]:
-    """List the models to compare, each once; a training gives its first and its last checkpoint."""
+    """List the models to compare; for a training run these are its first and its last checkpoint."""
     texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
     named = models_to_measure(texts) if texts else []
     found = []
@@ -148,7 +148,7 @@ def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) ->
 
 
 def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: FingerprintConfig) -> list[str]:
-    """Return the notes that say which answers are doubtful, and why."""
+    """Return the notes of a comparison: which pairs' answers are doubtful, and why."""
     said = []
     if config.inputs != "tokens":
         said.append(

@@ -25,7 +25,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelToMeasure:
-    """A model to measure, not yet opened."""
+    """Name and source of a model that is to be measured and not yet loaded."""
 
     name: str
     variant: str
@@ -37,10 +37,10 @@ class ModelToMeasure:
     source: str | UntrainedConfig | LensModel
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
-        """Open the model.
+        """Load or build the model.
 
         Raises:
-            ModelError, InputError: it cannot be opened.
+            ModelError, InputError: the model cannot be loaded.
         """
         if isinstance(self.source, LensModel):
             return self.source
@@ -55,11 +55,16 @@ class ModelToMeasure:
 def models_to_measure(
     models: Sequence[str] = (), *, configs: Sequence[UntrainedConfig] = (), seeds: Sequence[int] = (0,)
 ) -> list[ModelToMeasure]:
-    """List the models to measure: each name, each checkpoint of a training, each configuration with each seed.
+    """List the models to measure.
+
+    Args:
+        models: names and folders; the folder of a training run stands for each of its checkpoints.
+        configs: configurations of untrained models.
+        seeds: each configuration is built once with each seed.
 
     Raises:
-        InputError: there is nothing, or something twice.
-        RunError: a training without checkpoints.
+        InputError: no model is named, or one is named twice.
+        RunError: a training run has no checkpoints.
     """
     found: list[ModelToMeasure] = []
     for model in models:
@@ -94,7 +99,7 @@ def models_to_measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSequences:
-    """Random sequences of a model's own ordinary tokens, drawn chunk by chunk and never held all at once."""
+    """Random sequences of tokens of a model's vocabulary but special ones, drawn chunk by chunk to save memory."""
 
     sequences: int
     length: int
@@ -102,12 +107,12 @@ class RandomSequences:
     bos: BosCondition = "without"
 
     def check(self, lens: LensModel) -> None:
-        """Refuse a model that cannot take these sequences, and a number of sequences that is too small or too large."""
+        """Raise InputError if the model cannot read these sequences, or if there are too few or too many of them."""
         check_size(sequences=self.sequences, length=self.length)
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:
-        """Draw the chunk number ``index``: a token batch of at most ``CHUNK`` sequences."""
+        """Draw chunk number ``index``, counted from 0: at most ``CHUNK`` of the sequences."""
         draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
         size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
         return random_tokens(

@@ -52,7 +52,7 @@ def tau_deviation(n: int) -> float:
     """Return the standard deviation of Kendall's tau of n independent pairs: sqrt(2 (2n + 5) / (9 n (n - 1))).
 
     Raises:
-        InputError: fewer than two.
+        InputError: n is below 2.
     """
     if n < 2:
         raise InputError(f"Kendall's tau over {n} inputs; need two or more")
@@ -60,7 +60,7 @@ def tau_deviation(n: int) -> float:
 
 
 def log10_p(z: float, *, convention: Convention = "paper") -> float:
-    """Return log10 of the p of a z score, without underflow: z = 153.76 gives -5136.
+    """Return log10 of the p value of a z score, without underflow: z = 153.76 gives -5136.
 
     Args:
         z: distance from the null's mean in standard deviations; nan gives nan.
@@ -72,7 +72,7 @@ def log10_p(z: float, *, convention: Convention = "paper") -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Null:
-    """Null distribution: the values that tau_bar has for unrelated models."""
+    """Null distribution: which values ``tau_bar`` takes if two models are unrelated."""
 
     name: str
     mean: float
@@ -83,33 +83,33 @@ class Null:
     """log10 of the smallest p that there is: of |S|! relabellings, 1 / |S|!."""
 
     def z(self, tau_bar: float) -> float:
-        """Return by how many standard deviations ``tau_bar`` is above the null's mean."""
+        """Return by how many standard deviations ``tau_bar`` is above the null's mean; nan if the deviation is 0."""
         return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
 
     @check_calls
     def log10_p(self, tau_bar: float, *, convention: Convention = "paper") -> float:
-        """Return log10 of the p of ``tau_bar`` by the normal approximation, at least ``floor``."""
+        """Return log10 of the p value of ``tau_bar`` by the normal approximation; never below ``floor``."""
         return max(log10_p(self.z(tau_bar), convention=convention), self.floor)
 
     def p_by_draws(self, tau_bar: float) -> float:
-        """Return the p of ``tau_bar`` by counting: (1 + draws >= tau_bar) / (1 + draws); nan without draws."""
+        """Return the p value of ``tau_bar``: the share of simulated draws at least as large; nan without draws."""
         if self.draws is None or not len(self.draws):
             return math.nan
         return (1 + int((self.draws >= tau_bar).sum())) / (1 + len(self.draws))
 
 
 def analytical_null(n: int, *, shared: int) -> Null:
-    """Return the null of the paper's formula, for ``n`` inputs and ``shared`` coordinates."""
+    """Return the null that the paper's formula gives for ``n`` inputs and ``shared`` common coordinates."""
     return Null(name="analytical", mean=0.0, sd=tau_deviation(n) / math.sqrt(shared))
 
 
 def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
-    """Return the ``count`` coordinates whose mean over the inputs is smallest, of states [n, d]; sorted by index."""
+    """Return, in ascending order, the ``count`` dimensions of states [n, d] with the smallest mean over inputs."""
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 
 def soften_states(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
-    """Return the log softmax of each input's state over the given coordinates, at a temperature: [n, |S|].
+    """Return the log softmax of states [n, d] over the given coordinates alone, at a temperature: [n, coordinate].
 
     The log keeps the order and therefore tau, and it cannot underflow to ties.
     """
@@ -117,22 +117,22 @@ def soften_states(features: np.ndarray, *, coordinates: np.ndarray, temperature:
 
 
 def tau_of_columns(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return Kendall's tau-b of each column of one model's states [n, |S|] with the same column of another's."""
+    """Return Kendall's tau-b of each column of ``x`` [n, column] with the same column of ``y``."""
     return tau_b(torch.from_numpy(x.T), reference=torch.from_numpy(y.T)).numpy()
 
 
 @functools.lru_cache(maxsize=64)  # it depends on sizes alone: many pairs of models share it
 def simulate_null(name: str, *, n: int, width: int, count: int, temperature: float, draws: int, seed: int) -> Null:
-    """Simulate the null ``pipeline`` or ``matrices``: tau_bar of pairs of random normal states [n, width].
+    """Return the null ``pipeline`` or ``matrices``: ``tau_bar`` of simulated pairs of random normal states [n, width].
 
     Args:
-        name: of the null.
-        n: inputs.
-        width: columns of each random matrix.
-        count: number of identity coordinates of each; equal to ``width`` for ``matrices``.
-        temperature: of the softmax.
-        draws: pairs of matrices, two at least.
-        seed: of the matrices.
+        name: ``pipeline`` or ``matrices``.
+        n: number of inputs.
+        width: number of columns of each random matrix.
+        count: number of identity coordinates of each matrix; equal to ``width`` for ``matrices``.
+        temperature: temperature of the softmax.
+        draws: number of simulated pairs, two at least.
+        seed: seed of the random matrices.
     """
     generator, found = np.random.default_rng([seed, NULLS.index(name), width, count]), []
     for _ in range(draws):
@@ -146,7 +146,7 @@ def simulate_null(name: str, *, n: int, width: int, count: int, temperature: flo
 
 
 def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
-    """Return the null in which one model's inputs come in random order, from two models' softened states [n, |S|]."""
+    """Return the null ``shuffled``: ``tau_bar`` of two models' softened states if the rows of ``y`` are shuffled."""
     at_once = max(1, min(draws, _VALUES_AT_ONCE // x.size))
     found: list[float] = []
     while len(found) < draws:
@@ -157,9 +157,9 @@ def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.ran
 
 
 def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
-    """Return the null in which one model's coordinates are renumbered at random.
+    """Return the null ``relabelled``: ``tau_bar`` if one model's coordinates are renumbered at random.
 
-    ``matrix`` has tau of each coordinate of one model with each of the other. Mean and deviation are exact.
+    ``matrix[i, j]`` is tau of coordinate i of one model with coordinate j of the other. Mean and deviation are exact.
     """
     size = len(matrix)
     found = np.array([matrix[np.arange(size), generator.permutation(size)].mean() for _ in range(draws)])
@@ -169,7 +169,7 @@ def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Gene
 
 
 def spread_over_permutations(matrix: np.ndarray) -> float:
-    """Return the standard deviation, over all permutations, of the mean of a square matrix along a permutation.
+    """Return the standard deviation of the mean of ``matrix[i, pi(i)]``, over all permutations pi.
 
     With d the matrix centred by rows and columns, the sum has the variance sum d^2 / (size - 1) (Hoeffding 1951).
     """
@@ -178,6 +178,7 @@ def spread_over_permutations(matrix: np.ndarray) -> float:
 
 
 def _null_of_draws(name: str, draws: np.ndarray) -> Null:
+    """Return a null with the mean and deviation of simulated values; both are nan for fewer than two."""
     if len(draws) < 2:
         return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
     return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

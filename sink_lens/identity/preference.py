@@ -39,7 +39,7 @@ _NORMAL = 1.959964
 
 
 class Votes:
-    """Counts and probabilities of a model's predictions, summed over sequences, by token."""
+    """For each token: how often it is the most and the least probable next one, and its summed probability."""
 
     def __init__(self, n_vocab: int, *, generator: torch.Generator) -> None:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
@@ -51,7 +51,7 @@ class Votes:
         self._generator = generator
 
     def add(self, logits: Float[Tensor, "batch vocab"]) -> None:
-        """Add the predictions of a batch of sequences.
+        """Add the predictions after a batch of sequences.
 
         Raises:
             InputError: the logits are not finite, as where a half-precision type overflows.
@@ -78,7 +78,7 @@ class Votes:
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Finding):
-    """Predictions of a model after random sequences; its tables are summary and coverage.
+    """Result of ``preference``: which tokens a model predicts after random sequences.
 
     ``summary`` has measure, value, low, high (95%, over sequences), null, null_low, null_high (95% of chance), unit;
     ``coverage`` kind, tokens, share of the events that the so many most frequent tokens cover, and the null's.
@@ -94,7 +94,10 @@ class Preference(Finding):
     """Token -> its mean probability."""
 
     def top(self, most: int = 20) -> pd.DataFrame:
-        """Return the ``most`` most frequent tokens of argmax and argmin, with count, share and probability ratio."""
+        """Return the tokens that are most often the most (argmax) and the least probable (argmin).
+
+        The columns are kind, token, count, share of the sequences, and mean probability relative to the average token.
+        """
         frames = []
         for kind, counts in (("argmax", self.argmax), ("argmin", self.argmin)):
             order = np.argsort(-counts, kind="stable")[:most]
@@ -114,7 +117,7 @@ def preference(
     bos: BosCondition = "without",
     progress: bool = True,
 ) -> Preference:
-    """Count the tokens that a model predicts after random sequences of its own ordinary tokens, against chance.
+    """Count which tokens a model predicts after random sequences of ordinary tokens, and compare with chance.
 
     One forward pass over the sequences, which are drawn as they are needed: memory does not grow with their number.
 
@@ -145,7 +148,7 @@ def preference(
 
 
 def sequences_per_forward(lens: LensModel, *, length: int) -> int:
-    """Return how many sequences one forward pass may have, so that its tokens and logits fit in memory."""
+    """Return how many sequences of this length one forward pass takes, so that its logits fit in memory."""
     return max(1, min(_TOKENS_A_FORWARD // length, _LOGITS_A_FORWARD // lens.d_vocab))
 
 
@@ -156,7 +159,7 @@ def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab
 
 
 def make_preference(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
-    """Make the result with its tables from the finished votes, and simulate what chance would give."""
+    """Make the result from the votes of all sequences of ``length`` tokens, and simulate what chance would give."""
     n, n_vocab = votes.n, len(votes.argmax)
     counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}
     every_event = (generator.integers(n_vocab, size=n) for _ in range(_SIMULATED))
@@ -198,12 +201,12 @@ def _sort_descending(counts: np.ndarray) -> np.ndarray:
 
 
 def _count_covering(ordered: np.ndarray, n: int) -> int:
-    """Count how many of the most frequent tokens cover ``COVERED`` of ``n`` predictions; ``ordered`` descends."""
+    """Return how many tokens make up 80% of ``n`` predictions; ``ordered`` has their counts, the largest first."""
     return int(np.searchsorted(ordered.cumsum(), COVERED * n) + 1)
 
 
 def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.DataFrame:
-    """Return rows of ``coverage``: the share of predictions that the most frequent tokens cover, and by chance."""
+    """Return rows of the table ``coverage``: the share of predictions that the k most frequent tokens make up."""
     ranks = chance.shape[1]
     places = np.unique(np.geomspace(1, ranks, 60).round().astype(int))
     shares = chance.cumsum(1)[:, places - 1] / n
@@ -214,12 +217,13 @@ def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -
 
 
 def _mean_and_band(values: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean and the bounds of the middle 95% of values."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 
 
 def wilson_interval(count: int, n: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of the share ``count / n``; a little too high for a token chosen for its share."""
+    """Return the bounds of Wilson's 95% interval of the share ``count / n``."""
     z2, share = _NORMAL**2, count / n
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = _NORMAL / (1 + z2 / n) * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n))

@@ -32,7 +32,7 @@ from .nulls import NULLS, Null, identity_coordinates, log10_p, soften_states, ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPair:
-    """Result of comparing two models: verdict, effect size tau_bar, and nulls."""
+    """Result of comparing two models: the verdict, the effect size ``tau_bar``, and the null distributions."""
 
     a: str
     b: str
@@ -58,9 +58,9 @@ class ModelPair:
 
     @property
     def shares_scale(self) -> bool:
-        """True if both models agree only in a factor by which an input scales all coordinates, not in single ones.
+        """True if the two models agree only in how much each input scales all coordinates together.
 
-        The published nulls may then call unrelated models related. One initialisation shows beyond the factor.
+        The published nulls may then call unrelated models related.
         """
         if not self.nulls:
             return False
@@ -90,7 +90,7 @@ class ModelPair:
         ]
 
     def pair_row(self) -> dict[str, object]:
-        """Return the pair's row of the table ``pairs``: its fields, and ``z`` and the paper's ``log10_p`` by null."""
+        """Return the pair's row of the table ``pairs``: its fields, and z and the paper's log10 p for each null."""
         row: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "nulls"}
         row["shares_scale"] = self.shares_scale
         for name in NULLS:
@@ -107,7 +107,7 @@ def compare_states(
     config: FingerprintConfig,
     generator: np.random.Generator,
 ) -> ModelPair:
-    """Test whether two models come from one initialisation, by their states on the same inputs, [n, d] each.
+    """Test by two models' states [n, d] on the same inputs whether both come from one initialisation.
 
     Models of different widths, or with too few coordinates in common, get the verdict ``no answer`` with a reason.
 
@@ -115,10 +115,10 @@ def compare_states(
         a: name and states of the first model.
         b: name and states of the second model.
         config: coordinates, temperature, draws and the null that decides.
-        generator: of the nulls ``shuffled`` and ``relabelled``.
+        generator: draws the nulls ``shuffled`` and ``relabelled``.
 
     Raises:
-        InputError: states on another number of inputs, or that are not finite.
+        InputError: the models have states on different numbers of inputs, or states that are not finite.
     """
     (name_a, x), (name_b, y) = a, b
     if len(x) != len(y):

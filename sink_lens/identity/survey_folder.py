@@ -15,7 +15,7 @@ _COLUMNS = ("model", "variant", "seed", "step", "n_layers", "d_model", "d_vocab"
 
 
 class SurveyTables:
-    """Tables of a survey in its run folder, written again after each measured model."""
+    """Tables of a survey, which are written to its run folder again after each measured model."""
 
     def __init__(self, writer: RunWriter, *, tables: Sequence[str]) -> None:
         self._writer, self._tables = writer, tables
@@ -37,7 +37,7 @@ class SurveyTables:
         seconds: float = float("nan"),
         error: str | None = None,
     ) -> None:
-        """Write the rows and directions of one measured model, or the error that kept it from being measured."""
+        """Write one model's rows (``frames``) and directions (``tensors``), or the error if measuring failed."""
         key: dict[str, Any] = {"model": one.name, "variant": one.variant, "seed": one.seed, "step": one.step}
         row = key | {"error": error}
         if lens is not None and frames is not None:
@@ -56,11 +56,11 @@ class SurveyTables:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables of all models measured so far, by name."""
+        """Table name -> its rows for all models measured so far."""
         return {name: self._join_rows(name) for name in self.frames}
 
     def _join_rows(self, name: str) -> pd.DataFrame:
-        """Join the rows of a table over all models, with the columns that name the model first."""
+        """Return a table with the rows of all models; the columns that name the model come first."""
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
         front = [column for column in ("model", "variant", "seed", "step") if column in whole.columns]

@@ -45,7 +45,7 @@ def survey(
     progress: bool = True,
     **fields: Any,
 ) -> Result:
-    """Measure preference or contraction of many models into one run folder; an unfinished run is continued.
+    """Measure preference or contraction of several models, and write one run folder; an unfinished run is continued.
 
     Args:
         config: a ``PreferenceConfig`` or ``ContractionConfig``, or ``preference`` or ``contraction``.
@@ -115,7 +115,7 @@ def survey(
 
 
 def _read_and_draw(folder: Path) -> Result:
-    """Read the result from a survey's folder, and draw its page there."""
+    """Return the result that a finished survey's folder holds, and draw its page there."""
     run = read_run(folder)
     display.draw_page(folder)
     errors = run.tables["models"]["error"].tolist()
@@ -141,7 +141,7 @@ def models_to_survey(config: SurveyConfig) -> list[ModelToMeasure]:
 def _measure_model(
     lens: LensModel, config: SurveyConfig, *, progress: bool
 ) -> tuple[Mapping[str, pd.DataFrame], dict[str, np.ndarray]]:
-    """Measure one model; return its tables, and its contraction directions by place (none for preference)."""
+    """Measure one model; return its tables, and sublayer -> contraction direction (empty for preference)."""
     given: dict[str, Any] = asdict(_random_sequences(config)) | {"progress": progress}
     if isinstance(config, ContractionConfig):
         measured = contraction(lens, **given, sinks=config.sinks)
@@ -157,7 +157,7 @@ def _measure_model(
 
 
 def _agreement_rows(models: Sequence[str], directions: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """Return the table ``agreement`` from the directions of all models, whose keys are ``MODEL|LAYER.STAGE``."""
+    """Return the table ``agreement``: cosines of every two models' directions, keyed ``MODEL|LAYER.STAGE``."""
     by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in models}
     for name, tensor in sorted(directions.items(), key=lambda one: int(one[0].rpartition("|")[2].partition(".")[0])):
         model, _, place = name.rpartition("|")

@@ -30,7 +30,7 @@ SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[UntrainedConfig]:
-    """Return the base configuration and, for each switch, the base with every other value of that field.
+    """Return the base configuration, and its copies in which one switch (a field) has another of its values.
 
     Raises:
         InputError: an unknown switch, or one that the style cannot have (a gate in GPT-2).
@@ -50,13 +50,13 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
 
 
 def variant_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per measure and variant: its mean over seeds, and the paired difference from the first variant.
+    """Return for each measure and variant the mean over seeds, and the difference from the first variant.
 
     Columns: measure, variant, n, mean, low, high, difference, difference_low, difference_high, p (the paired t test).
     The intervals are 95% t intervals over seeds; the t interval of one seed is undefined.
 
     Args:
-        summary: measure, value, variant, seed of each model.
+        summary: a row per model and measure, with the columns measure, value, variant and seed.
     """
     generator = np.random.default_rng(0)
     rows = []

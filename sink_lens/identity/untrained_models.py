@@ -118,7 +118,7 @@ class UntrainedConfig:
 
     @property
     def label(self) -> str:
-        """The configuration as a text for ``read_untrained``: style and changed fields, ``gpt2,activation=relu``."""
+        """The configuration as text, such as ``gpt2,activation=relu``; ``read_untrained`` reads it back."""
         own = UntrainedConfig(style=self.style)
         sized = UntrainedConfig(style=self.style, gated=self.gated, d_model=self.d_model, n_heads=self.n_heads)
         plain = asdict(sized) | {"gated": own.gated, "d_model": own.d_model, "n_heads": own.n_heads, "activation": None}
@@ -126,7 +126,7 @@ class UntrainedConfig:
 
 
 def read_untrained(text: str) -> UntrainedConfig:
-    """Read a configuration from a text of a style and fields, such as ``gpt2,activation=relu,n_layers=4``.
+    """Read a configuration from a text that names a style and fields, such as ``gpt2,activation=relu,n_layers=4``.
 
     Raises:
         InputError: an unknown field, or a value that is not of its kind.
@@ -149,12 +149,12 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
 
     Args:
         config: what to build.
-        seed: of the weights.
-        device: where the model goes.
+        seed: seed of the weights.
+        device: device on which the model is put.
 
     Raises:
         InputError: the seed is no whole number from 0 on, or there is no such device here.
-        ModelError: TransformerLens computes something else than the model (checked on eight tokens).
+        ModelError: the model's TransformerLens bridge gives other logits than the model (checked on eight tokens).
     """
     check_seeds({"seed": seed})
     place = find_device(device)
@@ -170,7 +170,7 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
 
 
 class PositionedEmbedding(nn.Embedding):
-    """Embedding that adds learned positions to those of the tokens, for a class without learned positions."""
+    """Token embedding plus learned position embedding, for model classes that have only rotary positions."""
 
     def __init__(self, tokens: nn.Embedding, *, positions: Float[Tensor, "position d_model"]) -> None:
         super().__init__(tokens.num_embeddings, tokens.embedding_dim, _weight=tokens.weight)

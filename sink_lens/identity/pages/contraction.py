@@ -36,7 +36,7 @@ _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
 
 
 def _layer_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the excess of both cosines after each sublayer: mean and range over seeds."""
+    """Return caption and figure: contraction between sequences and between positions, after each sublayer."""
     layers = _keep_first_and_last(run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"]))
     see = (
         "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
@@ -62,7 +62,7 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _keep_first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
-    """Drop all checkpoints but the first and the last of each training, and make these two separate variants."""
+    """Keep only the first and the last checkpoint of each training run, as two separate variants."""
     step = rows["step"].to_numpy(float)
     if np.isnan(step).all():
         return rows
@@ -77,7 +77,7 @@ def _keep_first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _position_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the excess between sequences by position after the last layer, and the norm relative to position 0."""
+    """Return caption and figure: contraction between sequences by position, and norms relative to position 0."""
     table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
     positions = _keep_first_and_last(table)
     see = (
@@ -107,7 +107,7 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _agreement_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the cosine of every two models' directions, grouped by what they share: variant, seed, or neither."""
+    """Return caption and figure: cosines of two models' contraction directions, by shared variant and seed."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     models = run.need("models", columns=["model", "variant", "seed"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
@@ -133,7 +133,7 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
 
 
 def relation_text(a: dict[Any, Any], b: dict[Any, Any]) -> str:
-    """Say in words whether two models share variant and seed, such as "two variants, one seed"."""
+    """Return in words whether two models share variant and seed, such as "two variants, one seed"."""
     variants = "one variant" if a["variant"] == b["variant"] else "two variants"
     if seeds_differ(a, b):
         return f"{variants}, two seeds"
@@ -235,7 +235,7 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the direction's cosine with preferred tokens and the largest dimension."""
+    """Return caption and table: the contraction direction's cosine with preferred tokens and one dimension."""
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}

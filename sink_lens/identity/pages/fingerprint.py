@@ -23,12 +23,12 @@ _FEW, _MOST_SHORT = 4, 34
 
 
 def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, ...]:
-    """Say which pairs of models share an initialisation, and how often such an answer is wrong.
+    """Return sentences: which pairs of models share an initialisation, and how often such an answer is wrong.
 
     Args:
-        pairs: one row per pair.
-        inputs: what the models read.
-        decides: the null whose p decided.
+        pairs: the table ``pairs``.
+        inputs: kind of inputs that the models read, such as ``tokens``.
+        decides: name of the null whose p value decides.
     """
     names, shared = short_names(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
     pairs = _rename_models(pairs, names)
@@ -54,7 +54,7 @@ def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[s
 
 
 def _sentence_of_pair(row: dict) -> str:
-    """Say the answer for one pair."""
+    """Return the sentence that gives the answer for one pair (a row of the table ``pairs``)."""
     pair = f"{row['a']} and {row['b']}"
     if row["verdict"] == NO_ANSWER:
         return f"{pair} have no answer: {row['why']}."
@@ -70,7 +70,7 @@ def _sentence_of_pair(row: dict) -> str:
 
 
 def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> Figure:
-    """Draw up to four pairs against their nulls; for more pairs, draw a matrix of all models."""
+    """Draw ``tau_bar`` of up to four pairs on its nulls; draw more pairs as a heat map of all models."""
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=6.4, height=tall)
@@ -79,7 +79,7 @@ def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]
 
 
 def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """Draw each pair's tau_bar on its nulls, each shown as mean ± 1.96 standard deviations."""
+    """Draw each pair's ``tau_bar``, with each null as its mean ± 1.96 standard deviations."""
     axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
@@ -118,14 +118,15 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, na
 
 
 def _short_name(name: str) -> str:
+    """Return a model's name, cut at its beginning if it is too long for a figure."""
     text = visible(name)
     return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"
 
 
 def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return name -> name without the parts that all names share, and the list of shared parts.
+    """Return name -> short name, without the parts that all names share, and a list of these parts.
 
-    Names stay whole, with no shared parts, where short ones would be empty or equal.
+    Names stay whole, and the list is empty, if short names would be empty or equal.
     """
     parts = {name: re.findall(r"(?:seed|step) \d+|[^ ,]+", name) for name in names}
     shared = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
@@ -160,11 +161,12 @@ def _headline(run: Run) -> list[str]:
 
 
 def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """Return the table with short names in its columns a and b."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 
 def _pair_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the pairs against their nulls, or as a matrix; return caption and figure."""
+    """Return caption and figure of all pairs (see ``draw_pairs``)."""
     pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
     models = run.need("models", columns=("model",))
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
@@ -179,7 +181,7 @@ def _pair_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _pairs_by_null(run: Run) -> pd.DataFrame:
-    """Return the data of the figure: a row per pair and null, with the pair's tau_bar and the null's mean."""
+    """Return the data of the figure: a row per pair and null, with ``tau_bar`` and the null's mean."""
     pairs = run.need("pairs", columns=_PAIRS)[["a", "b", "tau_bar", "verdict"]]
     return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
 

@@ -27,7 +27,7 @@ from sink_lens.text import number, token_text
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the share of predictions that the most frequent tokens cover, beside chance; argmax left, argmin right."""
+    """Return caption and figure: the share of predictions that the k most frequent tokens make up, beside chance."""
     table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
     see = (
         "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
@@ -100,7 +100,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _preferred_tokens(rows: pd.DataFrame, name: str) -> str:
-    """Say how often a model predicts its most frequent tokens, beside chance."""
+    """Return a sentence: how often a variant's models predict their most frequent tokens, beside chance."""
 
     def mean(measure: str, column: str = "value") -> str:
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))

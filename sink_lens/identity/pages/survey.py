@@ -28,7 +28,7 @@ def variant_names(table: pd.DataFrame) -> list[str]:
 
 
 def legend_name(variant: str, *, among: Sequence[str]) -> str:
-    """Return the parts of a variant's name that not all names in ``among`` share, in plain words."""
+    """Return a variant's name in plain words, without the parts that all names in ``among`` have."""
     shared = set.intersection(*(set(other.split(",")) for other in among)) if len(among) > 1 else set()
     own = [
         _WORDS.get(part.strip(), part.strip().removeprefix("activation="))
@@ -39,7 +39,7 @@ def legend_name(variant: str, *, among: Sequence[str]) -> str:
 
 
 def line_styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return variant -> its colour, mark and dash."""
+    """Return variant -> colour, marker and line style, as arguments of matplotlib's ``plot``."""
     return {
         variant: {
             "color": COLOURS[index % len(COLOURS)],
@@ -126,7 +126,7 @@ MOST_NAMED = 4
 
 
 def _mean_with_half_width(row: dict) -> str:
-    """Write a mean and half of its 95% interval as ``MEAN ±HALF``, with decimals for means below 10."""
+    """Return a row's mean and half the width of its 95% interval as ``MEAN ±HALF``."""
     mean, half = float(row["mean"]), (float(row["high"]) - float(row["low"])) / 2
     places = 3 if abs(mean) < 10 else 0
     text = f"{mean:,.{places}f}".replace("-", "−")
@@ -134,7 +134,7 @@ def _mean_with_half_width(row: dict) -> str:
 
 
 def unnamed_variants_sentence(variants: Sequence[str]) -> list[str]:
-    """Say how many variants there are beyond the first ``MOST_NAMED``; an empty list if none."""
+    """Return a sentence with the number of variants beyond the first ``MOST_NAMED``; an empty list if none."""
     rest = len(variants) - MOST_NAMED
     return [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
 
@@ -160,13 +160,13 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
 
 
 def find_mean_row(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:
-    """Return the row of the table ``variants`` for a variant and measure; an empty dict if there is none."""
+    """Return the row of the table ``variants`` for a variant and a measure; an empty dict if there is no row."""
     rows = variants.loc[(variants["variant"] == variant) & (variants["measure"] == measure)].to_dict("records")
     return rows[0] if rows else {}
 
 
 def mean_text(row: Mapping[Any, Any]) -> str:
-    """Write the mean of a row of ``variants`` with its interval as text."""
+    """Return the mean of a row of the table ``variants`` and its interval, as text."""
     if not row:
         return "not measured"
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
@@ -174,7 +174,7 @@ def mean_text(row: Mapping[Any, Any]) -> str:
 
 
 def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """Shorten the model names in a table to the parts that tell their variants apart."""
+    """Return the table with its model names shortened to the parts that differ between variants."""
     among = list(dict.fromkeys(frame["variant"].tolist()))
     pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
     names = [model.replace(variant, legend_name(variant, among=among), 1) for model, variant in pairs]
@@ -182,14 +182,14 @@ def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def shared_settings_sentence(variants: Sequence[str]) -> list[str]:
-    """Say which settings all variants share; an empty list if none."""
+    """Return a sentence that names the settings that all variants share; an empty list if there are none."""
     parts = [variant.split(",") for variant in dict.fromkeys(variants)]
     shared = [part for part in parts[0] if all(part in other for other in parts)] if len(parts) > 1 else []
     return [f"All models: {', '.join(shared)}."] if shared else []
 
 
 def select_measures(run: Run, *, measures: Measures, with_step: bool = False) -> pd.DataFrame:
-    """Return the rows of ``summary`` of some measures; with ``with_step`` only those of checkpoints."""
+    """Return the rows of the table ``summary`` for some measures; with ``with_step`` only rows of checkpoints."""
     summary = run.need("summary", columns=SUMMARY)
     rows = summary.loc[summary["measure"].isin([name for name, *_ in measures])]
     return rows.dropna(subset=["step"]) if with_step else rows
@@ -232,9 +232,9 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
     """Yield the terminal output of a survey: a row per variant with its interval over seeds, a row per checkpoint.
 
     Args:
-        found: the survey.
-        title: what stands over the table.
-        measures: measure -> its column.
+        found: result of the survey.
+        title: title of the table of variants.
+        measures: measure -> heading of its column.
     """
     variants, summary = found.tables["variants"], found.tables["summary"]
     yield found.headline
