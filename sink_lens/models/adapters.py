@@ -47,10 +47,10 @@ class MergedModel:
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:
-    """The Hugging Face model inside a ``PeftModel``, adapter layers included; any other model is returned unchanged.
+    """Return the Hugging Face model inside a ``PeftModel``, adapter layers included; return other models unchanged.
 
     Raises:
-        ModelError: the adapter is no change of weights.
+        ModelError: the adapter does not change weights, such as one that adds prompts.
     """
     peft: Any = sys.modules.get("peft")  # who has such a model has imported it
     if peft is None or not isinstance(model, (peft.PeftModel, peft.PeftMixedModel)):
@@ -115,16 +115,16 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
 
 
 def copy_sharing_tensors(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model's modules, in eval mode; the copy shares the model's parameters and buffers."""
+    """Return a copy of a model, in eval mode, that shares the model's parameters and buffers."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, memo).eval()
 
 
 def check_no_adapter(folder: Path) -> None:
-    """Refuse a folder that holds only an adapter (``adapter_config.json``) where a whole model is needed.
+    """Raise an error if a folder holds only an adapter (``adapter_config.json``) and no whole model.
 
     Raises:
-        ModelError: which base model it belongs to, and what to do.
+        ModelError: the message names the adapter's base model and says how to merge both.
     """
     file = folder / "adapter_config.json"
     if not file.is_file():
@@ -163,11 +163,12 @@ def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, 
 
 
 def _base_layer(layer: Any) -> nn.Module:
+    """Return the ordinary layer that a layer with adapters wraps."""
     return layer.original_module if hasattr(layer, "original_module") else layer.get_base_layer()
 
 
 def _merged_layer(layer: Any) -> nn.Module:
-    """Make an ordinary layer with merged weights of its own from an adapted layer of the copy."""
+    """Return an ordinary layer whose weights are those of a layer with its adapters merged in."""
     for module in _base_layer(layer).modules():
         for key, one in list(module._parameters.items()):
             if one is not None:
@@ -185,7 +186,7 @@ def _merged_layer(layer: Any) -> nn.Module:
 
 
 def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Refuse a merged copy whose logits differ from those of the user's own model."""
+    """Raise ModelError if the logits of a merged copy differ from those of the user's own model."""
     ids = probe_tokens(model)
     logits = []
     for one in (model, plain):
@@ -200,7 +201,7 @@ def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: 
 
 
 def _adapter_state(layer: Any) -> tuple[object, ...]:
-    """Return the active, disabled and merged adapters of a layer and their scales, to notice a change."""
+    """Return which adapters of a layer are active, disabled or merged, and their scales; compared later."""
     scales = getattr(layer, "scaling", None) or {}
     return (
         tuple(getattr(layer, "active_adapters", ())),

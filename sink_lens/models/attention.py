@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def repeat_kv_heads(
     tensor: Float[Tensor, "batch kv_head key d_head"], *, n_heads: int
 ) -> Float[Tensor, "batch head key d_head"]:
-    """Repeat keys or values of each key-value head for the query heads that share it: one entry for each query head."""
+    """Repeat each key-value head's keys or values for every query head that shares them."""
     groups = n_heads // tensor.shape[1]
     return tensor if groups == 1 else tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
@@ -33,7 +33,7 @@ def add_alibi(
 
 
 def append_alibi_dimension(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
-    """Append a dimension for ALiBi to queries and keys: the head's slope to queries, the position to keys."""
+    """Append one dimension to queries (slope) and keys (position), so that their products contain ALiBi's bias."""
     places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
     turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
     return torch.cat([query, turned], -1), torch.cat([key, places], -1)
@@ -46,8 +46,8 @@ def weights_from_scores(
 
     Args:
         scores: masked scores.
-        sink: logits in the denominator that belong to no key, one for each head or for each query of each head.
-        sigmoid: the weights are sigmoids, whose rows sum to anything.
+        sink: sink logits, one for each head or for each query of each head; they take mass and belong to no key.
+        sigmoid: apply a sigmoid to each score instead of a softmax; rows then need not sum to 1.
     """
     if sigmoid:
         return scores.float().sigmoid()
@@ -60,7 +60,7 @@ def weights_from_scores(
 
 
 def add_sink_logits(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
-    """Include a sink logit in each row's log-sum-exp of scores; without ``sink``, return it unchanged."""
+    """Include a sink logit in the log-sum-exp of each row of scores; without ``sink``, return ``lse`` unchanged."""
     if sink is None:
         return lse
     sink = sink.detach().float()

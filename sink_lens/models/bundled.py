@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def bundled_gguf() -> Path:
-    """Path of the default model's GGUF file, in an installed package that is never imported.
+    """Return the path of the default model's GGUF file in its installed package, which is not imported.
 
     Raises:
         ModelError: the package is not installed.
@@ -56,13 +56,13 @@ def bundled_gguf() -> Path:
 
 
 def _default_files() -> list[Path]:
-    """Path of the default model's GGUF file as a list of one; empty if the package with the file is not installed."""
+    """Return a list with the path of the default model's GGUF file; it is empty if its package is not installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     return [Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()]
 
 
 def check_magic(gguf: Path) -> None:
-    """Refuse a file that is not GGUF, before anything slow begins.
+    """Raise an error for a file that does not begin like a GGUF file.
 
     Raises:
         ModelError: the file does not exist, cannot be read, or does not begin like a GGUF file.
@@ -85,10 +85,11 @@ def check_magic(gguf: Path) -> None:
 
 
 def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
-    """Convert a GGUF file to a safetensors folder with float32 weights, in the cache, at the first call.
+    """Return the cached safetensors folder (float32) of a GGUF file; the first call converts the file.
 
-    Later calls hash the GGUF file and reuse the folder, after checking the size of each file in it, and the hash of
-    those with a new time stamp. A damaged folder is made again, with a warning. A second process waits for the first.
+    Later calls find the folder by the hash of the GGUF file. They check the size of each file in the folder, and the
+    hash of files with a new time stamp. A damaged folder is made again, with a warning. A second process waits for the
+    first.
 
     Args:
         gguf: the GGUF file; its content, not its name, decides the name of the folder.
@@ -136,10 +137,10 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
 
 
 def find_local_model(name: str) -> Path | None:
-    """Find the local folder or GGUF file from which ``load`` would read this model; None for a hub name.
+    """Return the local folder or GGUF file from which ``load`` would read this model; None for a hub name.
 
     Raises:
-        ModelError: a GGUF file that does not exist, or is none.
+        ModelError: the GGUF file does not exist, or is not a GGUF file.
     """
     path = bundled_gguf() if name == DEFAULT_MODEL else expand_home(name)
     if path.suffix != ".gguf":
@@ -151,9 +152,9 @@ def find_local_model(name: str) -> Path | None:
 
 
 def find_header(name: str) -> Header | None:
-    """Read the sizes of a model, without its weights, from its local files; None if the files do not give all sizes.
+    """Read a model's sizes from the headers of its local files; None if the files do not give all sizes.
 
-    What ``load`` refuses it says itself, with more words.
+    It is also None for files that ``load`` would refuse.
     """
     try:
         path = find_local_model(name)
@@ -163,10 +164,10 @@ def find_header(name: str) -> Header | None:
 
 
 def read_header(path: Path) -> Header | None:
-    """Read the sizes of a model from a GGUF file or a folder; None if a folder's files do not give all sizes.
+    """Read a model's sizes from the headers of a GGUF file or a folder; None if a folder does not give all sizes.
 
     Raises:
-        ModelError: a GGUF file is damaged, or one part of a split file; or the architecture is not read.
+        ModelError: a GGUF file is damaged or is one part of a split file; or its architecture is not supported.
     """
     if path.suffix != ".gguf":
         return read_folder_header(path)
@@ -201,7 +202,7 @@ def _convert_into(gguf: Path, *, folder: Path) -> None:
 
 
 def _find_fault(folder: Path) -> str | None:
-    """Describe why a conversion in the cache cannot be used, such as missing files; None if it is intact."""
+    """Return the reason why a cached conversion cannot be used, such as a missing file; None if it is intact."""
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("format") != _FORMAT:
         return f"no whole {MANIFEST} of this version"

@@ -35,7 +35,7 @@ _OLD_MASK = re.compile(r"\.masked_bias$|\bh\.\d+\.attn(\.attention)?\.bias$")
 
 
 def check_architecture(model: PreTrainedModel) -> Family:
-    """Look up the family of a model by the name and package of its own class; refuse a model of no known family.
+    """Return the family (table row) of a model's own class; raise an error if the table has no such class.
 
     A subclass with changed layers would otherwise get its parent's adapter, which skips the changes.
 
@@ -53,12 +53,12 @@ def check_architecture(model: PreTrainedModel) -> Family:
 
 
 def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str) -> None:
-    """Refuse a model in which two layers share a module with weights: a hook in one would act in both.
+    """Raise an error if two layers share a module with weights, since a hook in one would act in both.
 
     Layers may share tensors.
 
     Raises:
-        ModelError: which layers, and what to do.
+        ModelError: the message names the layers, and what to do.
     """
     layers: Any = plain.get_submodule(family.layers)
     first: dict[int, int] = {}
@@ -74,7 +74,7 @@ def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is not a saved model, or whose weights are pickled.
+    """Raise an error for a folder that is not a saved model, or whose weights are pickled.
 
     Raises:
         ModelError: the folder has no config.json or no safetensors, or ``check_config`` refuses its configuration.
@@ -104,7 +104,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_index(folder: Path) -> None:
-    """Refuse a weight index (``model.safetensors.index.json``) that names files outside or missing from the folder."""
+    """Raise ModelError if the weight index names files that the folder itself does not hold."""
     for index in folder.glob("*.safetensors.index.json"):
         try:
             files = set(json_value(index.read_text("utf-8"))["weight_map"].values())
@@ -122,7 +122,7 @@ def _check_index(folder: Path) -> None:
 
 
 def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse a configuration with more layers than the folder has tensors: building it could take for ever."""
+    """Raise ModelError for more layers than the folder has tensors: building such a model could take for ever."""
     asked = [config.get(name) for name in ("num_hidden_layers", "n_layer", "num_layers")]
     layers = max((one for one in asked if isinstance(one, int | float)), default=0)
     if layers <= _FEW_LAYERS:
@@ -178,7 +178,7 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
 
 
 def _fetched_kernel(config: Any, *, depth: int = 0) -> str | None:
-    """Find an entry of a configuration that makes transformers download a kernel and run it; None if there is none."""
+    """Return the name of a kernel that a configuration makes transformers download and run; None if there is none."""
     if not isinstance(config, Mapping) or depth > _DEEPEST:
         return None
     for key, value in config.items():
@@ -236,7 +236,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """Relative error that rounding makes in logits of equal models: 1e-5, or eight roundings of a short type."""
+    """Return the relative error allowed between equal models' logits: 1e-5, or in half precision 8 roundings."""
     return max(1e-5, 8 * torch.finfo(dtype).eps)
 
 
@@ -284,7 +284,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
 
 
 def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> frozenset[str]:
-    """Find, by editing them, the attention sites whose edits have no effect on this bridge.
+    """Return the names of the attention sites (scores, pattern) whose edits have no effect on this bridge.
 
     TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
     scores and the pattern, and only warns.
@@ -319,6 +319,7 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
 
 
 def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
+    """Return the bridge's logits of token ids, computed in eval mode and without gradients."""
     with switch_to_eval_mode(bridge), torch.no_grad():
         logits: Tensor = bridge(ids, use_cache=False)
     return logits

@@ -39,7 +39,7 @@ def attention_of(lens: LensModel, layer: int) -> Any:
 
 
 def inner_model(lens: LensModel) -> PreTrainedModel:
-    """The Hugging Face model inside the bridge; calling it fires the hook points.
+    """Return the Hugging Face model inside the bridge; calling it runs the functions at the bridge's hook points.
 
     Raises:
         ModelError: the model can only be measured, or its bridge was not built from a Hugging Face model.
@@ -52,7 +52,7 @@ def inner_model(lens: LensModel) -> PreTrainedModel:
 
 
 def find_hook_point(lens: LensModel, name: str) -> HookPoint:
-    """Find the hook point of this name by its path; the bridge's own table of names takes longer to build."""
+    """Return the bridge's hook point of this name, such as ``blocks.3.attn.hook_z``."""
     found: Any = lens.bridge
     for part in name.split("."):
         found = found[int(part)] if part.isdigit() else getattr(found, part, None)
@@ -75,10 +75,12 @@ def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Ten
 
 
 def check_no_hooks(lens: LensModel) -> None:
-    """Refuse a bridge with a user's hooks: a pass over several cells would give them the rows of all cells at once.
+    """Raise an error if the user put functions at hook points of the bridge.
+
+    A pass over several cells would give these functions the rows of all cells at once.
 
     Raises:
-        InputError: there is such a hook.
+        InputError: a hook point has such a function.
     """
     with exclusive_use(lens):  # else another thread's pass has some of its own there
         standing = [name for name, point in lens.bridge.hook_dict.items() if has_user_hooks(point)]
@@ -97,11 +99,11 @@ def has_user_hooks(point: HookPoint) -> bool:
 
 @contextlib.contextmanager
 def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTrainedModel]:
-    """Within the block, the bridge's attention components call Hugging Face's attention; yields the model to call.
+    """Within the block, the bridge runs Hugging Face's own attention; yield the model to call.
 
     Args:
         lens: the model.
-        layers: those that will run; None is all.
+        layers: the layers that will run; all if None.
     """
     model, family = inner_model(lens), lens.family
     blocks = list(lens.bridge.blocks)
@@ -135,8 +137,8 @@ def start_passes_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[Non
 
     Args:
         lens: the model.
-        layer: the first layer that runs; the number of layers is the last norm.
-        stream: before it, as the layer takes it (of one batch, or as rows).
+        layer: the first layer that runs; with the number of layers, only the last norm runs.
+        stream: the residual stream before that layer, as the layer takes it (one batch, or rows).
     """
     blocks = lens.bridge.blocks
     entry = blocks[layer] if layer < len(blocks) else inner_model(lens).get_submodule(lens.family.final_norm)
@@ -177,7 +179,7 @@ def stop_pass_after(module: nn.Module) -> Iterator[None]:
 
 
 def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the wrapped attention between the component's two hook points."""
+    """Run an attention component's input hook, the Hugging Face attention, and the output hook."""
     if args:
         args = (component.hook_in(args[0]), *args[1:])
     else:
@@ -187,12 +189,13 @@ def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
+    """Run the hook of queries, keys or values on a tensor; return the tensor, edited or not."""
     point: HookPoint = getattr(component, f"hook_{name}")
     return point(tensor) if point.has_hooks() else tensor
 
 
 def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
-    """Run a fused query-key-value projection, and the hooks of each of its three parts on the output."""
+    """Run a fused query-key-value projection, then the hooks of queries, keys and values on its output."""
     whole = forward(x)
     for part in ("q", "k", "v"):
         point: HookPoint = getattr(component, part).hook_out
@@ -210,4 +213,5 @@ def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, compone
 
 
 def _project_between_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
+    """Run a projection between its component's input hook and output hook."""
     return component.hook_out(forward(component.hook_in(x)))

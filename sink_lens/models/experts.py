@@ -33,10 +33,10 @@ from .private_apis import gate_neurons, rebind_forward, register_hook_point
 
 
 class _HookedMixture:
-    """An MLP of a mixture of experts, with a hook point for the neurons; the base class comes behind it."""
+    """Mixin for an MLP with experts: adds a hook point for the neurons to the Hugging Face class."""
 
     def forward(self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any) -> Any:
-        """Compute the output of the MLP at each token; tokens with an edited neuron are computed from the neurons."""
+        """Compute the MLP's output; for tokens with an edited neuron, compute it from the edited neurons."""
         block: Any = self
         point, given = getattr(block, HOOK), dict[str, Any]()
         if not (point._forward_hooks or point._forward_pre_hooks):
@@ -84,7 +84,7 @@ class _HookedMixture:
 def _expert_neurons(
     experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor
 ) -> Float[Tensor, "position sample neuron"]:
-    """Compute the activations of every expert's neurons, times the router's weight; 0 for tokens not sent there."""
+    """Compute all experts' neurons, times the router's weight; 0 if a token is not sent to the expert."""
     whole = x.new_zeros(*sent.shape, expert_width(experts))
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
@@ -102,9 +102,9 @@ def _expert_neurons(
 def _mixture_output(
     parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None
 ) -> Float[Tensor, "position d_model"]:
-    """Compute the output of an MLP from all its neurons: those of the routed experts, then those of the dense part.
+    """Compute the output of an MLP from its neurons: first the routed experts' neurons, then the dense part's.
 
-    Of the experts, those are summed that have a token, or whose neurons an edit changed.
+    ``sent`` says which token goes to which expert; an expert with an edited neuron is summed too.
     """
     start, terms = 0, []
     if sent is not None:
@@ -124,20 +124,20 @@ def _mixture_output(
 
 
 def expert_width(experts: Any) -> int:
-    """Number of neurons of one expert; a bias of its down-projection counts as one more."""
+    """Return the number of neurons of one expert; a bias of its down-projection counts as one more neuron."""
     inner = experts.down_proj.shape[1 if experts.is_transposed else 2]
     return int(inner) + int(experts.has_bias)
 
 
 def expert_columns(experts: Any, expert: int) -> Float[Tensor, "d_model neuron"]:
-    """The down-projection of one expert, its bias as the last column."""
+    """Return the down-projection of one expert; if it has a bias, the bias is the last column."""
     weight = experts.down_proj[expert]
     columns = weight.T if experts.is_transposed else weight
     return torch.cat([columns, experts.down_proj_bias[expert][:, None]], dim=1) if experts.has_bias else columns
 
 
 def expert_rows(experts: Any, expert: int) -> tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "neuron d_model"]]:
-    """Gate and up-projection of one expert, a row per neuron; the neuron that stands for a bias has a row of zeros."""
+    """Return gate and up-projection of one expert; the neuron that stands for a bias has a row of zeros."""
     weight = experts.gate_up_proj[expert]
     weight = weight.T if experts.is_transposed else weight
     gate, up = weight.chunk(2) if experts.is_concatenated else (weight[::2], weight[1::2])
@@ -155,7 +155,7 @@ class Dense(NamedTuple):
 
 
 def mlp_parts(block: Any) -> dict[str, Any]:
-    """Return the modules of an MLP by name: routed ``experts``, ``dense`` part and its ``gate``, if it has them."""
+    """Return the parts that an MLP has, by name: routed ``experts``, ``dense`` part, ``gate`` of the dense part."""
     names = block.__dict__["names"]
     experts = _unwrapped_module(block, "experts")
     dense = block if experts is None else _unwrapped_module(block, names["shared"]) if names["shared"] else None
@@ -168,6 +168,7 @@ def mlp_parts(block: Any) -> dict[str, Any]:
 
 
 def _unwrapped_module(module: Any, name: str) -> Any:
+    """Return a submodule by its name, without the bridge's wrappers around it; None if there is none."""
     found = getattr(module, name, None)
     while isinstance(getattr(found, "original_component", None), nn.Module):
         found = found.original_component  # type: ignore[union-attr]  # a component
@@ -176,6 +177,7 @@ def _unwrapped_module(module: Any, name: str) -> Any:
 
 @functools.cache
 def _mixture_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the subclass of an MLP's class that has a hook point for the neurons."""
     return type(f"Mixture{kind.__name__}", (_HookedMixture, kind), {"__module__": __name__})
 
 
@@ -200,7 +202,7 @@ def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
 
 
 def register_expert_hook_points(bridge: TransformerBridge) -> None:
-    """Name the hook points of experts and register them, so that the bridge finds them by name."""
+    """Register the hook points of experts with the bridge, under their names."""
     for layer, block in enumerate(bridge.blocks):
         mixture = getattr(getattr(block, "mlp", None), "original_component", None)
         if isinstance(mixture, _HookedMixture):

@@ -431,7 +431,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
 
 
 def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
-    """Numbers and widths of a layer's heads: n_heads, n_kv_heads, d_head (queries and keys) and d_value."""
+    """Return the sizes of a layer's heads by name: n_heads, n_kv_heads, d_head (of queries and keys), d_value."""
     n_heads = config.num_attention_heads
     if family.own_sizes:
         config = config.per_layer_config[layer]
@@ -444,7 +444,7 @@ def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
 
 
 def layer_of_keys(config: Any, *, layer: int) -> int:
-    """The number of the layer whose keys and values this layer attends to: its own, or an earlier one's if shared."""
+    """Return the number of the layer whose keys and values ``layer`` attends to: itself, or an earlier layer."""
     n_own, types = config.num_hidden_layers - config.num_kv_shared_layers, config.layer_types
     if layer < n_own:
         return layer
@@ -452,7 +452,7 @@ def layer_of_keys(config: Any, *, layer: int) -> int:
 
 
 def sliding_window_of(config: Any, *, layer: int) -> int | None:
-    """Length of a layer's sliding window in positions, the query's own included; None if the layer has no window.
+    """Return the length of a layer's sliding window in positions, with the query's own; None without a window.
 
     A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
     """

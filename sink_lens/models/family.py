@@ -141,14 +141,14 @@ class Family:
 
     @property
     def sites_with_own_points(self) -> tuple[str, ...]:
-        """Names of the sites whose hook points are made by ``points`` and not by TransformerLens."""
+        """Names of the sites for which this library, and not TransformerLens, adds the hook points."""
         found = ("q",) if self.gated_q else ()
         found += ("attn_out",) if self.beside else ()
         return found if self.mixer is None else (*found, "mixer_out")
 
     @property
     def without_attention(self) -> "Family":
-        """A copy of this row for a layer that has a mixer (such as linear attention) in place of attention."""
+        """This row with the names that hold in a hybrid's layers that have a mixer in place of attention."""
         return replace(self, **self.in_mixer_layers) if self.in_mixer_layers else self
 
     @property

@@ -107,16 +107,16 @@ def gguf_tokenizer(file: Path) -> Any:
 
 
 def _load_arguments(file: Path) -> dict[str, Any]:
-    """Arguments that make transformers open a GGUF file; an empty folder is then given as the model.
+    """Return arguments of ``from_pretrained`` that open a GGUF file; the model's name is then an empty folder.
 
-    The file's name is a whole path: transformers looks for a bare name in the working directory first, and takes other
-    files beside it into account.
+    The file is named by its whole path: transformers looks for a bare name in the working directory first, and reads
+    other files beside it.
     """
     return {"gguf_file": str(file), "trust_remote_code": False, "local_files_only": True}
 
 
 def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
-    """Read the tokenizer of a GGUF file; if the file does not say so, a Llama 3 tokenizer adds BOS."""
+    """Read the tokenizer of a GGUF file; a Llama 3 tokenizer adds BOS unless the file says otherwise."""
     tokenizer: Any = AutoTokenizer.from_pretrained(empty, **_load_arguments(file))
     unsaid = metadata_value(reader, "tokenizer.ggml.add_bos_token") is None
     if unsaid and metadata_value(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
@@ -126,10 +126,9 @@ def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
 
 @contextlib.contextmanager
 def _parse_file_once() -> Iterator[None]:
-    """Within the block, parse a GGUF file and make an architecture's table of names once only.
+    """Within the block, transformers parses a GGUF file only once.
 
-    transformers parses the file for the configuration, twice for the weights and for the tokenizer, seconds each time,
-    and makes the table for every module of the model.
+    It otherwise parses the file four times, for seconds each, and makes a table of names for every module.
     """
     slow = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     try:
@@ -157,7 +156,7 @@ def _disk_full_error(file: Path, *, folder: Path, needed: int, found: str) -> Mo
 
 
 def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], TensorProcessor]:
-    """Find the file's tensor for each name in the model, and the architecture's operations on them; read no values."""
+    """Return model name -> tensor of the file, and what transformers does to the architecture's tensors."""
     held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parse_file_once
     processor_class = TENSOR_PROCESSORS.get(held.fields["general.architecture"].contents(), TensorProcessor)
     processor = processor_class(config=load_gguf_checkpoint(str(file))["config"])
@@ -181,7 +180,7 @@ def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], 
 
 
 def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that ``save_pretrained`` would write, by name; tied tensors are written once."""
+    """Return name -> shape of every tensor that ``save_pretrained`` would write; tied tensors are written once."""
     tied = model.all_tied_weights_keys
     return {name: tuple(one.shape) for name, one in sorted(model.state_dict().items()) if name not in tied}
 
@@ -189,7 +188,7 @@ def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 def _write_weights(
     model: PreTrainedModel, *, tensors: Mapping[str, Any], processor: TensorProcessor, folder: Path
 ) -> None:
-    """Write config.json, the settings of generation, and the weights in float32."""
+    """Write into the folder config.json, the generation settings, and the weights in float32."""
     model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:
@@ -226,10 +225,10 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
     """Copy settings of attention and rotation that transformers does not read into the conversion's ``config.json``.
 
     Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, and the scale
-    of Gemma's scores, which is that of 27B where the file has its layers.
+    of Gemma's scores (for a file with as many layers as Gemma 27B, that of Gemma 27B).
 
     Raises:
-        ModelError: the file rotates a part of each head, and its architecture, as transformers has it, the whole; or it
+        ModelError: the file rotates only a part of each head, which transformers cannot do for this architecture; or it
             scales its rotary positions neither linearly nor as Llama 3 does (by a factor for each frequency).
     """
     path = folder / "config.json"
@@ -270,7 +269,7 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
 
 
 def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str) -> dict[str, Any]:
-    """Fields of ``rope_parameters`` that describe a GGUF file's scaling: linear, Llama 3's, or none."""
+    """Return the fields of ``rope_parameters`` for a GGUF file's scaling: linear, Llama 3's, or none."""
     scaling, factor, context = (
         metadata_value(reader, f"{kind}.rope.scaling.{entry}")
         for entry in ("type", "factor", "original_context_length")

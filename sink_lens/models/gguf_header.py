@@ -26,7 +26,7 @@ _OF_GGUF = {
 
 
 class HeaderReader(GGUFReader):
-    """A GGUF reader that skips the contents of lists, and reads other fields and tensors as its parent does."""
+    """A GGUF reader that skips the contents of lists, such as the vocabulary, to save time."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         """Read a field as (size, parts, indices of the data, types), and skip the contents of a list."""
@@ -48,16 +48,16 @@ class HeaderReader(GGUFReader):
 
 
 def metadata_value(reader: GGUFReader, name: str) -> Any:
-    """Read a value of a file's metadata by its name; None if the file has no such value."""
+    """Return a value of a GGUF file's metadata by its name; None if the file has no such value."""
     found = reader.get_field(name)
     return None if found is None else found.contents()
 
 
 def read_gguf_header(gguf: Path) -> Header:
-    """Read the header of a GGUF file.
+    """Read a model's sizes from the header of its GGUF file.
 
     Raises:
-        ModelError: the file is damaged, one part of a split file, or of an architecture that is not read from GGUF.
+        ModelError: the file is damaged, is one part of a split file, or has an unsupported architecture.
     """
     try:
         reader = HeaderReader(gguf)

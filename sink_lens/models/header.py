@@ -30,9 +30,14 @@ _NAMES = {
 
 
 def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
-    """Sizes of a site's axes after the axis of sequences, from a header or a ``LensModel``.
+    """Return the size of each axis of a site after the axis of sequences.
 
-    Where layers differ, the least of any.
+    If layers differ in a size, it is the smallest one.
+
+    Args:
+        model: a ``LensModel`` or a ``Header``.
+        axes: names of the axes, as in ``SITES["z"].axes``.
+        n_positions: number of tokens in a sequence.
     """
     sizes = dict.fromkeys(("position", "query", "key"), n_positions)
     sizes |= {"head": model.n_heads, "kv_head": model.n_kv_heads}
@@ -42,13 +47,13 @@ def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
 
 
 def different_sizes_text(site: str, parts: str) -> str:
-    """Error text for a site whose layers have different numbers of ``parts``, such as heads or units."""
+    """Return the error text for a site whose layers have different numbers of ``parts``, such as "heads"."""
     return f"layers differ in the number of {parts} of {site!r}; need them named, and layers that have them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Sizes of a model."""
+    """Sizes of a model, as read from the headers of its files without its weights."""
 
     n_layers: int
     n_heads: int
@@ -72,25 +77,25 @@ class Header:
 
     @property
     def family(self) -> Family:
-        """The row of the architecture."""
+        """Names and conventions of the model's architecture."""
         return family_of(self.architecture)
 
     def layers_with(self, site: str) -> tuple[int, ...]:
-        """Numbers of the layers that have a site: all layers, since hybrid models have no header here."""
+        """Numbers of the layers that have this site: all layers, since no ``Header`` is made of hybrids."""
         return tuple(range(self.n_layers))
 
     @property
     def d_value(self) -> int:
-        """Width of one head's values: the width of its keys, since models with latent attention have no header here."""
+        """Width of one head's values, equal to that of its keys: no ``Header`` is made of models with latents."""
         return self.d_head
 
     @property
     def d_latents(self) -> tuple[int, int]:
-        """Widths of the latents: (0, 0), since models with latent attention have no header here."""
+        """Widths of the latents: (0, 0), since no ``Header`` is made of models with latent attention."""
         return (0, 0)
 
     def has_differing_sizes(self, axes: str) -> bool:
-        """Return False: models whose layers differ in size have no header here."""
+        """Return False, since no ``Header`` is made of models whose layers differ in size."""
         return False
 
     @property
@@ -99,15 +104,15 @@ class Header:
         return self.n_weights * _BYTES["float32"]
 
     def bytes_as(self, dtype: str | None) -> int:
-        """Size of the weights in a type, in bytes; ``auto`` counts as float32."""
+        """Return the size of the weights in this type, in bytes; ``auto`` counts as float32."""
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 
 def check_fits(config: InputConfig, *, n_context: int | None, has_tokenizer: bool, name: str | None = None) -> None:
-    """Refuse sequences that are longer than a model takes, and text for a model without a tokenizer.
+    """Raise an error if a configuration's sequences do not fit a model.
 
     Raises:
-        InputError: which, and what is needed.
+        InputError: the sequences are longer than the context, or text is given for a model without a tokenizer.
     """
     name = name or config.model
     if n_context is not None and config.length > n_context and not config.prompts:
@@ -125,10 +130,10 @@ _OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 
 
 def refuse_named_pipes(folder: Path) -> None:
-    """Refuse a folder that holds a named pipe, since reading one would wait for ever.
+    """Raise an error for a folder that holds a named pipe, since reading one would wait for ever.
 
     Raises:
-        InputError: which.
+        InputError: the message names the pipe.
     """
     with contextlib.suppress(OSError):  # a folder that cannot be read is refused with its reason later
         for file in folder.iterdir():
@@ -136,11 +141,10 @@ def refuse_named_pipes(folder: Path) -> None:
 
 
 def read_folder_header(folder: Path) -> Header | None:
-    """Read a model's sizes from its configuration and its weights' headers; None if they do not give them all.
+    """Read a model's sizes from its configuration and the headers of its weight files; None if these do not suffice.
 
-    Experts are not told apart from other weights, nor layers with attention from others, and the widths of latent
-    attention are not read, so that these give None too; so does a folder that ``load`` would refuse, which says then
-    what is wrong.
+    They do not suffice for models with experts, hybrids and models with latent attention. A folder that ``load`` would
+    refuse gives None too.
 
     Raises:
         ModelError: the architecture is not known.

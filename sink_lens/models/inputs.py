@@ -25,13 +25,13 @@ def load_model(config: InputConfig) -> LensModel:
 
 
 def check_sequences(config: InputConfig) -> Header | None:
-    """Refuse sequences that the model cannot take or the text is too short for, before the weights are read.
+    """Check a configuration's sequences against the headers of the model's files, before the weights are read.
 
     Returns:
-        The header of the model's files, for what else can be known from it; None where it does not say it all.
+        The model's sizes from these headers; None if the headers do not give all sizes.
 
     Raises:
-        InputError: what was found and is needed.
+        InputError: the sequences are too long for the model, or the text is too short for them.
     """
     if config.tokens == "text" and not config.prompts and (config.text is None or Path(config.text).is_file()):
         size = len(bundled_text().encode()) if config.text is None else Path(config.text).stat().st_size
@@ -48,7 +48,7 @@ def check_sequences(config: InputConfig) -> Header | None:
 
 
 def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> TokenBatch:
-    """Make the sequences that a configuration describes, in one BOS condition.
+    """Make the token sequences that a configuration describes, with or without BOS as ``bos`` says.
 
     Raises:
         InputError: text without a tokenizer, too little text, no BOS token although BOS was requested, or a length

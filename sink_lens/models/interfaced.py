@@ -53,7 +53,7 @@ _HOOKED: ContextVar[Attend | None] = ContextVar("sink_lens_hooked", default=None
 
 
 def _chosen_attention_function(module: nn.Module) -> Attend | None:
-    """Return the attention function that the bridge or the configuration names; None if the class computes its own."""
+    """Return the attention function that a module is to call; None if its class computes attention itself."""
     hooked = _HOOKED.get()
     if hooked is not None:
         return hooked
@@ -62,7 +62,7 @@ def _chosen_attention_function(module: nn.Module) -> Attend | None:
 
 
 class InterfacedGptj(GPTJAttention):
-    """GPT-J's attention; its products are in float32 whatever the type of the weights."""
+    """GPT-J's attention, calling transformers' attention interface; its products are in float32 for any type."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
         attend = _chosen_attention_function(self)
@@ -72,7 +72,7 @@ class InterfacedGptj(GPTJAttention):
 
 
 class InterfacedGptNeo(GPTNeoSelfAttention):
-    """GPT-Neo's attention, whose scores are not scaled; every other layer has a window."""
+    """GPT-Neo's attention, calling transformers' attention interface; its scores are not scaled."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
         attend = _chosen_attention_function(self)
@@ -93,7 +93,7 @@ def _call_attention_function(
 
 
 class InterfacedFalcon(FalconAttention):
-    """Falcon's attention with rotary positions."""
+    """Falcon's attention with rotary positions, calling transformers' attention interface."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Project, rotate, attend, and project back."""
@@ -111,13 +111,13 @@ class InterfacedFalcon(FalconAttention):
 
 
 class SeparateFalconLayer(FalconDecoderLayer):
-    """Falcon's layer, which adds the attention's output to the MLP's in place: here it adds it to a copy.
+    """Falcon's layer, changed so that it does not overwrite the MLP's output.
 
-    What was read as the MLP's output would otherwise change after it was read.
+    The original adds the attention's output to it in place, which would change what was captured before.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer, with a copy of the MLP's output after all readers have seen it."""
+        """Run the layer; replace the MLP's output by a copy after all hooks have seen it."""
         handle = self.mlp.register_forward_hook(lambda module, args, output: output.clone())
         try:
             return super().forward(*args, **kwargs)
@@ -150,14 +150,14 @@ class InterfacedBloom(BloomAttention):
 
 
 class _EmbeddingNorm(nn.Module):
-    """A norm without weights, which replaces another module for one call."""
+    """An RMSNorm without weights that stands in for another module during one call."""
 
     def __init__(self, eps: float, *, after: Callable[[], object]) -> None:
         super().__init__()
         self.norm, self.after = NanoChatRMSNorm(eps=eps), after
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm the embeddings; ``after`` is called first."""
+        """Norm the embeddings, after a call of the function ``after``."""
         self.after()
         return self.norm(x)
 
@@ -169,7 +169,7 @@ class NanoChatBody(NanoChatModel):
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's forward, whose first norm is not the last one's module."""
+        """Run the model; the norm of the embeddings is computed by another module than the last norm."""
         last: Any = self._modules["norm"]
         eps = getattr(last, "original_component", last).eps
         self._modules["norm"] = _EmbeddingNorm(eps, after=lambda: self._modules.__setitem__("norm", last))
@@ -187,7 +187,7 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def interfaced_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass of an attention class that uses the attention interface; the class itself if it does."""
+    """Return the subclass of ``kind`` that calls transformers' attention interface; ``kind`` itself if it does so."""
     return _CLASSES.get(kind, kind)
 
 
@@ -222,7 +222,7 @@ def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, the module runs another function as its forward."""
+    """Within the block, calls of the module run ``forward`` instead of its own forward."""
     before = module.__dict__.get("forward")
     object.__setattr__(module, "forward", forward)
     try:
@@ -244,7 +244,7 @@ _SEEN: ContextVar[tuple[tuple[See, str], ...]] = ContextVar("sink_lens_seen", de
 def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
     """Within the block, call ``see`` with the queries, keys and values that a module gives to its attention function.
 
-    The module's configuration names another function for as long as the module runs, which calls the one that it named.
+    While the module runs, its configuration names a function that calls ``see`` and then the usual attention function.
     """
     AttentionInterface.register(_SEEN_INSIDE, _watch_and_attend)
     config: Any = module.config
@@ -262,7 +262,7 @@ def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractCo
 
 
 def _watch_and_attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Pass queries, keys and values to the watchers, and call the attention function that the configuration names."""
+    """Pass queries, keys and values to the watching functions, then call the usual attention function."""
     (see, name), *others = _SEEN.get()
     eager: Any = sys.modules[type(module).__module__]
     attend = AttentionInterface().get_interface(name, eager.eager_attention_forward)
@@ -274,10 +274,10 @@ def _watch_and_attend(module: nn.Module, query: Tensor, key: Tensor, value: Tens
 
 
 class InterfacedAttentionBridge(AttentionBridge):
-    """A delegated attention whose scores and pattern are hooked where they are used, so that edits take effect."""
+    """Bridge component of an attention that Hugging Face computes; edits of its scores and pattern take effect."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the wrapped module with the hooks inside it."""
+        """Run the Hugging Face attention, with the hooks of scores and pattern inside it."""
         config: Any = self.original_component.config  # type: ignore[union-attr]  # every attention of transformers
         token = _HOOKED.set(self._attend)
         try:
@@ -297,7 +297,7 @@ class InterfacedAttentionBridge(AttentionBridge):
         scaling: float,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Compute eager attention; return no pattern, since TransformerLens would call its hooks again."""
+        """Compute attention and run the hooks of scores and pattern; the pattern returned is None."""
         length, n_keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
         if mask is None:
             mask = torch.ones(length, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - length)
@@ -327,7 +327,7 @@ def hook_delegated_attention(bridge: TransformerBridge) -> None:
 
 
 class FusedRowsLinear(nn.Module):
-    """A linear map whose weight is some rows of a fused projection, which it reads anew in every forward.
+    """A linear layer whose weight is some rows of a fused projection, such as its rows for the keys.
 
     TransformerLens copies the query, key and value parts, and a later change of the weights (a training step, an edit)
     would never reach the bridge.
@@ -355,12 +355,12 @@ class FusedRowsLinear(nn.Module):
 
 
 class _SharedInterleavedAdapter:
-    """Adapter of a fused projection with query, key and value of each head in turn; the base class comes behind it."""
+    """Mixin for adapters of a fused projection whose rows are query, key and value of each head in turn."""
 
     cfg: Any
 
     def split_qkv_matrix(self, original_attention_component: Any) -> Any:
-        """Return the three parts, which share the projection's weights; TransformerLens puts its hooks around each."""
+        """Return the layers for queries, keys and values, which share the fused projection's weights."""
         fused = original_attention_component.query_key_value
         numbers = torch.arange(fused.out_features, device=fused.weight.device)
         parts = rearrange(numbers, "(head part d_head) -> part (head d_head)", part=3, head=self.cfg.n_heads)
@@ -407,7 +407,7 @@ _ADAPTERS = {
 
 
 def register_adapter(architecture: str) -> str:
-    """Register our adapter of an architecture, if there is one; return the name by which TransformerLens finds it."""
+    """Register this library's adapter for an architecture, if it has one; return the name that finds the adapter."""
     if architecture not in _ADAPTERS:
         return architecture
     name = f"SinkLens{architecture}"

@@ -46,7 +46,7 @@ class LensModel:
 
     @property
     def config(self) -> Any:
-        """The Hugging Face configuration."""
+        """The model's Hugging Face configuration."""
         return self.plain.config
 
     @property
@@ -87,15 +87,16 @@ class LensModel:
         return self.config.q_lora_rank or 0, self.config.kv_lora_rank
 
     def head_sizes(self, layer: int) -> dict[str, int]:
-        """Numbers and widths of a layer's heads, by the names of the arguments of ``read_site``."""
+        """Return a layer's sizes by name: n_heads, n_kv_heads, d_head (of queries and keys) and d_value."""
         return head_sizes(self.config, family=self.family, layer=layer)
 
     def _smallest_size(self, name: str) -> int:
+        """Return the smallest size of this name (see ``head_sizes``) of any layer."""
         layers = range(self.n_layers) if self.family.own_sizes else (0,)
         return min(self.head_sizes(layer)[name] for layer in layers)
 
     def has_differing_sizes(self, axes: str) -> bool:
-        """Check whether layers differ in the size of one of a site's axes."""
+        """Check whether layers differ in the size of one of these axes (``SITES[name].axes``)."""
         if not self.family.own_sizes:
             return False
         return len({self.sizes(axes, n_positions=1, layer=layer) for layer in range(self.n_layers)}) > 1
@@ -104,7 +105,7 @@ class LensModel:
     def d_mlp(self) -> int:
         """Number of neurons in one MLP, over all its experts; 0 if the model has no site ``neurons``.
 
-        Where layers differ, the least of any.
+        If layers differ, it is the smallest number.
         """
         layers = range(self.n_layers) if self.family.own_sizes else (0,)
         return min(map(self.n_neurons, layers))
@@ -123,16 +124,16 @@ class LensModel:
     def d_expert(self) -> int | None:
         """Number of neurons of one expert. Neuron n of expert e is unit ``e * d_expert + n``.
 
-        None in a dense MLP, and where shared experts or dense layers have neurons on the same axis.
+        None in a model without experts, and in one that has shared experts or dense layers too.
         """
         if self.family.experts is None or self.family.dense:
             return None
         return expert_width(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 
     def sizes(self, axes: str, *, n_positions: int, layer: int | None = None) -> tuple[int, ...]:
-        """Sizes of a site's axes in a layer, such as ``SITES["z"].axes``, without the axis of sequences.
+        """Return the size of each of these axes (``SITES[name].axes``) in a layer, without the axis of sequences.
 
-        Without a layer, and where layers differ, the least of any.
+        Without a layer it is the smallest size of any layer.
         """
         if layer is None or not self.family.own_sizes:
             return axis_sizes(self, axes, n_positions=n_positions)
@@ -152,7 +153,7 @@ class LensModel:
         return getattr(self.config, "max_position_embeddings", None)
 
     def reach(self, layer: int) -> int | None:
-        """Length of a layer's sliding window in positions, the query's own included; None without a sliding window."""
+        """Return the length of a layer's sliding window in positions, with the query's own; None without a window."""
         return sliding_window_of(self.config, layer=layer)
 
     @property
@@ -173,10 +174,11 @@ class LensModel:
         return () if self.family.mixer is None else self._layers_with_module(self.family.mixer)
 
     def _layers_with_module(self, module: str) -> tuple[int, ...]:
+        """Return the numbers of the layers that have a submodule of this name."""
         return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, module, None) is not None)
 
     def layers_with(self, site: str) -> tuple[int, ...]:
-        """Numbers of the layers that have the site, or the activation of an observed pass, of this name."""
+        """Return the numbers of the layers that have the site (or observed activation) of this name."""
         if site == "mixer_out":
             return self.mixer_layers
         if site == "per_layer_out" and self.family.per_layer is None:
@@ -186,11 +188,11 @@ class LensModel:
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
 
     def added_sites(self, layer: int) -> tuple[str, ...]:
-        """Names of the sites whose values a layer adds to the residual stream."""
+        """Return the names of the sites whose values a layer adds to the residual stream, such as ``attn_out``."""
         return tuple(site for site in ADDED if layer in self.layers_with(site))
 
     def scale(self, layer: int) -> float:
-        """Factor by which a layer multiplies the stream at its end; 1 except in Gemma 4."""
+        """Return the factor by which a layer multiplies the residual stream at its end; 1 except in Gemma 4."""
         of = self.family.layer_scale
         return 1.0 if of is None else float(getattr(self.layer(layer), of))
 
@@ -205,19 +207,19 @@ class LensModel:
         return tuple(accumulate(scales, mul, initial=1.0))[::-1]
 
     def key_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
-        """Numbers of the layers whose keys and values the given layers attend to: their own, except in Gemma 4."""
+        """Return the layers whose keys and values the given layers attend to: the same layers, except in Gemma 4."""
         if not self.family.shared_keys:
             return tuple(layers)
         return tuple(sorted({layer_of_keys(self.config, layer=layer) for layer in layers}))
 
     def family_of_layer(self, layer: int) -> Family:
-        """The family's table row for one layer; in a hybrid the layer may lack attention."""
+        """Return the family's names and conventions for one layer; in a hybrid the layer may lack attention."""
         if not self.family.in_mixer_layers or layer in self.attention_layers:
             return self.family
         return self.family.without_attention
 
     def layer(self, index: int) -> nn.Module:
-        """One decoder layer of the plain model, by its number."""
+        """Return one decoder layer of the plain model, by its number."""
         return self.layers[index]
 
     @property
@@ -243,7 +245,7 @@ class LensModel:
         return self.plain.dtype
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be pickled or copied: the two paths, what was noted of them and the lock belong together."""
+        """Raise an error, since a model with two paths and a lock cannot be pickled or copied."""
         raise ModelError(
             f"the lens of {self.name} was to be sent to another process, or copied, and it stays with its model and "
             "its lock; need one that is made there. Call load(...) in the worker, or wrap a copy of the model"
@@ -258,7 +260,7 @@ class LensModel:
 
 
 def linear_layers_text(lens: LensModel) -> str:
-    """Text that names the layers without attention and their mixer; empty if all layers have attention."""
+    """Return a text that names the layers without attention and their mixer; empty if all layers have attention."""
     skipped = sorted({*range(lens.n_layers)} - {*lens.attention_layers})
     if not skipped:
         return ""
@@ -267,7 +269,7 @@ def linear_layers_text(lens: LensModel) -> str:
 
 
 def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
-    """Text that names the layers that lack one of these sites, and the reason; empty if no layer does."""
+    """Return a text that says which layers lack one of these sites, and why; empty if no layer does."""
     if said := linear_layers_text(lens):
         return "" if OF_ATTENTION.isdisjoint(sites) else said
     others = sorted({*range(lens.n_layers)} - {*lens.layers_with("k")})
@@ -277,7 +279,7 @@ def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
 
 
 def check_plain_layers(lens: LensModel) -> None:
-    """Refuse a model in which some layer is not plain attention and an MLP.
+    """Raise an error unless every layer consists of plain attention and an MLP.
 
     Raises:
         ModelError: the model is a hybrid, or its layers multiply the stream (Gemma 4).
@@ -298,10 +300,10 @@ def check_plain_layers(lens: LensModel) -> None:
 
 
 def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> None:
-    """Refuse layers that have no attention.
+    """Raise an error if one of these layers has no attention; ``what`` names what needs it.
 
     Raises:
-        SiteError: one of the layers is a linear layer of a hybrid.
+        SiteError: one of the layers has a mixer in place of attention.
     """
     if not set(layers) <= {*lens.attention_layers}:
         raise SiteError(
@@ -315,10 +317,10 @@ def count_from_start(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
 
 
 def check_layers_have(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
-    """Refuse layers that lack a site, as in a hybrid.
+    """Raise an error if one of these layers lacks a site, as in a hybrid.
 
     Raises:
-        SiteError: one of the layers lacks it.
+        SiteError: one of the layers lacks the site.
     """
     if site in OF_ATTENTION and len(lens.layers_with(site)) == len(lens.attention_layers):
         check_attention(lens, layers, what=repr(site))

@@ -206,7 +206,7 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
 
 
 def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
-    """Refuse weights that main memory has no room for, before they are read."""
+    """Raise ModelError, before weights are read, if main memory has no room for them."""
     header = read_folder_header(folder)
     # a link may lead nowhere
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.exists())
@@ -262,7 +262,7 @@ def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Pa
 
 
 def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
-    """Error text that says why a model cannot be loaded, and what is needed."""
+    """Return the error text that says why a model cannot be loaded, and what is needed."""
     reason = first_line_of_error(error)
     if folder is None:
         return (
@@ -280,14 +280,14 @@ def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
 
 
 def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrainedConfig:
-    """Read a model's configuration without its choice of a kernel, which transformers might download."""
+    """Read a model's configuration; the kernel that it names is ignored, since transformers might download it."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=branch)
     choose_no_kernel(config)
     return config
 
 
 def _load_tokenizer(source: str, *, branch: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer beside the weights; None if there is none. Text is then refused later, with the reason.
+    """Load the tokenizer beside the weights; None if there is no tokenizer file.
 
     For some families transformers would make up an empty tokenizer if no tokenizer file exists.
     """
@@ -313,7 +313,7 @@ def _placement_arguments(
     device_map: str | Mapping[str, Any] | None,
     max_memory: str | None,
 ) -> dict[str, Any]:
-    """Keyword arguments of ``from_pretrained`` that place the weights; refuse arguments that contradict each other."""
+    """Return the arguments of ``from_pretrained`` that place the weights; raise InputError for contradictions."""
     if device is not None and device_map is not None:
         raise InputError("both device and device_map were given; need at most one")
     if max_memory is not None and device_map is None:
@@ -336,10 +336,10 @@ def _placement_arguments(
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """Return the device of this name; for None the GPU, or the CPU if there is no GPU.
+    """Return the device of this name; for None the first GPU, or the CPU if there is no GPU.
 
     Raises:
-        InputError: there is no such device here.
+        InputError: this machine has no such device.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

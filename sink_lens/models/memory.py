@@ -27,17 +27,17 @@ _COPIED = 2**26
 
 
 def free_bytes() -> int:
-    """Main memory that this process can still take, in bytes."""
+    """Return how many bytes of main memory this process can still take."""
     return psutil.virtual_memory().available
 
 
 def used_bytes() -> int:
-    """Main memory that this process uses now, in bytes."""
+    """Return how many bytes of main memory this process uses now."""
     return psutil.Process().memory_info().rss
 
 
 def peak_bytes(device: "torch.device | str") -> int:
-    """Peak memory of this process in bytes: GPU memory if the work runs on a GPU, else main memory."""
+    """Return the peak memory of this process in bytes: GPU memory for a GPU, else main memory."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -51,7 +51,7 @@ def peak_bytes(device: "torch.device | str") -> int:
 
 
 def weight_bytes(model: "nn.Module") -> int:
-    """Size of a model's parameters in bytes."""
+    """Return the size of a model's parameters in bytes."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
@@ -73,8 +73,8 @@ def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[No
     """Within the block, keep a model's parameters in an unnamed file, so that they take no memory; then restore them.
 
     Args:
-        model: a model in main memory, of which nothing is asked within the block.
-        folder: where the file lies; it is gone after the block, however that ends.
+        model: a model in main memory, which is not used within the block.
+        folder: folder of the file; the file is gone after the block, even after an error.
     """
     import torch
 
@@ -97,15 +97,15 @@ def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[No
 def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
     """Copy a tensor to a device, without waiting for a GPU's work; return the tensor itself if it is there already.
 
-    CUDA has read the tensor when the call returns, so that it may be changed. Other devices are waited for.
+    The tensor may be changed as soon as the call returns.
     """
     return tensor.to(device, dtype, non_blocking=device.type == "cuda")
 
 
 def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
-    """Replace the tensors in lists by copies on the CPU, many in one transfer; tensors on the CPU stay.
+    """Replace in place the GPU tensors in these lists by copies on the CPU, many tensors in one transfer.
 
-    A copy for each tensor would wait for the GPU each time.
+    One transfer for each tensor would wait for the GPU each time.
     """
     away = [(parts, at) for parts in lists for at, part in enumerate(parts) if part.device.type != "cpu"]
     for kind in dict.fromkeys((parts[at].device, parts[at].dtype) for parts, at in away):
@@ -121,7 +121,7 @@ def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
 
 
 def _copy_group_to_cpu(own: "Sequence[tuple[list[Tensor], int]]") -> None:
-    """Replace list entries by copies on the CPU; they are given as (list, index), and have one type and device."""
+    """Replace entries of lists, given as (list, index), by copies on the CPU; all have one type and device."""
     import torch
 
     if own:

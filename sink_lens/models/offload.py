@@ -17,12 +17,12 @@ from .private_apis import device_of_hook
 
 
 def bytes_on_disk(model: nn.Module) -> int:
-    """Size in bytes of the model's parameters that are offloaded to disk."""
+    """Return the size in bytes of the model's parameters that are offloaded to disk."""
     return sum(one.numel() * one.element_size() for _, one in _distinct_parameters(model) if one.device.type == "meta")
 
 
 def _distinct_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters by name, tied ones once: on disk, tied weights are two parameters in one place."""
+    """Return name and parameter of each parameter; parameters that share one place on disk are listed once."""
     named = list(model.named_parameters())
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     names = {name for name, _ in named}
@@ -34,7 +34,7 @@ in_memory = align_module_device
 
 
 def device_of(parameter: Tensor, module: nn.Module) -> torch.device:
-    """The device on which a module computes, wherever its parameter is stored."""
+    """Return the device on which a module computes, even if its parameter is stored on disk."""
     if parameter.device.type != "meta":
         return parameter.device
     return torch.device(device_of_hook(module) or "cpu")
@@ -65,7 +65,7 @@ class NoBridge:
 
 
 def why_offloaded(model: nn.Module, *, name: str) -> str:
-    """Reason why nothing can be changed in this model."""
+    """Return the text that says why a model with weights on disk cannot be changed."""
     whole = sum(one.numel() * one.element_size() for _, one in _distinct_parameters(model))
     return (
         f"{bytes_on_disk(model) / 1e9:.2f} of {whole / 1e9:.2f} GB of the weights of {name} are on disk, and "

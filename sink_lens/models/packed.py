@@ -21,10 +21,10 @@ def is_packed(module: nn.Module, name: str = "weight") -> bool:
 
 
 def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
-    """Weight of a module as stored; for a packed module, the matrix [out, in] that it multiplies by.
+    """Return a module's weight as stored; for a packed (quantised) layer, the matrix [out, in] that it multiplies by.
 
-    The second costs a product with the identity in the type given. It is exact where the layer multiplies unpacked
-    numbers (all formats that pack weights alone).
+    That matrix is computed by multiplying the identity, in type ``dtype``. It is exact for all formats that pack
+    weights alone.
 
     Raises:
         ModelError: the weight is packed and the module is not a linear layer.
@@ -42,7 +42,7 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
 
 
 def check_not_packed(module: nn.Module, name: str = "weight") -> None:
-    """Refuse a packed (quantised) parameter where its numbers would be changed or sliced.
+    """Raise an error for a packed (quantised) parameter, whose numbers cannot be changed or sliced.
 
     Raises:
         ModelError: the parameter is packed.

@@ -42,9 +42,9 @@ def add_points(bridge: TransformerBridge, *, family: Family) -> None:
 
 
 def shape_head_hooks(bridge: TransformerBridge, *, family: Family) -> None:
-    """Give the hooks of queries, keys, values and z the axes of the sites, if heads have widths of their own.
+    """Make the hooks of queries, keys, values and z show tensors with the axes of our sites.
 
-    In latent attention TransformerLens shows queries, keys and values heads first. It splits z by one width for all.
+    It does so in models whose heads differ in width: there TransformerLens orders or splits the axes in another way.
     """
     if family.kv_latent is None and not family.own_sizes:
         return

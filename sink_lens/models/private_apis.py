@@ -32,14 +32,14 @@ OF_ABSTRACT_CLASSES = "_abc_impl"
 
 
 def uncompiled_function(function: FunctionType) -> Any:
-    """Return the function that ``torch.compile`` compiled to this one; None if this function is not compiled."""
+    """Return the original of a function that ``torch.compile`` made; None if the function is not compiled."""
     return getattr(function, "_torchdynamo_orig_callable", None)
 
 
 def fused_attention_on_cpu(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Any, ...]:
-    """Attention output and log-sum-exp of the flash kernel on CPU."""
+    """Run PyTorch's flash attention on the CPU; return output and log-sum-exp of each row of scores."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
     )
@@ -48,7 +48,7 @@ def fused_attention_on_cpu(
 def fused_attention_on_gpu(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Any, ...]:
-    """Attention output and log-sum-exp, with padded rows, of the memory-efficient kernel on CUDA."""
+    """Run PyTorch's memory-efficient attention on CUDA; return output and log-sum-exp, which has padded rows."""
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, 0.0, causal, scale=scale
     )
@@ -70,7 +70,7 @@ def config_name_of(config: Any) -> str:
 
 
 def kernel_of(config: Any) -> str:
-    """Name of the attention function that a configuration chooses."""
+    """Return the name of the attention function that a configuration chooses, such as ``sdpa``."""
     return str(config._attn_implementation)
 
 
@@ -80,7 +80,7 @@ def choose_no_kernel(config: Any) -> None:
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
-    """Choose the attention function of a model; ``set_attn_implementation`` refuses where the class writes it out."""
+    """Choose the attention function of a model by its name, even if its class refuses other functions."""
     if model._can_set_attn_implementation():
         model.set_attn_implementation(name)
     else:
@@ -104,13 +104,13 @@ def was_loaded(thing: nn.Module | Tensor | None) -> bool:
 
 
 def forget_adapter(model: Any) -> None:
-    """Remove the marks of an adapter from a model, so that it is saved and opened as an ordinary one."""
+    """Remove the marks that peft left on a model, so that it is saved and loaded as a model without adapters."""
     if getattr(model, "_hf_peft_config_loaded", False):
         model._hf_peft_config_loaded = False
 
 
 def gate_neurons(experts: Any, x: Tensor) -> Tensor:
-    """Compute the neurons of experts from the output of their gate and up-projection."""
+    """Return the experts' neurons: gate times up, from the joint output ``x`` of both projections."""
     return experts._apply_gate(x)
 
 
@@ -120,7 +120,7 @@ def save_checkpoint(trainer: Trainer, model: nn.Module) -> None:
 
 
 def use_one_gpu(arguments: Any) -> None:
-    """Let the Trainer use one GPU of this process, and not its old data parallel."""
+    """Let the Trainer use only one GPU, instead of ``DataParallel`` over all GPUs."""
     arguments._n_gpu = 1
 
 
@@ -128,12 +128,12 @@ def use_one_gpu(arguments: Any) -> None:
 
 
 def device_of_hook(module: nn.Module) -> Any:
-    """The device that accelerate's hook runs an offloaded module on; None if the module has no such hook."""
+    """Return the device on which accelerate runs an offloaded module; None if the module is not offloaded."""
     return getattr(getattr(module, "_hf_hook", None), "execution_device", None)
 
 
 def rebind_forward(module: Any) -> None:
-    """Let accelerate's hook call the forward of the class that a module has now, after the class was changed."""
+    """Make accelerate's hook call the forward of a module's present class, after its class was changed."""
     if hasattr(module, "_old_forward"):
         module._old_forward = MethodType(type(module).forward, module)
 

@@ -29,7 +29,7 @@ _INSIDE: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_inside", defa
 
 
 def has_shared_views(lens: LensModel) -> bool:
-    """Check whether the model's bridge has parameters that are views of the model's, in the same memory."""
+    """Check whether some of the bridge's parameters are views of parameters of the plain model."""
     return any(one.has_shared_views() for one in lens.state.turns.noted)
 
 
@@ -54,7 +54,7 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
 
 
 def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractContextManager[object]:
-    """Within the block, only this caller may use a model, which need not have a lens yet."""
+    """Within the block, only this caller may use the model; for models that are not wrapped yet."""
     return _hold_lock(lock_of(*modules), name=name)
 
 
@@ -76,7 +76,7 @@ def _hold_lock(turns: ModelLock, *, name: str) -> Iterator[bool]:
 
 
 def check_unchanged(lens: LensModel) -> None:
-    """Refuse a model that was changed since it was wrapped; nothing is checked while a caller holds the model's lock.
+    """Raise an error if a model was changed since it was wrapped; do nothing while a pass of it runs.
 
     Raises:
         ModelError: the model was changed.
@@ -91,7 +91,7 @@ def check_unchanged(lens: LensModel) -> None:
 
 @contextlib.contextmanager
 def forbid_nested_passes(lens: LensModel) -> Iterator[None]:
-    """Within the block, which runs one forward, refuse other passes of the model, such as from a hook."""
+    """Within the block, which runs one forward pass, raise an error if a hook or edit starts another pass."""
     state = lens.state
     with state.alone:
         token = _INSIDE.set((*_INSIDE.get(), state.turns))
@@ -103,7 +103,7 @@ def forbid_nested_passes(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
-    """Within the block, set attributes of modules to False if they are True, and else to None."""
+    """Within the block, switch off attributes (``names``) in dicts of modules: True to False, others to None."""
     changed = [(own, name, own[name]) for name in names for own in settings if own.get(name)]
     for own, name, before in changed:
         own[name] = False if before is True else None
@@ -115,7 +115,7 @@ def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[N
 
 
 def in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
-    """Within the block, all modules of both paths are in eval mode and uncompiled; the caller has ``exclusive_use``."""
+    """Within the block, all modules of both paths are in eval mode and uncompiled; needs ``exclusive_use``."""
     return _disable_settings(lens.state.unchanged.settings, "training", COMPILED)
 
 
@@ -133,7 +133,7 @@ def prepare_pass(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prepare_passes(lens: LensModel) -> Iterator[None]:
-    """Within the block, only this caller may use the model, in eval mode, for passes in ``forbid_nested_passes``."""
+    """Within the block, only this caller may use the model, in eval mode; run passes in ``forbid_nested_passes``."""
     with exclusive_use(lens), in_eval_mode(lens):
         yield
 
@@ -161,7 +161,7 @@ def without_compiled_forwards(model: nn.Module) -> contextlib.AbstractContextMan
 
 @contextlib.contextmanager
 def freeze_parameters(model: nn.Module) -> Iterator[None]:
-    """Let no parameter need a gradient within the block, so that a pass keeps nothing for its gradient."""
+    """Within the block, no parameter needs a gradient, so that a pass stores nothing for a backward pass."""
     taken = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in taken:
         parameter.requires_grad = False

@@ -55,7 +55,7 @@ class Site:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Name of the items on each axis after the sequences: position, head, key or unit."""
+        """Name of each axis after the axis of sequences: position, head, key or unit."""
         return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
     @property
@@ -65,15 +65,15 @@ class Site:
 
     @property
     def position_axis(self) -> int:
-        """The axis of the positions, which are those of the queries in scores and pattern."""
+        """Number of the axis of positions; in scores and pattern, the axis of queries."""
         return 1 + self.parts.index("position")
 
     def address(self, family: Family) -> Address | None:
-        """The address in the plain module of a family; None if the family does not have the site."""
+        """Return where a family's plain model has this site; None if the family does not have the site."""
         return _address_of(self.name, family)
 
     def hook_name(self, layer: int) -> str:
-        """The bridge's hook name at one layer."""
+        """Return the name of this site's hook point in the bridge, at one layer."""
         return self.bridge.format(layer=layer)
 
 
@@ -82,7 +82,7 @@ def _join_path(*parts: str | None) -> str:
 
 
 def _address_of(site: str, family: Family) -> Address | None:
-    """Find the address of a site in the plain module of a family; None if no module has the site."""
+    """Return where a family's plain model has a site; None if no module has the site."""
     match site:
         case "resid_pre" | "resid_post":
             return Address(module="", side="input" if site == "resid_pre" else "output")
@@ -237,7 +237,7 @@ _OTHER_NAMES = {
 
 
 def unknown_site_error(name: str) -> SiteError:
-    """Error for an unknown site name; for a hook point's name it says which site to use."""
+    """Return the error for an unknown site name; for a hook point's name it says which site to use."""
     short = re.sub(r"^(blocks\.\d+\.)?((attn|mlp)\.)?(hook_)?", "", name)
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
     hooked = [repr(site.name) for site in reversed(_LIST) if site.bridge == pattern]  # z before z_raw
@@ -277,12 +277,12 @@ def site_of(name: str, *, family: Family) -> Site:
 
 
 def sites_of(family: Family) -> tuple[str, ...]:
-    """Names of the sites that a family has."""
+    """Return the names of the sites that a family has."""
     return tuple(name for name, site in SITES.items() if site.observed or site.address(family) is not None)
 
 
 def bridge_hook_name(site: Site, *, family: Family, layer: int) -> str:
-    """The bridge's hook name for a site, in one layer of this family.
+    """Return the name of the bridge's hook point for a site, in one layer of this family.
 
     In an MLP without a gate, the pre-activation is at ``mlp.hook_pre``, which is our site ``up``. If the family has a
     head norm or gate, the values before it have their own hook.
@@ -309,7 +309,7 @@ _BY_FAMILY = frozenset({"z_raw", "gate", "up", "neurons", "down_out"})
 
 
 def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | None]:
-    """Find the site and layer of a hook name of the bridge; the layer is None if the name has none.
+    """Return the site and the layer of a bridge's hook name; the layer is None if the name has none.
 
     Args:
         name: such as ``blocks.5.hook_resid_post``; with the model, any name of a site's hook point.

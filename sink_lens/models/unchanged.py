@@ -55,7 +55,7 @@ _WORD = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
 
 
 class ModelRecord:
-    """Record of a model's parts; ``check`` refuses the model if one has changed."""
+    """Record of a model's parameters, modules and settings; ``check`` raises an error if one has changed."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class ModelRecord:
         copied: Sequence[tuple[str, Tensor]] = (),
         states: Callable[[], object] | None = None,
     ) -> None:
-        """Record what must stay as it is.
+        """Record the present state.
 
         Args:
             plain: the plain model.
-            bridge: the bridge; None where there is none.
-            source: the user's own model, where ``plain`` is a copy of it.
-            copied: names and tensors whose values a path holds in copies.
-            states: gives what else must stay equal.
+            bridge: the bridge; None if the model has no bridge.
+            source: the user's own model, if ``plain`` is a copy of it.
+            copied: name and tensor of what a forward path holds as copies, whose values must not change.
+            states: function whose result must stay equal too.
         """
         self._containers: list[dict[str, Any]] = []
         self._keys: list[str] = []
@@ -113,10 +113,10 @@ class ModelRecord:
         self._state = None if states is None else states()
 
     def check(self) -> None:
-        """Refuse the model if it was changed; to be called while no pass runs.
+        """Raise an error if the model was changed; to be called while no pass runs.
 
         Raises:
-            ModelError: what was changed, and what to do.
+            ModelError: the message says what was changed, and what to do.
         """
         if not all(map(is_, map(dict.get, self._containers, self._keys), self._objects)):
             for at, (container, key, name) in enumerate(zip(self._containers, self._keys, self._names, strict=True)):
@@ -142,15 +142,15 @@ class ModelRecord:
             self._hook_ids = list(map(tuple, self._hooks))
 
     def values(self) -> "TensorValues":
-        """Record the present values of all parameters and buffers, for a result that runs passes later."""
+        """Record the present values of all parameters and buffers; a result checks them before later passes."""
         return TensorValues(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
 
     def note_addresses(self) -> None:
-        """Record where the parameters' memory is now, after they were stored on disk and came back equal."""
+        """Record the present memory addresses of the parameters, after they were stored on disk and read back."""
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
 
     def has_shared_views(self) -> bool:
-        """Check whether some of the bridge's own parameters lie in the memory of the plain model's."""
+        """Check whether some of the bridge's parameters are views of parameters of the plain model."""
         plain = {one.untyped_storage().data_ptr() for one in self._tensors[: self._n_plain]}
         return any(one.untyped_storage().data_ptr() in plain for one in self._tensors[self._n_plain :])
 
@@ -197,6 +197,7 @@ class ModelRecord:
             self._hook_names.append(name or "the model")
 
     def _note_settings(self, own: dict[str, Any], *, name: str) -> None:
+        """Record the public attributes of a module that are numbers, texts or None."""
         for key, value in own.items():
             free = key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS)
             if not free and (value is None or isinstance(value, int | float | str)):
@@ -210,25 +211,25 @@ class ModelRecord:
 
 
 class TensorValues:
-    """Record of the values of tensors at one time: version counters, and hashes, since ``data`` changes no counter."""
+    """Record of tensors' values at one time, as version counters and hashes (``data`` changes no counter)."""
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = list(named)
         self._before = self._versions_and_hashes()
 
     def changed(self) -> list[str]:
-        """Names of the tensors that have other values now."""
+        """Return the names of the tensors whose values have changed since."""
         pairs = zip(self._named, self._before, self._versions_and_hashes(), strict=True)
         return [name for (name, _), before, now in pairs if before != now]
 
     def check(self, what: str) -> None:
-        """Refuse more passes for a result of earlier weights.
+        """Raise an error if values have changed, since a result of earlier weights cannot run more passes.
 
         Args:
             what: the result, in words.
 
         Raises:
-            ModelError: what was changed, and what to do.
+            ModelError: the message says what was changed, and what to do.
         """
         if changed := self.changed():
             raise ModelError(
@@ -238,6 +239,7 @@ class TensorValues:
             )
 
     def _versions_and_hashes(self) -> list[tuple[int, int]]:
+        """Return each tensor's version counter and hash."""
         return [(0 if one.is_inference() else one._version, _hash_of_bits(one)) for _, one in self._named]
 
 
@@ -248,7 +250,7 @@ def _changed_error(found: str, *, also: str = "") -> ModelError:
 
 
 def _refuse_hook(hook: object, *, name: str) -> None:
-    """Raise the error for a forward hook that was added to a module, or removed from it (``hook`` is None)."""
+    """Raise ModelError for a forward hook that was added to a module; if ``hook`` is None, for a removed one."""
     if hook is None:
         raise _changed_error(f"a forward hook of {name} was removed")
     raise _changed_error(
@@ -259,7 +261,7 @@ def _refuse_hook(hook: object, *, name: str) -> None:
 
 
 def _refuse_change(now: object, before: object, *, name: str) -> None:
-    """Raise the error for an object that is not the one recorded under this name."""
+    """Raise ModelError that says how the present object of this name differs from the recorded one."""
     if now is before:
         return
     if name in ("compatibility_mode of the bridge", f"{PROCESSED} of the bridge"):
@@ -282,7 +284,7 @@ def _refuse_change(now: object, before: object, *, name: str) -> None:
 
 
 def _user_hooks(hooks: dict[int, Any]) -> list[Any]:
-    """The hooks of a module that come from none of the libraries."""
+    """Return the hooks that the user put on a module: those that no library registered."""
     found = []
     for hook in hooks.values():
         function = hook
@@ -294,7 +296,7 @@ def _user_hooks(hooks: dict[int, Any]) -> list[Any]:
 
 
 def _has_pointer(tensor: Tensor) -> bool:
-    """Check whether a tensor has an address; some packed ones have none."""
+    """Check whether a tensor has a memory address; some packed (quantised) tensors have none."""
     try:
         Tensor.data_ptr(tensor)
     except (RuntimeError, NotImplementedError):
@@ -303,14 +305,14 @@ def _has_pointer(tensor: Tensor) -> bool:
 
 
 def plain_name(path: str) -> str:
-    """Name of a module or parameter in the Hugging Face model, from its name in the bridge."""
+    """Return a module's or parameter's name in the Hugging Face model, from its name in the bridge."""
     return path.replace("._original_component", "").replace("_original_component.", "")
 
 
 def _hash_of_bits(tensor: Tensor) -> int:
-    """Hash a tensor's bits by sums over rows and over columns, so that exchanged entries are noticed.
+    """Return a hash of a tensor's bits, which changes when entries change or exchange places.
 
-    It is the same for the same values on any number of threads.
+    It does not depend on the number of threads.
     """
     with torch.no_grad():
         flat = tensor.detach().contiguous().flatten().view(torch.uint8)
@@ -345,14 +347,14 @@ _NEW = Lock()
 
 
 def state_of(unchanged: ModelRecord, *modules: nn.Module) -> LensState:
-    """Make the state of a new lens: its record, and its model's lock, found by any module of the model."""
+    """Make the state of a new lens from its record and the lock of the model that has these modules."""
     turns = lock_of(*modules)
     turns.noted.add(unchanged)
     return LensState(turns=turns, unchanged=unchanged)
 
 
 def lock_of(*modules: nn.Module) -> ModelLock:
-    """Find the lock shared by all lenses on one model, by any of its modules."""
+    """Return the lock that all lenses on one model share; any of the model's modules finds it."""
     with _NEW:
         found = next((_TURNS[one] for one in modules if one in _TURNS), None) or ModelLock()
         for one in modules:

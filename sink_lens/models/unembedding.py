@@ -10,7 +10,7 @@ from .offload import in_memory
 
 
 def logits_from_states(lens: LensModel, states: Tensor) -> Tensor:
-    """Compute logits (..., vocab) in float32 from states (..., d_model) after the last norm, Gemma 2's cap included."""
+    """Compute logits [..., vocab] in float32 from states [..., d_model] after the last norm, with any soft cap."""
     logits, cap = uncapped_logits(lens, states), getattr(lens.config, "final_logit_softcapping", None)
     return logits if cap is None else (logits / cap).tanh() * cap
 
@@ -39,7 +39,7 @@ def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:
 def unembedding_vectors(
     lens: LensModel, ids: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, " batch"]]:
-    """Vectors and constants of token ids, in float64: ``uncapped_logits = state @ vector + constant``."""
+    """Return for each token id, in float64, its vector and constant: uncapped logit = state @ vector + constant."""
     head = lens.plain.get_output_embeddings()
     assert head is not None
     with in_memory(head):
@@ -54,9 +54,9 @@ def unembedding_vectors(
 def losses_from_states(
     lens: LensModel, states: Float[Tensor, "row d_model"], targets: Int[Tensor, " row"]
 ) -> Float[Tensor, " row"]:
-    """Loss of each target in nats, from the state that predicts it; logits are made for a few rows at a time.
+    """Return the loss of each target token in nats, from the state after the last norm that predicts it.
 
-    Without gradients.
+    Logits are computed for a few rows at a time, without gradients.
     """
     found = [states.new_empty(0, dtype=torch.float32)]
     for own, ids in zip(states.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
@@ -67,7 +67,7 @@ def losses_from_states(
 def next_token_losses(
     logits: Float[Tensor, "batch position vocab"], tokens: Int[Tensor, "batch position"]
 ) -> Float[Tensor, "batch target"]:
-    """Loss of every token but the first, in nats; computed one sequence at a time."""
+    """Return the loss of every token but the first, in nats."""
     rows = zip(logits[:, :-1], copy_to_device(tokens[:, 1:], logits.device), strict=True)
     return torch.stack([target_losses(own.float(), ids) for own, ids in rows])
 
@@ -75,15 +75,15 @@ def next_token_losses(
 def target_losses(
     logits: Float[Tensor, "row vocab"], targets: Int[Tensor, " row"], *, overwrite: bool = False
 ) -> Float[Tensor, " row"]:
-    """Loss of each target in nats.
+    """Return the loss of each target token in nats.
 
     On a CPU ``cross_entropy`` adds the terms of the vocabulary one after another: with 262,144 of them its loss is 5e-5
     nats too low. ``sum`` adds them in a tree, and is within 4e-6.
 
     Args:
-        logits: in float32.
-        targets: the right tokens.
-        overwrite: whether the logits are not needed any more.
+        logits: logits in float32.
+        targets: the right token of each row.
+        overwrite: the logits may be overwritten, which saves memory.
     """
     correct, top = logits.gather(-1, targets[:, None])[:, 0], logits.amax(-1)
     terms = logits if overwrite else logits.clone()

@@ -28,7 +28,7 @@ NormName = Literal["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeights:
-    """Projections of one attention layer, by heads, and their biases (zeros if there are none)."""
+    """Projections of one layer's attention, split by heads, and their biases (zeros if there are none)."""
 
     w_q: Float[Tensor, "head d_head d_model"]
     w_k: Float[Tensor, "kv_head d_head d_model"]
@@ -46,10 +46,11 @@ class AttentionWeights:
     def keys(
         self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
     ) -> Float[Tensor, "*value kv_head d_head"]:
-        """Keys by heads, without bias, from an input of the attention; if ``dimensions`` are given, from these only.
+        """Return each key-value head's keys, without bias, of an input of the attention.
 
-        Several sets of dimensions, of one size, are the rows of a tensor, and the first axis of the result. In latent
-        attention those at position 0, where nothing is rotated; the latent is normed as that of the whole input.
+        With ``dimensions``, they are made from these dimensions of the input only; a tensor whose rows are several sets
+        of dimensions gives one more axis, the first. In latent attention the keys are those at position 0, where
+        nothing is rotated, and the latent is divided by the norm of the whole input's latent.
         """
         w_k, of_norm = self.w_k, None if self.latent is None else self.latent.scale(x)
         if dimensions is not None:
@@ -67,7 +68,7 @@ class AttentionWeights:
         return torch.cat([normed / of_norm[..., None, None].to(found.dtype), rotary], dim=-1)
 
     def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
-        """Values by heads, without bias, from an input of the attention."""
+        """Return each key-value head's values, without bias, of an input of the attention."""
         w_v = self.w_v.to(x.device, x.dtype)
         found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
         return found if self.latent is None else found / self.latent.scale(x)[..., None, None].to(found.dtype)
@@ -75,7 +76,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValueLatent:
-    """The latent of keys and values, which a norm divides between the two projections."""
+    """The latent from which latent attention makes keys and values; a norm stands between its two projections."""
 
     w_down: Float[Tensor, "d_kv_latent d_model"]
     eps: float
@@ -83,14 +84,14 @@ class KeyValueLatent:
     """Dimensions of a head's key that the latent makes; the others are rotated, and the same in all heads."""
 
     def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """Root mean square by which the norm between the two projections divides the latent of an input."""
+        """Return the root mean square by which the norm divides the latent of an input of the attention."""
         found = x.float() @ self.w_down.to(x.device).float().T
         return (found.square().mean(-1) + self.eps).sqrt()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpWeights:
-    """Projections of one MLP."""
+    """Projections of one layer's MLP: gate, up and down."""
 
     w_gate: Float[Tensor, "neuron d_model"] | None
     w_up: Float[Tensor, "neuron d_model"]
@@ -110,7 +111,7 @@ class Norm:
     """False where the model multiplies by a constant, as Granite does before it adds to the stream."""
 
     def scale(self, x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
-        """The number that the norm divides by: the root mean square, or the standard deviation if the norm centres."""
+        """Return the number by which the norm divides ``x``: its root mean square or, if centred, its deviation."""
         x = x.float()
         if not self.divides:
             return torch.ones_like(x[..., 0])
@@ -120,7 +121,7 @@ class Norm:
 
 
 def _linear_weights(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
-    """Weight (out, in) and bias of a linear layer."""
+    """Return weight [out, in] and bias of a linear layer; the bias is zeros if there is none."""
     weight = unpacked_weight(module, dtype=lens.dtype)
     with in_memory(module):
         bias = getattr(module, "bias", None)
@@ -129,7 +130,7 @@ def _linear_weights(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]
 
 
 def output_weights(lens: LensModel, *, layer: int) -> Float[Tensor, "head d_value d_model"]:
-    """W_O of a layer by heads; also for layers that attend to another layer's keys (Gemma 4)."""
+    """Return W_O of a layer, split by heads; also for layers that attend to another layer's keys (Gemma 4)."""
     check_unchanged(lens)
     check_attention(lens, [layer], what="weights of an attention")
     module = lens.layer(layer).get_submodule(lens.family.attention)
@@ -138,7 +139,7 @@ def output_weights(lens: LensModel, *, layer: int) -> Float[Tensor, "head d_valu
 
 
 def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
-    """The attention projections of one layer.
+    """Return the projections of one layer's attention, split by heads.
 
     Raises:
         SiteError: the layer has no attention.
@@ -191,7 +192,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
 
 def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
-    """Attention weights of a layer with latent attention: products of its two projections and the norm's gain."""
+    """Return the weights of latent attention: products of its two projections with the norm's gain between."""
     family, d_value = lens.family, lens.d_value
     of_latent, rotated = module.qk_nope_head_dim, module.qk_rope_head_dim
 
@@ -233,7 +234,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
 def exact_keys(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
-    """Keys of an input of the attention at one position, equal to the site ``k``: with bias and norm."""
+    """Return the keys that an input of the attention has at one position, with bias and norm, as the site ``k``."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
         found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
@@ -255,7 +256,7 @@ def exact_keys(
 
 
 def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
-    """Projections of one layer's MLP; for a mixture of experts, copies of all experts' side by side."""
+    """Return the projections of one layer's MLP; for experts, copies of all experts' weights side by side."""
     check_unchanged(lens)
     family = lens.family
     module = lens.layer(layer).get_submodule(family.mlp or "")
@@ -275,7 +276,7 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
 
 
 def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
-    """Projections of a mixture of experts: one matrix each for gate, up and down, with all neurons on one axis."""
+    """Return the projections of an MLP with experts: gate, up and down with all neurons on one axis of ``width``."""
     parts = mlp_parts(block)
     gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
     with contextlib.ExitStack() as loaded:
@@ -302,7 +303,7 @@ def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
 
 
 def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:
-    """One norm of a layer, by its name; None if the family has no such norm."""
+    """Return one norm of a layer by its name, such as ``attn_norm``; None if the family has no such norm."""
     family = lens.family_of_layer(layer)
     if which in ("q_norm", "k_norm"):
         path = None if family.qk_norm is None else f"{family.attention}.{getattr(family, which)}"
@@ -324,7 +325,7 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConstants:
-    """Contributions of one attention layer's biases, which are the same at every position and for every token.
+    """Parts of one layer's attention that come from biases, the same at every position and for every token.
 
     The softmax cancels a constant of the keys, and the mean over positions leaves one of the values as it is, so
     neither is part of what a token brings.
@@ -341,7 +342,7 @@ class AttentionConstants:
 
 
 def attention_constants(lens: LensModel, *, layer: int) -> AttentionConstants:
-    """Compute the contributions of biases (norm, keys, values, output) to one layer, in float32."""
+    """Compute the parts of one layer's attention that come from biases (of norm, keys, values and output)."""
     (source,) = lens.key_layers([layer])
     family, weights = lens.family, attention_weights(lens, layer=source)
     norm = norm_weights(lens, layer=layer, which="attn_norm")
@@ -357,12 +358,12 @@ def attention_constants(lens: LensModel, *, layer: int) -> AttentionConstants:
 
 
 def final_norm(lens: LensModel) -> Norm:
-    """The norm before the unembedding."""
+    """Return the norm before the unembedding."""
     return _read_norm(lens.plain.get_submodule(lens.family.final_norm), lens, width=lens.d_model)
 
 
 def _read_norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
-    """Gain, bias, eps and kind (RMSNorm or LayerNorm) of a norm module."""
+    """Return gain, bias, eps and kind (RMSNorm or LayerNorm) of a norm module that norms ``width`` numbers."""
     check_unchanged(lens)
     with in_memory(module):
         weight: Any = getattr(module, "weight", None)

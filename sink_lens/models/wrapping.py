@@ -87,7 +87,7 @@ def wrap(
 
 
 def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the language model of one that reads images too, with the same parameters; other models unchanged.
+    """Return the language model inside a model that reads images, with shared parameters; other models unchanged.
 
     For a text without images it gives the same logits.
     """
@@ -206,7 +206,7 @@ def _note_state(
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
-    """Reason why fused projections cannot be split for a bridge; None if they can be, or there are none."""
+    """Return why a model's fused projections cannot be split for a bridge; None if they can or there are none."""
     if family.qkv_layout == "separate" and not family.gate_up_fused:
         return None
     layers: Any = plain.get_submodule(family.layers)
@@ -223,7 +223,7 @@ def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str 
 def _build_bridge(
     model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> TransformerBridge:
-    """Build TransformerLens's bridge of the model, with our adapters registered."""
+    """Build the model's TransformerLens bridge, with this library's adapter if it has one."""
     headnorm.register_head_norm_adapter()
     set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
@@ -255,7 +255,7 @@ def _build_bridge(
 
 @contextlib.contextmanager
 def keep_random_state() -> Iterator[None]:
-    """Restore the caller's random states: TransformerLens seeds Python, numpy and torch when it builds a bridge."""
+    """After the block, restore the random states of Python, numpy and torch, which TransformerLens seeds."""
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that is changed
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
@@ -269,7 +269,7 @@ def keep_random_state() -> Iterator[None]:
 def _reloadable_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Iterator[PreTrainedTokenizerBase | None]:
-    """Within the block, a copy of the tokenizer that the bridge can reopen by its name and change."""
+    """Yield a copy of the tokenizer that the bridge can load by its name and change; valid within the block."""
     if tokenizer is None:
         yield None
         return
@@ -305,5 +305,6 @@ def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _set_tensor(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
+    """Replace a parameter or buffer of a model, by its name in the ``state_dict``."""
     path, _, leaf = key.rpartition(".")
     setattr(model.get_submodule(path), leaf, tensor)

@@ -36,7 +36,7 @@ HEAD_NORM = HeadNormForCausalLM.__name__
 
 
 class QueryBridge(LinearBridge):
-    """The query projection; it keeps its input for the gate, and its output for the key bias."""
+    """Bridge component of the query projection; keeps its input (for the gate) and output (for the key bias)."""
 
     seen: Tensor | None = None
     given: Tensor | None = None
@@ -60,7 +60,7 @@ class HeadOutputBridge(GeneralizedComponent):
 
 
 class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
-    """The stock step-by-step attention, with the steps that the variants change."""
+    """TransformerLens's attention, with the steps that the variants of ``HeadNormConfig`` change."""
 
     hook_aliases = {  # noqa: RUF012  # as TransformerLens declares it
         **PositionEmbeddingsAttentionBridge.hook_aliases,
@@ -70,7 +70,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
     _positions: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the stock attention; keep the position ids until they scale the heads' output."""
+        """Run the attention; keep the position ids, by which a variant scales the heads' output."""
         self._positions = self._attention.scaling_positions(kwargs.get("position_ids"))
         return super().forward(*args, **kwargs)
 
@@ -85,7 +85,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         return super()._masked_softmax(attn_scores, dtype=dtype)
 
     def _pre_output_projection(self, attn_output: Tensor) -> Tensor:
-        """Norm and gate the heads' aggregated values."""
+        """Apply the variant's norm, scale or gate to the heads' aggregated values."""
         gate = None
         if self._attention.gated:
             seen, self.q.seen = self.q.seen, None
@@ -102,7 +102,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
 
 
 class HeadNormAdapter(LlamaArchitectureAdapter):
-    """Llama's adapter with this attention. Weights are never folded or centred, since a norm or gate is in between."""
+    """TransformerLens's adapter of ``HeadNormForCausalLM``; weights are never folded or centred."""
 
     _attention_bridge_cls = HeadNormAttentionBridge
 

@@ -110,7 +110,7 @@ class HeadNormConfig(LlamaConfig):
         super().validate()  # type: ignore[misc]  # huggingface_hub adds it to the class
 
     def _check_variant(self) -> None:
-        """Refuse a field whose value is not among the known ones."""
+        """Raise InputError if a field has a value that is not known."""
         if isinstance(self.num_attention_heads, int) and self.num_attention_heads < 1:
             raise InputError(f"num_attention_heads is {self.num_attention_heads}; need at least 1")
         known = {"attention": ATTENTIONS, "norm": NORMS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}

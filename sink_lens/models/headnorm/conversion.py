@@ -70,7 +70,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
 
 
 def _check_windows(model: PreTrainedModel) -> None:
-    """Refuse a model with a sliding window shorter than its context."""
+    """Raise ModelError for a model with a sliding window shorter than its context."""
     config = model.config
     reaches = [sliding_window_of(config, layer=layer) for layer in range(config.num_hidden_layers)]
     window = next((reach for reach in reaches if reach is not None), None)
@@ -83,7 +83,11 @@ def _check_windows(model: PreTrainedModel) -> None:
 
 
 def _copy_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
-    """Copy the weights that both models have, and refuse any difference that the variants do not explain."""
+    """Copy the weights that both models have; return their names.
+
+    Raises:
+        InputError: the models differ in weights that the variants do not explain.
+    """
     wanted, given = made.state_dict(), model.state_dict()
     common = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}
     if odd := sorted(key for key in {*wanted, *given} - {*common} if not key.endswith(_NEW)):
@@ -96,7 +100,7 @@ def _copy_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
 
 
 def undecayed(model: nn.Module, *, unshared_gain: bool = True) -> frozenset[str]:
-    """Names of the model's parameters that get no weight decay.
+    """Return the names of the model's parameters that get no weight decay.
 
     These are all parameters with one axis (norm gains, biases, sink logits), key biases and the gains of the heads'
     norm, whatever their shape. Embeddings and matrices are decayed. Other Trainers recognise gains and biases by their
@@ -104,7 +108,7 @@ def undecayed(model: nn.Module, *, unshared_gain: bool = True) -> frozenset[str]
 
     Args:
         model: the model whose parameters are listed.
-        unshared_gain: whether a gain of [head d_head] is kept out; the released code of arXiv 2605.06611 decays it.
+        unshared_gain: also return gains with the axes [head d_head]; the released code of arXiv 2605.06611 decays them.
     """
     return frozenset(
         name

@@ -51,7 +51,7 @@ def head_norm(z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float) -> F
 
 
 class _HeadNorm(torch.autograd.Function):
-    """The norm with a hand-written gradient, which takes half the time of autograd's and stores only ``z``."""
+    """``head_norm`` with a hand-written gradient, which takes half the time of autograd's and stores only ``z``."""
 
     generate_vmap_rule = True
 
@@ -81,6 +81,7 @@ class _HeadNorm(torch.autograd.Function):
 
 
 def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
+    """Return 1 / sqrt(mean square + eps) over the last axis, which is kept."""
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
@@ -99,7 +100,7 @@ class StreamWriter(nn.Linear):
 
 
 class HeadOutput(nn.Module):
-    """Map the aggregated values ``z_raw`` to the input of W_O, ``z``: norm or scale, then gate. It has no weights."""
+    """Module without weights that maps aggregated values (``z_raw``) to the input of W_O: norm or scale, then gate."""
 
     def __init__(self, *, eps: float) -> None:
         super().__init__()
@@ -114,8 +115,8 @@ class HeadOutput(nn.Module):
     ) -> Float[Tensor, "batch position value"]:
         """Norm, scale or gate the aggregated values and put the heads side by side.
 
-        They are normed if a gain is given and scaled if positions are given. The gate has the axes [batch position] and
-        then one number per element or per head.
+        They are normed if a gain (``gamma``) is given, and scaled if positions are given. The gate has the axes [batch
+        position] and a last axis with one number per element or per head.
         """
         z = z_raw if gamma is None else head_norm(z_raw, gamma, eps=self.eps)
         if positions is not None:
@@ -218,10 +219,10 @@ class HeadNormAttention(LlamaAttention):
 
     @torch.no_grad()
     def first_token_size(self, *, draws: int = _DRAWS, biased: bool = False) -> Float[Tensor, " head"]:
-        """Standard deviation over d_head of the first token's head output, mean over random inputs.
+        """Return for each head the standard deviation over d_head of its output at the first token.
 
-        The first token attends only to itself, so the output of a head is the token's value. The inputs are standard
-        normal numbers from torch's generator.
+        It is the mean over random inputs, which are standard normal numbers from torch's generator. The first token
+        attends only to itself, so the output of a head is the token's value.
 
         Args:
             draws: number of random inputs; the released code of arXiv 2605.06611 takes one.
@@ -250,7 +251,7 @@ class HeadNormAttention(LlamaAttention):
 
     @torch.no_grad()
     def set_gamma(self, sizes: Float[Tensor, " head"]) -> None:
-        """Set each head's gain to its size; a gain that heads share is set to the mean of their sizes."""
+        """Set each head's gain to its entry of ``sizes``; set a gain that heads share to the mean of ``sizes``."""
         assert self.value_norm is not None  # it has one to set
         sizes = sizes.mean() if self.value_norm.ndim == 1 else sizes[:, None]
         initialization.copy_(self.value_norm, sizes.to(self.value_norm.dtype).expand_as(self.value_norm))
@@ -337,7 +338,7 @@ class SingleScaleRMSNorm(LlamaRMSNorm):
 
 
 class HeadNormDecoderLayer(LlamaDecoderLayer):
-    """Llama's decoder layer with this attention."""
+    """Llama's decoder layer with ``HeadNormAttention``."""
 
     def __init__(self, config: HeadNormConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -349,7 +350,7 @@ class HeadNormDecoderLayer(LlamaDecoderLayer):
 
 
 class HeadNormPreTrainedModel(LlamaPreTrainedModel):
-    """Common base of the model with and without a head: kernels, recording and the initial weights."""
+    """Common base of ``HeadNormModel`` and ``HeadNormForCausalLM``: supported kernels and initial weights."""
 
     config_class = HeadNormConfig
     _no_split_modules = ["HeadNormDecoderLayer"]  # noqa: RUF012  # as transformers declares it
@@ -382,10 +383,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Initialise the weights that were not loaded; gains that are measured on the whole model (``matched``) last.
-
-        The stack of layers initialises itself, and the model around it finds nothing left to begin.
-        """
+        """Initialise the weights that were not loaded; gains measured on the whole model (``matched``) come last."""
         begun = all(was_loaded(one) for one in self._attentions())
         super().initialize_weights()
         if not begun and self.config.value_norm_init == "matched":
@@ -410,12 +408,12 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
     @torch.no_grad()
     def mean_gains(self) -> list[float]:
-        """Mean gain of the heads' norm in each layer; empty if the model has no such norm."""
+        """Return the mean gain of the heads' norm in each layer; an empty list if the model has no such norm."""
         return [one.value_norm.float().mean().item() for one in self._attentions() if one.value_norm is not None]
 
     @torch.no_grad()
     def sizes_without_norm(self) -> Float[Tensor, "layer head"]:
-        """Root mean square of each head's aggregated values over random tokens, computed without any layer's norm.
+        """Return the root mean square of each head's aggregated values over random tokens, without the heads' norms.
 
         The tokens are uniform, from a generator of their own: the caller's random state is neither used nor changed.
         """
@@ -448,7 +446,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
 
 class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):
-    """Llama's stack of layers, with these layers."""
+    """Llama's stack of layers, with ``HeadNormDecoderLayer``; it has no unembedding."""
 
     def __init__(self, config: HeadNormConfig) -> None:
         super(LlamaModel, self).__init__(config)  # Llama's own __init__ would build and draw Llama's layers
@@ -464,7 +462,7 @@ class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):
 
 
 class HeadNormForCausalLM(HeadNormPreTrainedModel, LlamaForCausalLM):
-    """The language model, for ``AutoModelForCausalLM``, training, generation and ``sink_lens.load``."""
+    """``HeadNormModel`` with an unembedding: the model to train, generate from and pass to ``sink_lens.load``."""
 
     def __init__(self, config: HeadNormConfig) -> None:
         super(LlamaForCausalLM, self).__init__(config)
