@@ -12,7 +12,7 @@ MayDiffer = Literal["dtype", "bos", "tokens", "thresholds"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConfig:
-    """Which runs' pages and figures are drawn, and where."""
+    """Options of ``sink-lens report``: the runs whose pages and figures it draws, and the files that it writes."""
 
     runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
     """Folder of a run; several are set side by side."""
@@ -28,7 +28,7 @@ class ReportConfig:
     """With --figures: which figures to write, by the names of their files, such as circuit-paper. Default: all."""
 
     def __post_init__(self) -> None:
-        """Refuse fields in which compared runs may not differ, and what says how figures are written that are not."""
+        """Refuse an unknown name in ``by``, and options of figures if no figures are written."""
         check_types(self)
         for name in ("only", "format"):
             if self.figures is None and getattr(self, name) != type(self).__dataclass_fields__[name].default:

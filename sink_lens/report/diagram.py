@@ -48,7 +48,7 @@ _Piece = tuple[_Point, _Point, _Point, _Point]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A node: at most eight words."""
+    """A box of a diagram, such as a group of neurons: its text has at most eight words."""
 
     id: str
     text: str
@@ -60,7 +60,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrow:
-    """An arrow with its number."""
+    """An arrow from one box of a diagram to another, with the number beside it."""
 
     source: str
     target: str
@@ -86,7 +86,7 @@ class Diagram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """Layout and type of a figure: width in inches, font sizes in points."""
+    """Sizes and fonts of a diagram in one style, page or paper: width in inches, font sizes in points."""
 
     width: float
     largest: int
@@ -106,8 +106,8 @@ def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) 
 
     Args:
         diagram: what is drawn.
-        style: ``page`` (of a report, and for slides) or ``paper`` (a column or two, serifs).
-        width: inches; of a paper under 5 the figure is read from top to bottom.
+        style: ``page`` (for a report and for slides) or ``paper`` (with serifs, as wide as one column or two).
+        width: inches; a figure for a paper that is narrower than 5 is read from top to bottom.
 
     Raises:
         InputError: another style, or more than fits into the width.
@@ -171,7 +171,7 @@ def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """Place of every part, in inches from the lower left."""
+    """Places of a diagram's boxes and texts on the figure, in inches from its lower left corner."""
 
     height: float
     boxes: dict[str, Bbox]
@@ -251,7 +251,7 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
 
 
 def _row_places(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
-    """Return the place of each box across the flow (0 in the middle), and the number of rows."""
+    """Return ({box: its place across the direction of the arrows, 0 in the middle}, the number of such places)."""
     rows = sorted({box.row for level in levels for box in level if box.row is not None})
     if rows:
         middle = (rows[0] + rows[-1]) / 2
@@ -307,7 +307,7 @@ def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float,
 
 
 def _legend_entries(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
-    """Return the lines of the legend, each a list of (kind of arrow, meaning, left end in inches)."""
+    """Return the legend line by line; each line is a list of (kind of arrow, its meaning, left end in inches)."""
     lines: list[list[tuple[str, str, float]]] = []
     x = 0.0
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
@@ -321,7 +321,7 @@ def _legend_entries(diagram: Diagram, room: float, *, form: _Form, small: float)
 
 
 def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
-    """Draw a diagram as a figure, its parts at the places computed by ``_place_all``."""
+    """Draw a diagram as a figure; ``placed`` says where each box and text stands."""
     figure = canvas(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
@@ -376,7 +376,7 @@ def _arrow_curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form
 
 
 def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> list[_Piece]:
-    """Return the Bézier curves that an arrow consists of, each as four control points."""
+    """Return the line of an arrow as Bézier curves, each with four control points."""
     source, target = placed.boxes[arrow.source], placed.boxes[arrow.target]
     from_level, to_level = placed.at[arrow.source], placed.at[arrow.target]
     if form.down and to_level - from_level > 1:  # beside the boxes, on the right
@@ -430,7 +430,7 @@ def _straight_piece(start: _Point, end: _Point) -> _Piece:
 
 
 def _arrow_end_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
-    """Return the coordinate along a box's side at which an arrow begins (``out``) or ends, sorted so that few cross."""
+    """Return where on a box's side an arrow begins (``out``) or ends, in inches; few arrows cross at these places."""
     own = placed.boxes[arrow.source if out else arrow.target]
     beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
     # those that lead past a level, or within one, leave and enter elsewhere
@@ -451,7 +451,7 @@ def _arrow_width(arrow: Arrow, *, em: float) -> float:
 
 
 def _arrow_head_size(arrow: Arrow, *, em: float) -> tuple[float, float]:
-    """Compute the length of the head of an arrow, and half of its width."""
+    """Return (length, half of the width) of the head of an arrow, in inches."""
     width = _arrow_width(arrow, em=em)
     return 0.35 * em + width / 90, 0.2 * em + width / 95
 
@@ -514,7 +514,7 @@ def _draw_arrow_numbers(
 def _label_places(
     curve: np.ndarray, wide: float, tall: float, *, line: float, middle: float
 ) -> Iterator[tuple[float, _Point]]:
-    """Yield (cost, point) for the places of an arrow's number: cheapest beside the middle, dearest on the curve."""
+    """Yield (cost, point) for each place where an arrow's number can stand; beside the arrow's middle is cheapest."""
     for share in (0.17, 0.25, 0.34, 0.42, 0.5, 0.58, 0.66, 0.75, 0.83):
         at = round(share * (len(curve) - 1))
         along = curve[min(at + 2, len(curve) - 1)] - curve[max(at - 2, 0)]

@@ -10,7 +10,7 @@ from sink_lens.report.style import figure_bytes, save_figure
 
 
 class Drawable:
-    """A circuit that can be drawn and saved; with ``draw``, ``to_json``, and ``explore`` if it has edges."""
+    """Base class of circuits: it adds ``save`` to their ``draw``, ``to_json`` and, for edges, ``explore``."""
 
     __slots__ = ()
 
@@ -19,8 +19,8 @@ class Drawable:
 
         Args:
             path: the file; folders are made.
-            style: see ``draw``.
-            width: see ``draw``.
+            style: style of the figure, ``page`` or ``paper``.
+            width: width of the figure in inches; None for the style's own.
 
         Raises:
             InputError: another ending, a file that belongs to a run, or as for ``draw``.

@@ -39,14 +39,14 @@ _TYPES = {"h": "attention head", "kv": "key-value head", "n": "neurons"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Explorer:
-    """A page of one circuit, or of two beside each other; a notebook shows it by itself."""
+    """An interactive page of one circuit, or of two beside each other; a notebook shows it by itself."""
 
     graphs: Sequence[Mapping[str, Any]] = field(repr=False)
     """The circuits as Neuronpedia's JSON."""
 
     @property
     def html(self) -> str:
-        """The whole page, which opens with no network."""
+        """The whole page as HTML; it opens without a network."""
         title = " and ".join(graph_title(graph) for graph in self.graphs)
         code = explorer_script(self.graphs)
         hashes = views.script_hashes(code, read_javascript())
@@ -91,13 +91,13 @@ def select_edges(edges: pd.DataFrame) -> pd.DataFrame:
 def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), **about: Any) -> dict[str, Any]:
     """Return a circuit of edges as a graph in Neuronpedia's JSON.
 
-    Its nodes are the input, heads, key-value heads that several heads share, MLPs and the logits. They have no feature
-    of a dictionary. A node's influence is the share of the magnitude of all edges that its own carry.
+    Its nodes are the input, heads, key-value heads that several heads share, MLPs and the logits. They stand
+    for no features. A node's influence is the sum of its edges' magnitudes, over that of all edges.
 
     Args:
-        edges: ``writer``, ``reader``, ``span`` and ``score``, and what else is known of an edge.
-        model: its name.
-        tokens: of the first prompt.
+        edges: a row per edge, with ``writer``, ``reader``, ``span``, ``score`` and further columns to keep.
+        model: name of the model.
+        tokens: texts of the first prompt's tokens.
         **about: title, unit, n_layers, group (heads that share a key-value head), the curve, and the like.
     """
     spans = list(dict.fromkeys(map(str, edges["span"])))
@@ -173,7 +173,7 @@ def _json_cell(value: Any) -> Any:
 
 
 def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the JavaScript that shows graphs on a page; it contains ``read_javascript()``, compressed."""
+    """Return the JavaScript that shows graphs (Neuronpedia's JSON) on a page, with D3 and the explorer in it."""
     texts = [json.dumps(plain_json(graph), separators=(",", ":")) for graph in graphs]
     packed = [base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode() for text in texts]
     then = f"await exploreCircuits({json.dumps(packed)});"

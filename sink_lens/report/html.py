@@ -36,9 +36,9 @@ _HERE = Path(__file__).parent
 
 
 def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> Content:
-    """Collect everything that the page of a run shows; the ids of figures and tables begin with the prefix.
+    """Collect everything that the page of a run shows; the HTML ids of its figures and tables begin with the prefix.
 
-    Figures and tables are those of this run, and those that one of the runs ``beside`` it has.
+    A figure or table of a run ``beside`` it that this run lacks is there too, with the reason why it is missing.
     """
     run = _run_for_page(run)
     page = page_of(run)
@@ -73,7 +73,7 @@ def _run_for_page(run: Run) -> Run:
 
 
 def _shortened_notes(run: Run) -> list[str]:
-    """Return a note for each thinned table: how many rows it has, and which of them the page is made from."""
+    """Return a sentence for each thinned table, with its number of rows and the rows that the page uses."""
     said = []
     for name, one in run.tables.shortened.items():
         which = "the first, the last ones and evenly spaced ones between them"
@@ -83,7 +83,7 @@ def _shortened_notes(run: Run) -> list[str]:
 
 
 def conclusion(folder: str | os.PathLike[str]) -> str:
-    """Return the title of a run's page, a sentence.
+    """Return the title of a run's page: a sentence that says what the run found.
 
     Raises:
         RunError: There is no run in the folder, or its run.json is damaged.
@@ -148,7 +148,7 @@ def _incomplete_sentence(run: Run) -> str:
 
 
 def _provenance_texts(run: Run) -> dict[str, str]:
-    """Return name -> text for each value of a run's provenance and configuration, at most ``_MOST_PROVENANCE``."""
+    """Return name -> value as text, for a run's provenance and configuration; at most ``_MOST_PROVENANCE`` values."""
     run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
     rows = [*_dotted_names(run_itself), *_dotted_names(run.provenance), *_dotted_names(run.config, "config.")]
     shown = {visible(name): value for name, value in rows[:_MOST_PROVENANCE]}
@@ -158,7 +158,7 @@ def _provenance_texts(run: Run) -> dict[str, str]:
 
 
 def _dotted_names(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return (dotted name, text) for each value of a nested mapping; long texts are cut."""
+    """Return (name such as ``config.seed``, value as text) for each value of a nested mapping; long texts are cut."""
     rows = []
     for name, value in values.items():
         if isinstance(value, Mapping):

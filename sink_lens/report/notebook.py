@@ -24,9 +24,9 @@ def result_html(
     notes: Sequence[str] = (),
     folder: Path | None = None,
 ) -> str:
-    """Return a result as HTML: sentences, parts, notes, and the path of its page or run folder.
+    """Return a result as HTML for a notebook: sentences, parts, notes, and the path of its page or run folder.
 
-    A part is a data frame, a mapping of facts, a figure, or HTML.
+    Each part is a data frame, a mapping of names to values, a figure, or a text of HTML.
     """
     lines = sentences.split("\n") if isinstance(sentences, str) else list(sentences)
     paragraphs = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{text_html(line)}</p>" for line in lines if line)
@@ -48,7 +48,7 @@ def _part_html(part: object) -> str:
 
 
 def table_html(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20) -> str:
-    """Return the first rows of a data frame as an HTML table; ``heads`` is its columns, or column -> head."""
+    """Return the first ``most`` rows of a data frame as an HTML table; ``heads`` chooses columns, or renames them."""
     shown = page_table(frame, frame.columns if heads is None else heads, most=most)
     align = [f"{CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
     cells = zip(shown.heads, align, strict=True)
@@ -75,7 +75,7 @@ def facts_html(values: Mapping[str, Any]) -> str:
 
 
 def image_html(figure: Any) -> str:
-    """Return a figure as an HTML image."""
+    """Return a figure as an HTML image that holds its own data."""
     from sink_lens.report.style import figure_html
 
     return figure_html(figure)
@@ -87,10 +87,10 @@ def text_html(text: object) -> str:
 
 
 def rows_html(rows: Iterable[str]) -> str:
-    """Put each row, HTML of its cells, into a ``tr`` element."""
+    """Return table rows as HTML: each of the given rows (the HTML of its cells) in a ``tr`` element."""
     return "".join(f"<tr>{row}</tr>" for row in rows)
 
 
 def scrolling_table_html(inside: str) -> str:
-    """Put the rows of a table, as HTML, into a table that scrolls sideways."""
+    """Return an HTML table that scrolls sideways, with the given rows (HTML) inside."""
     return f"<div style='overflow-x: auto'><table style='border-collapse: collapse'>{inside}</table></div>"

@@ -25,7 +25,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """A table as it is shown: text in every cell."""
+    """A table as a page shows it: the cells are texts."""
 
     heads: tuple[str, ...]
     numeric: tuple[bool, ...]
@@ -39,7 +39,7 @@ class PageTable:
 
     @property
     def numbers(self) -> pd.DataFrame:
-        """The numbers behind the table, which a reader copies; its texts if there are none."""
+        """The data frame that a reader copies as CSV: the numbers behind the texts, or the texts themselves."""
         return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
 
 
@@ -78,7 +78,7 @@ Heads = Mapping[str, str] | Iterable[str]
 
 
 def page_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> PageTable:
-    """Turn a data frame into texts for a page; columns of ``heads`` that it lacks are left out."""
+    """Make a page's table of a data frame's first ``most`` rows; ``heads`` is its columns, or column -> heading."""
     heads = heads if isinstance(heads, Mapping) else {name: name_in_words(str(name)) for name in heads}
     columns = [name for name in heads if name in frame.columns]
     numeric = [
@@ -105,7 +105,7 @@ def _cell_text(value: Any, *, is_number: bool) -> str:
 
 
 def run_sentence(run: Run, *, limit: int) -> list[str]:
-    """Return a list of the sentence in a run's table ``summary``, cut to ``limit`` characters; [] without rows."""
+    """Return [the sentence in a run's table ``summary``], cut to ``limit`` characters; [] if the table is empty."""
     return [visible(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
 
@@ -117,12 +117,12 @@ def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
 def intervals(
     frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = number
 ) -> list[str]:
-    """Return the interval of each row as text, from its columns ``low`` and ``high``; empty if undefined."""
+    """Return each row's interval as a text such as "[0.1, 0.3]", from two columns; "" if an end is undefined."""
     return [interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
 
 
 def more_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
-    """Return a sentence on the rows of a table that are not shown, and their file; empty if all are shown."""
+    """Return a sentence that counts the rows over ``most`` and names the file that has them; "" if there are none."""
     file = name if "." in name else f"{name}.parquet"
     return f" The first {most} of {total}; all are in {file}." if total > most else ""
 
@@ -130,7 +130,7 @@ def more_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
 def csv_text(frame: pd.DataFrame) -> str:
     """Return a data frame as CSV: numbers to six digits, and texts that no spreadsheet takes for a formula.
 
-    Over ``_MOST_COPIED`` rows, evenly spaced ones are kept and a last line says so.
+    If there are more than ``_MOST_COPIED`` rows, some at equal distances are kept, and the last line says so.
     """
     step = -(-len(frame) // _MOST_COPIED)
     part = frame.iloc[:: max(step, 1)].map(
@@ -149,7 +149,7 @@ MAKES = {
 
 
 def run_in_words(run: Run) -> str:
-    """Name a run in an error: its folder and its kind."""
+    """Return the words that name a run in an error: its folder and its kind."""
     return f"{run.folder} is a run of {visible(run.kind)}"
 
 
@@ -169,7 +169,7 @@ def whole_table(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A figure of a page."""
+    """A figure of a page: its title, and the function that draws it from a run."""
 
     key: str
     """Its id in the page and its file name in ``--figures DIR``: lower-case words with hyphens."""
@@ -185,14 +185,14 @@ class Drawn:
 
 
 def paper_figure(circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame]) -> Drawn:
-    """Return the figure of a circuit in the style of a paper; it is no part of the page, only a file."""
+    """Return a figure of a circuit in the style of a paper, to be saved as a file; the page does not show it."""
     about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
     return Drawn(key="circuit-paper", make=lambda run: (see, cast("Any", circuit(run)).draw("paper")), **about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A table of a page."""
+    """A table of a page: its title, and the function that makes it from a run."""
 
     key: str
     title: str
@@ -213,10 +213,10 @@ def table_maker(
     """Return a function that makes a caption and a table for a page from a table of the run, unchanged.
 
     Args:
-        name: of the run's table.
-        see: what the table says.
-        heads: its columns.
-        need: the columns without which it cannot be shown; all of ``heads`` if empty.
+        name: name of the run's table.
+        see: the caption: a sentence that says what to see.
+        heads: the columns to show, or column -> heading.
+        need: the columns without which the table cannot be shown; all of ``heads`` if empty.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:
@@ -248,7 +248,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict of a run, as it stands beside another run's."""
+    """A verdict of a run, as a page that compares runs shows it."""
 
     key: str
     """What is judged, the same in every run."""
@@ -285,7 +285,7 @@ class FirstScreen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One figure or table of the page, or why it is not there."""
+    """One figure or table of a page in its final form, or the reason why it is missing."""
 
     key: str
     title: str
@@ -322,7 +322,7 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, A
 
 
 def attempt(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
-    """Call ``make``; return its result and "", or None and the reason if the run's tables do not allow it."""
+    """Call ``make``; return (its result, ""), or (None, the reason) if the run's tables lack what it needs."""
     try:
         return make(), ""
     except SinkLensError as error:

@@ -12,7 +12,7 @@ from sink_lens.text import plural, visible
 
 
 def page_for(kind: str) -> Page | None:
-    """Return the page of a kind of run, by the kind's name; None if it is not known."""
+    """Return the page of a kind of run, such as ``trace``; None if no kind has this name."""
     found = kinds().get(kind)
     return import_object(found.page) if found else None
 
@@ -26,12 +26,12 @@ def page_of(run: Run) -> Page:
 
 
 def is_on_page(run: Run, of: Drawn | Listed) -> bool:
-    """Check whether a figure or table is on the run's page; so is one whose damaged table hides this."""
+    """Check whether a figure or table belongs on the run's page; True also if a damaged table leaves this open."""
     return attempt(run, lambda: of.when(run))[0] is not False
 
 
 def _full_table(name: str, run: Run) -> tuple[str, PageTable]:
-    """Make a caption and a page's table with all columns of a run's table."""
+    """Return (caption, table for a page) with all columns of the run's table with this name."""
     frame = run.tables[name]
     return f"{plural(len(frame), 'row')}.", page_table(frame, {str(column): str(column) for column in frame})
 

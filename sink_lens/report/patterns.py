@@ -29,10 +29,10 @@ def sink_rates(run: Run) -> dict[int, float]:
 
 
 def studied_position(run: Run) -> int:
-    """Return the position with the highest sink rate.
+    """Return the position with the highest sink rate, which a trace studies.
 
     Raises:
-        RunError: The run does not say which.
+        RunError: The run has no sink rates.
     """
     rates = sink_rates(run)
     if not rates:
@@ -87,7 +87,7 @@ def tokens_for_page(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
 
 
 def layer_head_grid(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
-    """Return a column of the table ``heads`` at a position, as an array (layer, head); nan if there is no row."""
+    """Return the column ``name`` of the table ``heads`` at one sink position as an array (layer, head); nan: no row."""
     table = heads.loc[heads["sink_position"] == position]
     layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
@@ -98,7 +98,7 @@ def layer_head_grid(heads: pd.DataFrame, name: str, *, position: int) -> np.ndar
 def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """Encode the attention patterns of a run's first sequence for its page, strongest heads first.
 
-    They are ``data`` for the page's script; ``said`` says in a sentence which heads are there.
+    The result has ``data`` for the page's script, and ``said``, a sentence that says which heads are there.
 
     A pattern is the lower triangle of query by key, row by row, a byte each (255 is all of a query's attention);
     all of them after each other, in base64.

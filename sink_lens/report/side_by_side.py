@@ -43,7 +43,7 @@ _CIRCUMSTANCE = ("status", "started", "ended", "model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A value of one run, and whether it is another than the first run's."""
+    """A value of one run as text, and whether it differs from that of the first run."""
 
     text: str
     differs: bool = False
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """The title of the page: how many verdicts differ, or numbers of the summary in runs without verdicts."""
+        """The page's title. It counts the verdicts that differ; for runs without verdicts, the numbers that differ."""
         runs = listed(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
         rows = self.verdicts or self.summary
         apart = [row for row in rows if row.differs]
@@ -120,7 +120,7 @@ class Comparison:
 
 
 def compare_parts(parts: Sequence[Content]) -> Comparison:
-    """Compare several runs by the content of their pages."""
+    """Compare runs by the content of their pages, one for each run: verdicts, summaries and provenance."""
     names = tuple(part.name for part in parts)
     if len(set(names)) < len(names):
         names = tuple(visible(part.run.folder.resolve().name) for part in parts)
@@ -146,8 +146,8 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     are what the runs are compared by.
 
     Raises:
-        RunError: In what they differ, and what each has.
-        InputError: Too few or too many of them.
+        RunError: The runs differ in such a setting; the text has the value of each run.
+        InputError: Too few or too many runs.
     """
     if not 2 <= len(runs) <= MOST_RUNS:
         raise InputError(f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other. Leave some out.")
@@ -186,7 +186,7 @@ def _make_row(name: str, texts: Sequence[str]) -> Row:
 
 
 def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
-    """Make a row of a verdict in each run and its reason; verdicts that differ from the first run's are marked."""
+    """Make a row with one verdict of every run and its reason; those that differ from the first run's are marked."""
     cells = []
     for part in parts:
         found = next((one for one in (part.first.judged if part.first else ()) if one.key == key), None)

@@ -27,7 +27,7 @@ _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
 
 
 def sketch_chain(circuit: Any) -> Diagram:
-    """Return the diagram of a trace's circuit; growth steps are drawn as one if their numbers do not differ."""
+    """Return the diagram of a trace's circuit; growth steps with equal numbers are drawn as one."""
     steps = sorted(set(circuit.nodes["step"].dropna()))
     nodes = circuit.nodes.loc[~circuit.nodes["step"].isin(steps[_MOST_STEPS:])]
     paths = circuit.edges.loc[circuit.edges["quantity"] == "path_share"]
@@ -87,7 +87,7 @@ def sketch_chain(circuit: Any) -> Diagram:
 
 
 def _box_words(nodes: pd.DataFrame) -> str:
-    """Return the text of a box, at most ``MOST_WORDS`` words, from the rows of its nodes."""
+    """Return the text of a box of at most ``MOST_WORDS`` words, from the table of the nodes that it stands for."""
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
     supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
@@ -132,12 +132,12 @@ def sketch_edges(
 
     Args:
         edges: writer, reader and score, and share (of the metric's difference) if it is known; the largest first.
-        group: heads that share a key-value head.
-        title: what it is.
-        unit: what a share is of.
-        outputs: the readers that the metric reads, which are one box: the picture's end.
-        end: the words of that box.
-        most: nodes.
+        group: the number of heads that share a key-value head.
+        title: title of the diagram.
+        unit: the words after a share, such as "of the metric".
+        outputs: the readers that the metric reads; together they are one box, where the arrows end.
+        end: the text of that box.
+        most: the largest number of nodes.
     """
     column = "share" if "share" in edges.columns and np.isfinite(edges["share"].to_numpy(float)).any() else "score"
     rows = [(str(row["writer"]), str(row["reader"]), float(row[column])) for row in edges.to_dict("records")]

@@ -116,7 +116,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def figure_bytes(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
-    """Return the content of a figure's file; ``form`` is png, svg or pdf. Equal figures give equal bytes."""
+    """Return a figure as the bytes of a file; ``form`` is png, svg or pdf. Equal figures give equal bytes."""
     buffer = io.BytesIO()
     settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
     with mpl.rc_context(settings), warnings.catch_warnings():
@@ -137,7 +137,7 @@ FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
 
 
 def canvas(*, width: float = WIDTH, height: float = 2.9) -> Figure:
-    """Return an empty figure; sizes are in inches."""
+    """Return an empty figure of this width and height in inches."""
     return Picture(figsize=(width, height), dpi=150, layout="constrained")
 
 
@@ -175,9 +175,9 @@ def draw_heat_map(axes: Axes, values: np.ndarray) -> ScalarMappable:
 def signed_grid(
     frame: pd.DataFrame, pair: tuple[str, str | None], *, value: str
 ) -> tuple[np.ndarray, list[Any], list[Any], bool]:
-    """Return a column over one or two swept columns as a grid, its row and column values, and if it is crowded.
+    """Return (grid of the column ``value``, labels of its rows, of its columns, True if table rows share a place).
 
-    It is crowded if cells share a place; the one that is largest in magnitude stands there, with its sign.
+    ``pair`` names the table's columns along both axes. Of rows that share a place, that of largest magnitude is kept.
 
     Raises:
         RunError: the map has too many places.
@@ -210,7 +210,7 @@ def draw_map(
     limit: float,
     labels: Mapping[int, str] | None = None,
 ) -> tuple[Axes, ScalarMappable]:
-    """Draw a column over one or two swept columns as a map, at a place of the figure; colours from -limit to limit."""
+    """Draw the column ``value`` over the columns in ``pair`` as a heat map; colours go from -limit to limit."""
     down, across = pair
     grid, rows, columns, crowded = signed_grid(frame, pair, value=value)
     ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
@@ -223,7 +223,7 @@ def draw_map(
 
 
 def _label_ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
-    """Label an axis of positions, layers or other indices; ``labels`` are texts instead of some values."""
+    """Label the ticks of an axis of positions, layers or other indices; ``labels`` gives texts for some of them."""
     axis = axes.yaxis if y else axes.xaxis
     if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
         texts = [token_text(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
@@ -249,12 +249,12 @@ def draw_layer_lines(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFram
     """Draw one line per layer, dark to light; the stream before layer 0 is left out.
 
     Args:
-        axes: what is drawn on.
-        rows: layer, value and what ``x`` reads; sorted along x.
-        x: where the rows of a layer stand.
+        axes: the axes to draw on.
+        rows: a table with ``layer``, ``value`` and the columns that ``x`` reads, sorted along x.
+        x: returns the x coordinates of a layer's rows.
 
     Returns:
-        The scale of the colours; None if no row has a layer.
+        The mapping of layers to colours, for ``add_layer_scale``; None if no row has a layer.
     """
     layer = rows["layer"].to_numpy(float, na_value=np.nan)
     layers = [int(number) for number in np.unique(layer[np.isfinite(layer)]) if number >= 0]
@@ -268,7 +268,7 @@ def draw_layer_lines(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFram
 
 
 def add_layer_scale(figure: Figure, images: Sequence[ScalarMappable | None], panels: list[Axes]) -> None:
-    """Add the colour scale of lines by layer beside their panels; nothing if there is one layer at most."""
+    """Add the colour scale of ``draw_layer_lines`` beside the panels; none if there is at most one layer."""
     image = next((one for one in images if one is not None), None)
     if image is not None and any(len(axes.get_lines()) > 1 for axes in panels):
         bar = add_colour_scale(figure, image, panels, label="layer")
@@ -283,7 +283,7 @@ def set_integer_ticks(axes: Axes, *, y: bool = True) -> None:
 
 
 def logarithmic(axes: Axes, *, axis: str) -> None:
-    """Make an axis logarithmic, with plain numbers: matplotlib writes powers as formulas, not parsed here."""
+    """Make an axis (``x`` or ``y``) logarithmic, with plain numbers at its ticks instead of powers of ten."""
     (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
     if not low > 0:  # nothing is drawn
@@ -300,7 +300,7 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
 
 
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
-    """Add a legend of the marks of some axes, above the axes or above the whole figure ``over``."""
+    """Add the legend of some axes above them, or above the whole figure if it is given as ``over``."""
     style = {"fontsize": FONT - 1, "frameon": False, "labelcolor": INK, "ncols": columns, "columnspacing": 1.2}
     above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.2, "handlelength": 1.6}
     handles, labels = axes.get_legend_handles_labels()
@@ -373,7 +373,7 @@ def _extreme_indices(values: np.ndarray, *, most: int) -> np.ndarray:
 def figure_svg(figure: Figure, *, name: str) -> str:
     """Return the figure as an SVG element for an HTML page, in the colours of the page's style.
 
-    Text stays text. Its ids begin with `name`, so figures of one page do not mix; nothing points outside.
+    Text stays text. Ids begin with `name`, since ids of a page must differ; the element needs no other file.
     """
     buffer = io.StringIO()
     fix_layout(figure)
@@ -407,7 +407,7 @@ def figure_svg(figure: Figure, *, name: str) -> str:
 
 
 def _rename_svg_ids(key: str, value: str, *, name: str) -> str:
-    """Return the value of an SVG attribute with ``name`` before its ids and with the page's colours."""
+    """Return the value of the SVG attribute ``key``, with ``name`` in front of ids, and the page's colours."""
     local = key.rpartition("}")[2]
     if local == "id":
         return f"{name}-{value}"

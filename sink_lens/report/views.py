@@ -61,7 +61,7 @@ _JOINER = "\N{WORD JOINER}"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class View:
-    """A component of CircuitsVis and what it shows; a notebook shows it by itself."""
+    """An interactive view of attention or tokens, drawn by CircuitsVis; a notebook shows it by itself."""
 
     kind: str
     """Name of the component."""
@@ -108,7 +108,7 @@ class View:
         return frame_html(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
     def __str__(self) -> str:
-        """The page, as CircuitsVis's own objects give it; with no address of a network in it."""
+        """Return the page's HTML, as ``str`` of CircuitsVis's own objects does; it loads nothing from a network."""
         return self.html
 
 
@@ -127,11 +127,11 @@ def attention_heads(
         attention: an array of (head, query, key) or (query, key); a ``capture`` of ``pattern``; or a traced run.
         tokens: what the positions hold: texts, or a token batch, then with ``tokenizer``. By default a run's own, else
             the positions.
-        sequence: of a capture and a token batch.
-        layers: of a capture; None is all.
-        heads: of a capture, in each layer, None is all; of a run pairs of layer and head, by default six with the
-            highest and two with the lowest sink score.
-        tokenizer: what reads a token batch.
+        sequence: the index of the sequence in a capture and a token batch.
+        layers: layers of a capture; None is all.
+        heads: for a capture, heads of each layer, None is all; for a run, pairs (layer, head), by default the six with
+            the highest and the two with the lowest sink score.
+        tokenizer: decodes the ids of a token batch.
 
     Raises:
         InputError: the shapes do not fit, or there are too many numbers for a browser.
@@ -191,11 +191,11 @@ def colored_tokens(
         source: numbers, one per position; or a capture of ``pattern`` or a traced run: then the attention that a token
             gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not coloured,
             and the title says so: a mean over one or two queries says nothing.
-        tokens: see ``attention_heads``, and so the others.
-        sequence: of a capture and a token batch.
-        layers: of a capture.
-        heads: of a capture or run.
-        tokenizer: what reads a token batch.
+        tokens: as in ``attention_heads``, like the arguments below.
+        sequence: the index of the sequence in a capture and a token batch.
+        layers: layers of a capture.
+        heads: heads of a capture or run.
+        tokenizer: decodes the ids of a token batch.
 
     Raises:
         InputError: the shapes do not fit, or there are too many numbers for a browser.
@@ -236,7 +236,7 @@ def read_javascript() -> str:
 
 
 def unpacking_script(bundle: str, *, name: str, then: str) -> str:
-    """Return JavaScript that unpacks a bundle unless the page has the global ``name``, and then runs ``then``."""
+    """Return JavaScript that runs the script ``bundle`` if the global ``name`` is undefined, and then ``then``."""
     return _LOADER % (name, _compress_script(bundle), then)
 
 
@@ -247,7 +247,7 @@ def _compress_script(bundle: str) -> str:
 
 
 def script_hashes(*scripts: str) -> str:
-    """Return the SHA-256 hashes of scripts, as a page's content policy lists them."""
+    """Return the SHA-256 hashes of scripts, in the form in which a page's content security policy lists them."""
     digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
@@ -304,7 +304,7 @@ def _harmless_text(text: object, *, limit: int = 24) -> str:
 
 
 def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
-    """Return a harmless text for each position: of the tokens given, else of a run's, else the position's number.
+    """Return a text without markup for each position: the given token, else the run's, else the position's number.
 
     Raises:
         InputError: a batch without a tokenizer, or another number of tokens.
