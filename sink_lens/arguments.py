@@ -29,9 +29,8 @@ _MOST_ITEMS = 10_000
 def check_calls(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function so that it refuses arguments that its signature does not allow.
 
-    Wrong types are refused, numbers that are not whole where whole ones are needed, nan, tensors without values (on
-    the device "meta"), of another type or number of axes, and axes of one name that differ in size. Numbers of numpy
-    reach the function as Python's, which torch and random take everywhere.
+    It refuses wrong types, nan, fractions for whole numbers, tensors without values (on the device "meta"), tensors of
+    another dtype or number of axes, and two sizes for one axis name. The function receives numpy's numbers as Python's.
     """
     signature, unchecked = inspect.signature(function), cast("Callable[..., R]", function)
 
@@ -63,7 +62,7 @@ def _python_number(value: Any) -> Any:
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse arguments that a function's signature does not allow, and tensor axes of one name and two sizes."""
+    """Refuse arguments that a function's signature does not allow, and two sizes for one axis name of tensors."""
     hints, parameters, name_of = _type_hints(function), inspect.signature(function).parameters, _called_name(function)
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
@@ -84,7 +83,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
 
 def _axis_sizes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
-    """Yield name and size of each axis of a tensor that its hint names; an ellipsis and broadcast axes have no name."""
+    """Yield (name, size) of each axis of a tensor that has a name in the type hint; others are passed over."""
     for one in get_args(hint) or (hint,):
         if (text := getattr(one, "dim_str", None)) is None or not is_of_type(value, one):
             continue
@@ -127,7 +126,7 @@ def is_of_type(value: Any, hint: Any) -> bool:
 
 @functools.cache
 def _strict_hint(hint: Any) -> Any:
-    """Translate a type hint for beartype: allow numpy's numbers, refuse a bool or nan as a number, check every item."""
+    """Return a type hint for beartype that takes numpy's numbers, no bool or nan as a number, and checks each item."""
     from beartype.vale import Is
 
     origin, inner = get_origin(hint), get_args(hint)
@@ -154,7 +153,7 @@ def _strict_hint(hint: Any) -> Any:
 
 
 def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
-    """Check whether all items of a list, array or tensor are of the type in ``of``; False for a text or a dict."""
+    """Check whether all items of a list, array or tensor have the type ``of[0]``; False for a text or a dict."""
     if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _reason_without_values(value):
         return False
     if hasattr(value, "dtype"):

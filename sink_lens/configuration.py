@@ -42,10 +42,10 @@ _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
-    """Make a configuration from ``given``, or from the defaults, with some fields changed; lists become tuples.
+    """Return a configuration of class ``kind``: ``given``, or the defaults, with some fields changed.
 
-    ``where`` is what the changes come from, for errors; the name of the class if empty. A name that is no field is
-    refused with the nearest one, and so is a value that the field cannot take.
+    An unknown field or a value of another type is refused; the error names ``where`` it comes from (by default, the
+    class). Lists become tuples.
     """
     known = {field.name: field for field in fields(cast("Any", kind))}
     changes = flatten_tables(kind, changes, where=where)
@@ -56,7 +56,7 @@ def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
 
 
 def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """Put the entries of a table such as ``[tokens]`` among a file's other settings; refuse unknown entries."""
+    """Return a TOML file's settings with the entries of tables such as ``[tokens]`` at the top level; refuse others."""
     found = dict(settings)
     for field in fields(kind):
         keys, table = field.metadata.get("table"), found.get(field.name)
@@ -72,7 +72,7 @@ def refuse_unknown_names(
 ) -> None:
     """Refuse a name that is not among the known names; the error gives the nearest known name.
 
-    ``where`` is what has the names. ``options`` are other names that somebody may have meant -> the known name.
+    ``where`` says in the error what has the names. ``options`` maps wrong names that users try to the right ones.
     """
     known, options = list(known), options or {}
     for name in given:
@@ -83,7 +83,7 @@ def refuse_unknown_names(
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Split a text such as ``lr=3e-4`` into a name and a value: the value as TOML has it, else a text."""
+    """Split a text such as ``lr=3e-4`` into (name, value); the value is parsed as TOML, or stays a text."""
     name, _, value = (part.strip() for part in text.partition("="))
     try:
         return name, tomllib.loads(f"value = {value}")["value"] if value.count(".") < _MOST_DOTS else value
@@ -92,7 +92,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
-    """Convert a value to a field's type (tuples for lists and texts of several); refuses a value of another type."""
+    """Return a value in the type of a field: a list, or a text such as ``0-3,7``, as a tuple; refuse other types."""
     name = name or field.name
     kind, optional = split_off_none(kind)
     if value is None and optional:
@@ -112,7 +112,7 @@ def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -
 
 
 def split_off_none(kind: Any) -> tuple[Any, bool]:
-    """Split a type into (the type without None, True if None was allowed)."""
+    """Return (the type without None, True if it allowed None), such as (int, True) for ``int | None``."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     (one,) = [part for part in get_args(kind) if part is not type(None)]
@@ -120,14 +120,14 @@ def split_off_none(kind: Any) -> tuple[Any, bool]:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """Return the texts that a field of this type allows, or its list's items; empty if every text is allowed."""
+    """Return the texts that a field of this type, or each item of its list, may have; () if any text is allowed."""
     kind, _ = split_off_none(kind)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     return get_args(item) if get_origin(item) is Literal else ()
 
 
 def check_types(config: Any) -> None:
-    """Refuse values that do not have their field's type or are none of its choices; turn lists into tuples."""
+    """Refuse a configuration with a value of another type or choice than its field's; turn its lists into tuples."""
     for field in fields(config):
         if "file_only" not in field.metadata:
             object.__setattr__(config, field.name, convert_value(field, field.type, getattr(config, field.name)))
@@ -135,7 +135,7 @@ def check_types(config: Any) -> None:
 
 
 def check_at_most(config: Any, most: float, *names: str) -> None:
-    """Refuse a number above ``most`` in one of these fields; None and fields that do not exist are passed over."""
+    """Refuse a configuration whose fields ``names`` have a number above ``most``; None and unknown names pass."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None and value > most:
@@ -143,7 +143,7 @@ def check_at_most(config: Any, most: float, *names: str) -> None:
 
 
 def check_at_least(config: Any, least: float, *names: str) -> None:
-    """Refuse a number below ``least`` in one of these fields; None and fields that do not exist are passed over."""
+    """Refuse a configuration whose fields ``names`` have a number below ``least``; None and unknown names pass."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None and not value >= least:
@@ -151,7 +151,7 @@ def check_at_least(config: Any, least: float, *names: str) -> None:
 
 
 def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
-    """Refuse fields among ``names`` that were set though nothing reads them here; the error names their ``reader``."""
+    """Refuse fields among ``names`` that were set but have no effect here; the error says what reads them."""
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             value = visible(repr(getattr(config, field.name)), limit=200)
@@ -159,7 +159,7 @@ def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
 
 
 def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
-    """Parse a list of items, with commas or ranges, from a text."""
+    """Parse a text of items with commas or ranges between them, such as ``0-3,7``, into a tuple."""
     if how == "ranges":
         return tuple(parse_ranges(text, name=name))
     if how != "commas":

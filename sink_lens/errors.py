@@ -22,7 +22,7 @@ class InputError(SinkLensError):
 
 
 class CallError(InputError, TypeError):
-    """A call whose arguments a public function does not have, or lacks."""
+    """A call of a public function with an argument that it does not have, or without one that it needs."""
 
 
 class ModelError(SinkLensError):
@@ -54,7 +54,7 @@ class CheckpointError(RunError):
 
 
 class UndrawnError(RunError):
-    """The folder already holds this exact run, finished, but its page is missing.
+    """An error for a folder that already holds this exact run, finished, but without its page.
 
     The command line then draws the page and exits with code 0.
     """
@@ -67,10 +67,10 @@ class UndrawnError(RunError):
 
 @contextmanager
 def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
-    """Within the block, add a note to an error of the user's function that says ``whose`` function raised it.
+    """Within the block, add a note to any error: that ``whose`` function, which the user passed, raised it.
 
     Raises:
-        InputError: the function changed one of the tensors that it is given in place.
+        InputError: the function changed one of the tensors in ``given`` in place.
     """
     read = [(one, one._version) for one in given if not one.is_inference()]
     try:

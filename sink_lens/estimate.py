@@ -62,7 +62,7 @@ _TIMED_TOKENS, _TIMED_SEQUENCES = 2048, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Passes of one part of a run."""
+    """Forward and backward passes that one part of a run needs, with their number of tokens."""
 
     name: str = ""
     """What the part is called; a run of one part needs no name."""
@@ -87,7 +87,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The passes that a run makes of its model: all that an estimate needs from a kind of run."""
+    """The passes that a run makes through its model, from which its cost is estimated."""
 
     parts: tuple[Pass, ...]
     sequences: int
@@ -129,13 +129,13 @@ class Sizes:
     """The model itself, if it had to be loaded."""
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The model's tokenizer; None without one, or if the tokenizer's own file is missing."""
+        """Return the model's tokenizer; None if it has none, or if the tokenizer's file is missing."""
         if self.lens is not None:
             return self.lens.tokenizer
         return None if self.files is None else read_tokenizer(self.files)
 
     def prompt_ids(self, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
-        """Token ids of each prompt; None if the model has no tokenizer."""
+        """Return the token ids of each prompt; None if the model has no tokenizer."""
         if (tokenizer := self.tokenizer()) is None:
             return None
         from .data.token_ids import prompt_ids
@@ -167,7 +167,7 @@ class Cost:
     """The conversion of GGUF files, which comes before the first pass; empty if there is none."""
 
     def seconds_of(self, part: Pass) -> float:
-        """Seconds that a part of the run takes."""
+        """Return the estimated seconds of a part of the run."""
         return part.count * part.tokens * part.slowness * self.seconds_a_token
 
     @property
@@ -177,10 +177,10 @@ class Cost:
 
 
 def estimate(config: Any, passes: CountPasses) -> Cost:
-    """Estimate the cost of a run with this configuration.
+    """Estimate the cost of a run with this configuration; ``passes`` counts its passes from a model's sizes.
 
     Raises:
-        ModelError, InputError, KernelError: what the run would refuse before it measures, as far as it is known.
+        ModelError, InputError, KernelError: the run itself would raise this error before it measures.
     """
     if not getattr(config, "device_map", None) and not runs_on_gpu(config.device):
         sizes = _read_sizes(config.model)
@@ -262,7 +262,7 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
 
 
 def _header_of(lens: "LensModel") -> Header:
-    """Return a loaded model's sizes, as ``read_header`` reads them from files; a layer includes all its experts."""
+    """Return the sizes of a loaded model, as ``read_header`` reads them from files; experts count as their layer."""
     weights = {id(one): one for one in lens.plain.parameters()}.values()
     n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
     ends = sum(tuple(one.shape) == (lens.d_vocab, lens.d_model) for one in weights)
@@ -341,15 +341,15 @@ def measure_operations_a_second() -> float:
 def seconds_a_token(n_weights: int, *, slowness: float) -> float:
     """Estimate the seconds of a forward pass on the CPU for each token, for a model with ``n_weights`` weights.
 
-    ``slowness`` is the time of a pass, relative to that of its products of matrices. Too little for models of a few
-    million parameters, whose time is that of Python, and where a sequence is so long (several thousand tokens) that
-    attention takes longer than the weights.
+    ``slowness`` is the time of a pass over that of its matrix products. The estimate is too low for models of a few
+    million parameters, where Python takes most of the time, and for sequences of several thousand tokens, where
+    attention does.
     """
     return slowness * 2 * n_weights / measure_operations_a_second()
 
 
 def bytes_of_forward(header: Header, *, tokens: int) -> int:
-    """Estimate roughly the bytes that a forward pass with logits takes in addition to the weights."""
+    """Estimate roughly the bytes that a forward pass of so many tokens takes, with logits but without weights."""
     held = min(tokens, _TOKENS_A_FORWARD)
     return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + bytes_of_a_layer(header, tokens=held)
 
@@ -372,7 +372,7 @@ def runs_on_gpu(device: str | None) -> bool:
 
 
 def _conversion_text(sizes: Sizes) -> str:
-    """Say what time and space converting a GGUF file takes, in a sentence; empty for other files."""
+    """Return a sentence on the time and space that converting a GGUF file takes; "" for other files."""
     if sizes.files is None or sizes.files.suffix != ".gguf":
         return ""
     header = sizes.header

@@ -20,7 +20,7 @@ GROUP = "sink_lens.kinds"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKind:
-    """A kind of run. What names code is ``module:name`` and imported when it is first needed."""
+    """A kind of run. Its functions are given as texts ``module:name`` and imported when they are first needed."""
 
     name: str
     """The kind in ``run.json``, and its command."""
@@ -73,7 +73,7 @@ def import_object(place: str) -> Any:
 
 @functools.cache
 def kinds() -> Mapping[str, RunKind]:
-    """Return name -> kind of run, of this package and of installed packages that add kinds."""
+    """Return name -> kind of run, for all kinds of this package and of installed packages that add some."""
     known = {kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS}
     for point in metadata.entry_points(group=GROUP):
         try:

@@ -32,16 +32,16 @@ def read_stub(init: str) -> dict[str, str]:
 
 
 class _Package(ModuleType):
-    """A package in which a public name that its module bears too is the module's function: ``training.compare``."""
+    """A package with a function and a module of one name, such as ``training.compare``: the name means the function."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set a name, unless an import would put a module in the place of the public function of that name."""
+        """Set an attribute, unless it is an imported module with the name of a public function."""
         if not (isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}" and name in self.__all__):
             super().__setattr__(name, value)
 
 
 def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return (``__getattr__``, ``__dir__``, ``__all__``) of a package, whose public names its stub lists."""
+    """Return (``__getattr__``, ``__dir__``, ``__all__``) for a package; they import a public name when it is used."""
     names = read_stub(init)
 
     def get(name: str) -> Any:

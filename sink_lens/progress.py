@@ -11,7 +11,7 @@ SHORT = 5.0
 
 
 class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
-    """A bar of plain text: in a notebook one line that changes, in a log one line when the outermost bar ends."""
+    """A progress bar of plain text: a line that changes in a notebook, and in a log only a last line."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._line: Any = None

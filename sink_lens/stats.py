@@ -162,7 +162,7 @@ def studentised_interval(
 
 
 def _ratios_and_errors(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ratios of means over the last axis, and their standard errors by the delta method."""
+    """Return (ratios of the means of two arrays over the last axis, their standard errors by the delta method)."""
     n = above.shape[-1]
     with np.errstate(invalid="ignore", divide="ignore"):
         divisor = below.mean(axis=-1)
@@ -221,7 +221,7 @@ def _check_draws(n_resamples: int) -> None:
 
 
 def _defined_units(units: np.ndarray) -> np.ndarray:
-    """Return the units without NaN; refuse a single number."""
+    """Return the units (rows of an array) that hold no nan; refuse a single number."""
     if units.ndim == 0:
         raise InputError(f"an interval of the single number {units}; need one number per unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]
@@ -261,8 +261,8 @@ class Difference:
 def t_intervals(values: np.ndarray) -> list[Interval]:
     """Compute the mean of each row of (rows, units) with its 95% t interval, for few units such as seeds.
 
-    A bootstrap over three seeds never leaves their range, and holds the mean of the differences far less often than it
-    says. nan values are left out. If all values are equal, the interval is that value; for one value it is undefined.
+    A bootstrap over three seeds never leaves their range, and holds the true mean far less often than it says. nan
+    values are left out. If all values are equal, both bounds are that value; for one value they are nan.
     """
     from scipy.stats import t
 

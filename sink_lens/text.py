@@ -20,7 +20,7 @@ def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
     """Make text from elsewhere safe to show: one line, cut to length, with every invisible character spelled out.
 
     Control characters, format characters (right-to-left marks, zero-width characters), private and unpaired
-    characters are written as ⟨U+202E⟩. Cut text ends with its full length where the length is counted. Markup is
+    characters are written as ⟨U+202E⟩. Cut text ends with its full length if ``counted`` is true. Markup is
     left as it is: the code that writes HTML escapes it.
     """
     text = str(text)
@@ -40,7 +40,7 @@ def json_value(text: str | bytes) -> Any:
     """Parse a JSON text and return its value.
 
     Raises:
-        ValueError: it is none, or is nested too deep.
+        ValueError: the text is no JSON, or is nested too deep.
     """
     try:
         return json.loads(text)
@@ -62,7 +62,7 @@ def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
 
 
 def number(value: Any) -> str:
-    """Write a number with three digits, a truth as yes or no, and a missing value as 'undefined'; a text stays."""
+    """Write a number with three digits, True as yes, False as no, and a missing value as 'undefined'; a text stays."""
     if isinstance(value, str):
         return visible(value, limit=400)
     if value is None or (isinstance(value, Real) and value != value):  # math.isnan takes no whole number of 400 digits
@@ -135,7 +135,7 @@ _SITES = {
 
 
 def interval_text(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
-    """Write an interval in brackets, each end with the function ``shown``; an empty text if an end is undefined."""
+    """Write an interval such as "[0.1, 0.3]"; ``shown`` writes each end; an undefined end gives an empty text."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
     return f"[{shown(low)}, {shown(high)}]"
@@ -200,7 +200,7 @@ def neuron_name(layer: Any, neuron: Any) -> str:
 
 
 def named_parts(text: object) -> str:
-    """Rewrite the parts that a table lists for people: ``2.90, head 18.8`` becomes L2.N90, L18.H8."""
+    """Rewrite names of model parts from a table for people: ``2.90, head 18.8`` becomes L2.N90, L18.H8."""
     named = re.sub(r"\bhead (\d+)\.(\d+)\b", r"L\1.H\2", visible(text, limit=400))
     named = re.sub(r"\bmixer (\d+)", r"mixer of L\1", named)
     named = re.sub(r"\bposition embedding (\d+)", r"embedding of position \1", named)
@@ -241,8 +241,7 @@ def layers_in_words(first: int, last: int) -> str:
 def parse_ranges(text: str, *, name: str, also: str = "") -> list[int]:
     """Parse a set of indices: ``0-3,7`` gives [0, 1, 2, 3, 7], in the order written.
 
-    For the error, ``name`` is the option's, and ``also`` other words that it accepts, such as ``each, all, or`` and a
-    space.
+    The error names the option, ``name``, and other words that it accepts: ``also``, such as "each, all, or ".
     """
     found: list[int] = []
     for piece in text.split(","):
@@ -268,7 +267,7 @@ def span(indices: Sequence[int]) -> str:
 
 
 def edit_strength(row: Mapping[Any, Any]) -> str:
-    """Write the strength of a sweep's edit, such as ` x 2 from mean`; empty if the row has no factor and no centre."""
+    """Return the strength of a sweep's edit, such as " x 2 from mean"; "" if its row has no factor and no centre."""
     factor, centre = row.get("factor"), row.get("centre") or row.get("vector")
     times = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
     return times + (f" from {visible(centre)}" if isinstance(centre, str) and centre else "")

@@ -10,7 +10,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def checkpoint_folders(run: Run) -> dict[int, Path]:
-    """Return step -> folder of all checkpoints in a training run, in the order of the steps.
+    """Return step -> folder for each checkpoint of a training run, in the order of the steps.
 
     Raises:
         RunError: the run is no training, or has no checkpoint.

@@ -33,7 +33,7 @@ Columns = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """The rows that one call appended."""
+    """One line of a log: the rows that one call of ``RunLog.append`` wrote."""
 
     part: int
     at: int
@@ -41,21 +41,21 @@ class Line(NamedTuple):
 
 
 class TakenError(RunError):
-    """Error: a later log of this process goes on with the file."""
+    """An error for a log whose file a later ``RunLog`` of this process continues."""
 
 
 class RunLog:
-    """The log of a run, opened for appending; no other process can append meanwhile."""
+    """The log of a run: tables to which rows are appended. While it is open, no other process can append."""
 
     def __init__(self, folder: Path, *, columns: Mapping[str, Mapping[str, str]]) -> None:
         """Begin the log of a run, or a new part of it.
 
         Args:
             folder: folder of the run.
-            columns: table -> column -> dtype.
+            columns: name of a table -> name of its column -> dtype.
 
         Raises:
-            RunError: another process appends to it, it is damaged, or it has other tables.
+            RunError: another process appends to the log, or the log is damaged or has other tables.
         """
         self.path = folder / LOG_FILE
         if (taken := _OPEN.get(self.path.resolve())) is None:
@@ -78,10 +78,10 @@ class RunLog:
         _OPEN[self.path.resolve()] = self
 
     def append(self, at: int, tables: Mapping[str, Sequence[Columns]]) -> None:
-        """Append the rows of a step, after any rows that could not be written before.
+        """Append the rows of step ``at``, after any rows that could not be written before.
 
         Raises:
-            OSError: they cannot be written now; the next call tries again.
+            OSError: the rows cannot be written now; the next call tries again.
             TakenError: a later log of this process goes on with the file.
         """
         if self.taken:
@@ -110,7 +110,7 @@ class RunLog:
         os.close(self._claim)
 
     def _begin_part(self, columns: Mapping[str, Mapping[str, str]]) -> int:
-        """Cut off a broken last line, write the first line if there is none, and return the number of this part."""
+        """Cut off a broken last line, write a first line if there is none, and return the number of this start."""
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
@@ -174,7 +174,7 @@ def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
 
 
 def all_log_lines(path: Path) -> Iterator[Line]:
-    """Yield every whole line after the first, including lines that a later part of the run has replaced.
+    """Yield every whole line after the first, also of steps that a resumed run wrote again.
 
     Raises:
         ValueError: a line is none that ``RunLog`` wrote.
@@ -199,7 +199,7 @@ def all_log_lines(path: Path) -> Iterator[Line]:
 
 
 def log_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a log in order, without lines of steps that a later part of the run repeated.
+    """Yield the lines of a log in order; of a step that a resumed run wrote again, only the later lines.
 
     Raises:
         ValueError: a line is none that ``RunLog`` wrote.
@@ -215,7 +215,7 @@ def log_lines(path: Path) -> Iterator[Line]:
 
 
 def read_log(path: Path) -> dict[str, pd.DataFrame]:
-    """Read the tables of a log, name -> rows, without rows of steps that a later part of the run repeated.
+    """Read a log as tables, name -> data frame; of a step that a resumed run wrote again, only the later rows.
 
     Raises:
         ValueError: the log is damaged.

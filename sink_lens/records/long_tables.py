@@ -17,7 +17,7 @@ _EXTREMES = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortened:
-    """The rows that were kept of a table."""
+    """The numbers of rows of a table that was shortened: all of them, and those that were kept."""
 
     rows: int
     """All of its rows."""
@@ -27,9 +27,9 @@ class Shortened:
 
 
 def shorten_table(frame: pd.DataFrame, *, most: int) -> tuple[pd.DataFrame, Shortened]:
-    """Shorten a table to about ``most`` rows; return (the rows, how many were kept of how many).
+    """Shorten a table to about ``most`` rows; return (the kept rows, their number and that of all rows).
 
-    Whole steps are kept, or else every n-th row and the rows with the extremes of each column.
+    A table with steps keeps some steps with all their rows; another one, every n-th row and each column's extremes.
     """
     total = len(frame)
     if "step" in frame and pd.api.types.is_integer_dtype(frame["step"]) and not frame["step"].hasnans:

@@ -52,7 +52,7 @@ class Tables(Mapping[str, pd.DataFrame]):
     """The tables of a run by name. Each access reads the file again, unless the tables are kept in memory."""
 
     def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]], kind: str) -> None:
-        """Note which files of a folder are tables; none is read yet."""
+        """Find the tables among the files of a folder; none is read yet."""
         self._kind = kind
         self._files = files
         self._names = _RENAMED.get(kind, {})
@@ -76,7 +76,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         """Return a copy that reads each table only once, for code that never changes the tables.
 
         Args:
-            most: longer tables are shortened to about this number of rows, and listed in ``shortened``; None: no table.
+            most: number of rows to which longer tables are shortened (``shortened`` lists them); None keeps all rows.
         """
         same = copy.copy(self)
         same._kept, same._most, same.shortened = {}, most, {}
@@ -167,7 +167,7 @@ class Run:
             return None
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Read the tensors in the run's file NAME.safetensors: name in the file -> array."""
+        """Read the run's file NAME.safetensors as a dict: name of a tensor in the file -> array."""
         path = self.folder / f"{name}.safetensors"
         try:
             return safetensors.numpy.load_file(path)
@@ -201,7 +201,7 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
     """Read a table from a Parquet or CSV file of a run, and check its columns against the schema.
 
     Raises:
-        ValueError: a column holds something else than the schema says, such as lists, or texts instead of numbers.
+        ValueError: a column holds another type than the schema says, such as lists, or texts instead of numbers.
     """
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
     name = _RENAMED.get(kind, {}).get(path.stem, path.stem)
@@ -222,9 +222,9 @@ def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool =
 
 
 def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool) -> None:
-    """Refuse a column with numbers where texts belong, the reverse, or fractions or infinities for whole numbers.
+    """Refuse a column of another type than ``dtype``, such as numbers for texts, or fractions for whole numbers.
 
-    A text that is a number is read from CSV as one.
+    ``text_too`` allows numbers for texts, since a text such as "12" is read from CSV as a number.
     """
     cells = table[name]
     if dtype == "int" and types.is_float_dtype(cells):
@@ -296,7 +296,7 @@ def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
 
 
 def is_intact(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Check that a file has the size and hash in its entry of run.json; a log may have grown since."""
+    """Return True if a file has the size and hash of its entry in run.json; a log may have become longer."""
     if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False
     digest, left = hashlib.sha256(), entry["bytes"]

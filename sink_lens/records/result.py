@@ -15,7 +15,7 @@ from .shards import Shard
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Tables, and what they say in words."""
+    """A result: its tables, and sentences that say in words what they show."""
 
     main: ClassVar[str] = "summary"
     """Name of the main table."""
@@ -33,12 +33,12 @@ class Finding:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The main table of the result."""
+        """The main table of the result, as a data frame."""
         return self.tables[self.main]
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The lines of the headline."""
+        """The sentences that say what was found: the lines of the headline."""
         return tuple(self.headline.splitlines())
 
     def shown(self) -> tuple[object, ...]:
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Finding):
-    """A run; everything in it also lies in its run folder."""
+    """The result of a run, with its run folder, which holds the same tables and sentences."""
 
     folder: Path
     decision: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -60,21 +60,21 @@ class Result(Finding):
 
     @classmethod
     def unfinished(cls, folder: Path, *, shard: str) -> Self:
-        """Return the result, without tables, of one shard of a run if other shards are still to be computed."""
+        """Return a result without tables, for a shard of a run whose other shards are still to be computed."""
         return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_sentence(folder))
 
     @property
     def report_path(self) -> Path:
-        """Path of the page, one self-contained HTML file; it exists once it is drawn."""
+        """Path of the run's page, one HTML file; ``report`` draws it, if the run has not."""
         return self.folder / PAGE_FILE
 
     def report(self) -> Path:
-        """Draw the page from the run folder, in the place of an earlier one, and return its path."""
+        """Draw the page of the run, over an earlier one, and return the path of the HTML file."""
         return display.draw_page(self.folder)
 
 
 class Unfinished(dict[str, pd.DataFrame]):
-    """The tables of a run of which some shards are still to be computed: none."""
+    """An empty dict of tables, for a run with shards still to be computed; reading a table raises a RunError."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ _PATIENCE = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of several equal parts of a run."""
+    """One of several equal parts of a run, which separate processes compute: part ``number`` of ``count``."""
 
     number: int
     """From 1 on."""
@@ -39,7 +39,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> "Shard":
-        """Read a shard from ``3/8``, or, for ``slurm``, from this process's task in a SLURM array job.
+        """Parse a text such as ``3/8``; ``slurm`` takes both numbers from this process's task in a SLURM array job.
 
         Raises:
             InputError: the text is neither, or this process belongs to no array job.
@@ -93,17 +93,17 @@ def compute_run(
     compute: Callable[[RunWriter, Collection[str]], None],
     finish: Callable[[RunWriter], R],
 ) -> R | None:
-    """Compute a run, or one shard of it; the shard that ends last finishes the run.
+    """Compute a run, or one shard of it; the shard that ends last also makes the result of the whole run.
 
     Args:
         run: the folder of the whole run.
         shard: text for ``Shard.parse``; None computes the whole run, and takes the parts of finished shards.
         overwrite: replace the run that the folder holds.
-        opened: opens a run folder for writing, with ``overwrite`` or ``patience``, and for a shard with ``part``, which
-            is added to its configuration.
-        begin: writes the files that all shards need into the run's folder; returns part -> number of cells.
-        compute: computes the parts with these names into a shard's folder.
-        finish: computes the parts that the run's folder lacks, and makes the result.
+        opened: function that opens a run folder for writing; its options are ``overwrite``, ``patience`` and, for a
+            shard, ``part``, which is added to the configuration.
+        begin: function that writes the files that all shards need; it returns name of a part -> number of its cells.
+        compute: function that computes the parts with the given names into a shard's folder.
+        finish: function that computes the parts that the run's folder lacks, and makes the result.
 
     Returns:
         The result; None from a shard if others are still to be computed.
@@ -195,7 +195,7 @@ def remove_shards(run: Path) -> None:
 
 
 def shard_progress(run: Path) -> pd.DataFrame:
-    """Return one row per shard, begun or not: shard, state, cells done, all cells, cells failed, holder."""
+    """Return a table with a row per shard: shard, state, cells done, all cells, cells failed, and who computes it."""
     begun = list_shards(run)
     count = begun[0].count if begun else 0
     found = pd.DataFrame([_progress_row(run, Shard(number, count)) for number in range(1, count + 1)])

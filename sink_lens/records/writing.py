@@ -57,7 +57,7 @@ class RunWriter:
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """Return the table NAME.parquet: read if an earlier start of the run wrote it, else computed by ``make``."""
+        """Return the table NAME.parquet, written by an earlier start of the run, or now, from what ``make`` returns."""
         if self.has(name):
             return self.read(name)
         frame = make()
@@ -80,13 +80,13 @@ class RunWriter:
         return frame
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
-        """Write NAME.parquet, without the frame's index."""
+        """Write a data frame to NAME.parquet, without its index, and return the path."""
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
         return self.write_bytes(f"{name}.parquet", buffer.getvalue())
 
     def write_csv(self, name: str, frame: pd.DataFrame) -> Path:
-        """Write NAME.csv, without the frame's index; nan is an empty cell.
+        """Write a data frame to NAME.csv, without its index, and return the path; nan is an empty cell.
 
         Texts are written as they are, so that they are read back equal. A spreadsheet takes one that begins with "="
         for a formula: open such a file as text, or copy the table from the page, which escapes them.
@@ -94,16 +94,16 @@ class RunWriter:
         return self.write_bytes(f"{name}.csv", frame.to_csv(index=False, lineterminator="\n").encode())
 
     def write_tensors(self, name: str, tensors: Mapping[str, np.ndarray]) -> Path:
-        """Write NAME.safetensors."""
+        """Write tensors, name -> array, to the file NAME.safetensors, and return its path."""
         contiguous = {key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()}
         return self.write_bytes(f"{name}.safetensors", safetensors.numpy.save(contiguous))
 
     def write_text(self, filename: str, text: str) -> Path:
-        """Write a text file, as UTF-8."""
+        """Write a text file in UTF-8, list it in run.json, and return its path."""
         return self.write_bytes(filename, text.encode())
 
     def write_bytes(self, filename: str, payload: bytes) -> Path:
-        """Write bytes to a file, such as an image, and list its size and hash in run.json."""
+        """Write bytes, such as an image, to a file, list it in run.json with size and hash, and return its path."""
         self._wrote = True
         shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
         path = self._write_whole(filename, payload)
@@ -124,7 +124,7 @@ class RunWriter:
         self._adding = True
 
     def clear(self, begins: str = "") -> None:
-        """Remove the files in run.json whose names begin with ``begins``; by default, remove all."""
+        """Remove the run's files whose names begin with the text ``begins``; by default, all that run.json lists."""
         files = self._record["files"]
         if not (held := [name for name in files if name.startswith(begins)]):
             return
@@ -180,7 +180,7 @@ class RunWriter:
         self._write_record()
 
     def _write_final_status(self, error: BaseException | None) -> None:
-        """Write the run's final status; a run that failed before its first file is removed, a refused one put back."""
+        """Write the run's final status; remove a run that failed before its first file, and restore a replaced one."""
         if self._adding:
             return
         if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
@@ -233,7 +233,7 @@ class RunWriter:
 
 
 def write_whole(path: Path, payload: bytes) -> None:
-    """Write a file under another name and rename it, so that it is there whole or not at all.
+    """Write bytes to a file whole or not at all: under another name first, which is then renamed.
 
     Raises:
         OSError: the file cannot be written; an earlier file is still there.
@@ -322,7 +322,7 @@ def create_run(
 
 
 def refuse_unhashed_code(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration with code that has no hash, since shards could not tell whether theirs is equal."""
+    """Refuse a configuration with code that has no hash: shards could not tell if they all have the same code."""
     for why in _unhashed_reasons(config):
         raise RunError(
             f"shards compare their functions, and one cannot be known: {why}; need functions of plain code and values. "
@@ -422,7 +422,7 @@ def _refuse_other_files(folder: Path) -> None:
 
 
 def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
-    """Refuse to continue a run that is finished, or that another configuration or other inputs would write."""
+    """Refuse to continue a run that is finished, or was started with another configuration or other inputs."""
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (

@@ -147,7 +147,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table."""
+    """The description of one column of a table: name, type, unit and meaning."""
 
     name: str
     dtype: Dtype
@@ -161,7 +161,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table of a run folder."""
+    """The description of one table of a kind of run: its file, meaning and columns."""
 
     name: str
     """File name without the ending; * stands for a number."""
@@ -176,7 +176,7 @@ class Table:
 
 
 def table_of(kind: str, name: str) -> Table | None:
-    """Return the description of a kind of run's table with this name; None if it is not described."""
+    """Return the description of the table with this name in runs of a kind; None if there is none."""
     for table in tables_of(kind):
         start, star, end = table.name.partition("*")
         if name == table.name or (star and name.startswith(start) and name.endswith(end)):
@@ -185,14 +185,14 @@ def table_of(kind: str, name: str) -> Table | None:
 
 
 def column_names(kind: str, name: str) -> list[str]:
-    """Return the names of the columns of a kind of run's table, in their order."""
+    """Return the column names of the table with this name in runs of a kind, in order."""
     table = table_of(kind, name)
     assert table is not None, (kind, name)
     return [column.name for column in table.columns]
 
 
 def column_meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
-    """Return column -> meaning, from the table of a kind of run that shares the most of these columns."""
+    """Return column -> meaning for these columns, from the one table of the kind that has most of them."""
     asked = set(columns)
     known = [{one.name: one.meaning for one in table.columns if one.name in asked} for table in tables_of(kind)]
     return max(known, key=len, default={})
@@ -224,7 +224,7 @@ def _read_tables(kind: str) -> tuple[Table, ...]:
 
 
 def _parse_column(name: str, text: str) -> list[Column]:
-    """Parse a column's line, a name and ``"float, nats. Meaning."``; ``low/high`` gives two columns."""
+    """Return the columns that a line of the TOML file describes, such as ``"float, nats. Meaning."``; usually one."""
     first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
     dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]
     meanings = {first: meaning}
