@@ -42,6 +42,7 @@ def bos_clause(found: Mapping[str, int | None]) -> str:
 
 
 def _count_leading(ids: Sequence[int], token: int | None) -> int:
+    """Count how many times in a row a token stands at the beginning of the ids."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1

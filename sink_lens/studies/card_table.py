@@ -110,6 +110,7 @@ def read_run_row(run: Run) -> Row:
 
 
 def _interval_columns(name: str, found: Mapping[str, Any]) -> Row:
+    """Return a number as columns of the table: its value, and the ends of its interval if it has one."""
     value, low, high = (found.get(end) for end in ("value", "low", "high"))
     return {name: value} | ({f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {})
 

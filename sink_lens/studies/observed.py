@@ -187,6 +187,7 @@ class ObservedModel:
         return self._norm_ratio_at(0)
 
     def _norm_ratio_at(self, position: int) -> Float[Tensor, "layer batch"]:
+        """Return the norm of the token at a position over the median norm from position 8 on, by layer."""
         norms = torch.cat([self.main_pass.stacked("norm:resid_pre"), self.main_pass.stacked("norm:resid_post")])
         return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=position)
 

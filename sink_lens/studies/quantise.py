@@ -239,6 +239,7 @@ class _TextHalf:
         return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
 
     def _paired_change(self, more: Tensor, less: Tensor) -> Interval:
+        """Return the mean difference ``more - less`` of two losses by sequence, with its 95% interval."""
         rng = np.random.default_rng(self.seed)
         return paired_difference(more.double().numpy(), less.double().numpy(), generator=rng)
 

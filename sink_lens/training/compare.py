@@ -127,6 +127,7 @@ def compare(
 
 
 def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
+    """Return the rows of one variant and one curve (training or evaluation) of the table ``finals``."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 

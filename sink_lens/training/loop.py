@@ -126,6 +126,7 @@ class Loop(Trainer):
     # --- what the Trainer asks
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        """Return our order of the sequences, which the Trainer then uses in place of its own."""
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         drawn = self.config.steps * self.config.batch
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
@@ -367,6 +368,7 @@ class Loop(Trainer):
         )
 
     def _last_good_text(self) -> str:
+        """Return a sentence for errors that names the newest checkpoint, if there is one."""
         there = checkpoint_files.list_checkpoints(self._folder)
         return f"The last good checkpoint is {there[max(there)]}." if there else "There is no checkpoint yet."
 

@@ -292,6 +292,7 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _warn_on_error(self, what: str) -> Iterator[None]:
+        """Turn any error within the block into a warning that says ``what`` follows from it."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
@@ -308,6 +309,7 @@ class SinkMonitor:
         return run_guarded
 
     def _warn(self, what: str, why: str) -> None:
+        """Log a warning that says ``what`` happens and, in brackets, why; each ``what`` is logged once."""
         if what not in self._warned:
             self._warned.add(what)
             _LOGGER.warning("the sink monitor: %s (%s)", what, " ".join(why.split()))
@@ -325,9 +327,11 @@ class SinkMonitor:
         self._inputs = self._valid = self._documents = self._apart = None
 
     def _has_all_layers(self, sums: KeySums) -> bool:
+        """Check whether the totals have the stream and the attention of every layer."""
         return sums.is_complete(range(len(self._layers)), attention=self._attending)
 
     def _hook_layers(self) -> None:
+        """Put hooks on every layer, for its residual stream, and on every attention module."""
         once = iter([-1])
 
         def add_first_stream(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -269,10 +269,12 @@ def _reduce_over_processes(
 
 
 def _ratio(pair: Tensor) -> float:
+    """Divide the first of two numbers, such as a sum, by the second, such as its count."""
     return float(pair[0] / pair[1])
 
 
 def _argmax(values: Sequence[float]) -> int | None:
+    """Return the index of the largest value, leaving out nan; None if all values are nan."""
     known = [index for index, value in enumerate(values) if not math.isnan(value)]
     return max(known, key=lambda index: values[index]) if known else None
 

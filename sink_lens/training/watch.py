@@ -232,6 +232,7 @@ def _measure_missing(
 
 
 def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
+    """Add step, tokens so far (``seen``) and the sequences' hash to measures, as columns of the table ``watch``."""
     whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
     return _with_column_types(whole.reindex(columns=list(COLUMNS)))
 

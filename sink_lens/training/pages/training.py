@@ -197,6 +197,7 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
 
 
 def _finite_column(log: pd.DataFrame, column: str) -> pd.Series:
+    """Return the finite values of a column of the log by number of tokens; empty without that column."""
     values = log[column].to_numpy(float) if column in log.columns else np.full(len(log), np.nan)
     there = np.isfinite(values)
     return pd.Series(values[there], index=log["tokens"].to_numpy(float)[there])
@@ -328,6 +329,7 @@ def _sink_sentence(watch: pd.DataFrame) -> str:
 
 
 def _check_watched(run: Run) -> None:
+    """Refuse a run whose checkpoints were not watched."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
 
