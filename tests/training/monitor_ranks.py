@@ -1,4 +1,4 @@
-"""Run by torchrun in test_monitor: each process trains on its share, and the first writes what the monitor read."""
+"""Batches and trainings of the monitor's tests; as a script, one of two processes, which writes what it read."""
 
 import json
 import sys
@@ -10,14 +10,23 @@ from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainingArguments
 
 from analyses.tiny_families import tiny
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.train import leave_process_group
 
 
-def batch():
-    return torch.randint(3, 300, (4, 40), generator=torch.Generator().manual_seed(5))
+def batches(n=6, *, sequences=4, length=40, seed=0):
+    return torch.randint(3, 300, (n, sequences, length), generator=torch.Generator().manual_seed(seed))
+
+
+def trainer(folder, *callbacks, kind=Trainer, **options):
+    data = [{"input_ids": row, "labels": row} for row in batches(8).flatten(0, 1)]
+    plain = {"output_dir": str(folder), "max_steps": 6, "per_device_train_batch_size": 4, "report_to": "none"}
+    plain |= {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "log_level": "error"}
+    args = TrainingArguments(**plain | options)
+    return kind(model=tiny("llama"), args=args, train_dataset=data, callbacks=list(callbacks))
 
 
 def main(out, how):
@@ -42,7 +51,7 @@ def readings(rank, how):
             plain, auto_wrap_policy=ModuleWrapPolicy({layer}), use_orig_params=True, device_id=torch.device("cpu")
         )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    share = batch()[2 * rank : 2 * rank + 2]
+    share = batches(1, seed=5)[0, 2 * rank : 2 * rank + 2]
     found = []
     with SinkMonitor(model, every=1) as monitor:
         if how == "broken" and rank == 1:

@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from importlib.util import module_from_spec, spec_from_file_location
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 import torch
 from tiers import first
-from transformers import Trainer, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from analyses.tiny_families import tiny
+from benchmarks import monitor_births
 from sink_lens import TokenBatch, load
 from sink_lens.chain.chain_measures import chain_measures
 from sink_lens.models.tiny import planted
@@ -25,33 +25,19 @@ from sink_lens.training import SinkMonitor, SinkMonitorCallback
 from sink_lens.training.monitor_alarms import RULES, Alarm, Alarms
 from sink_lens.training.monitor_keys import KEYS
 
-HERE = Path(__file__).parent
-_SCRIPT = spec_from_file_location("monitor_ranks", HERE / "monitor_ranks.py")
-monitor_ranks = module_from_spec(_SCRIPT)
-_SCRIPT.loader.exec_module(monitor_ranks)
+from .monitor_ranks import batches, trainer
 
 # Dynamo looks at the gradient of what enters a graph, and torch warns about it.
 dynamo = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-WATCHED = {
-    "rate_first": "sink_rate",
-    "mass_first": "sink_mass",
-    "norm_ratio": "norm_ratio",
-    "dominance": "dominance_ratio",
-}
 FAMILIES = (
     *("llama", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "gpt2", "gpt_neox", "gptj", "gpt_neo", "falcon"),
     *("bloom", "opt", "gpt_oss", "headnorm_sink"),
 )
 
 
-def batches(n=6, *, sequences=4, length=40, seed=0):
-    return torch.randint(3, 300, (n, sequences, length), generator=torch.Generator().manual_seed(seed))
-
-
-def one_reading(model, tokens, *, call=None, **options):
-    call = model if call is None else call
-    with SinkMonitor(call, every=1, sequences=len(tokens), **options) as monitor:
-        call(input_ids=tokens, labels=tokens).loss.backward()
+def one_reading(model, tokens, *, watched=None, **options):
+    with SinkMonitor(model if watched is None else watched, every=1, sequences=len(tokens), **options) as monitor:
+        model(input_ids=tokens, labels=tokens).loss.backward()
         return monitor.step()
 
 
@@ -59,51 +45,33 @@ def watched(model, tokens, *, threshold):
     """The same keys from ``watch``'s measures at the same weights and tokens."""
     frame = chain_measures(load(copy.deepcopy(model)), TokenBatch.from_tensor(tokens), threshold=threshold)
     frame = frame[frame["threshold"].isna() | (frame["threshold"] == threshold)]
-    found = {}
-    for key, measure in WATCHED.items():
-        rows = frame[frame["measure"] == measure]
-        for layer, value in zip(rows["layer"], rows["value"], strict=True):
-            found[f"sinks/{key}" + ("" if pd.isna(layer) else f"/layer_{layer}")] = value
-    return found
-
-
-@pytest.mark.parametrize("name", ["gptj", "gpt_neo", "falcon", "bloom"])
-def test_a_model_that_writes_its_attention_out_is_as_it_was(name):
-    model, tokens = tiny(name), batches(1)[0]
-    before = [type(module) for module in model.modules()]
-    one_reading(model, tokens)
-    assert [type(module) for module in model.modules()] == before
-    assert sum("config" in vars(module) for module in model.modules()) == sum(
-        "config" in vars(module) for module in tiny(name).modules()
-    )
+    keys = {"sink_rate": "rate_first", "sink_mass": "mass_first", "dominance_ratio": "dominance"}
+    keys["norm_ratio"] = "norm_ratio"
+    frame = frame[frame["measure"].isin(list(keys))]
+    return {
+        f"sinks/{keys[measure]}" + ("" if pd.isna(layer) else f"/layer_{layer}"): value
+        for measure, layer, value in zip(frame["measure"], frame["layer"], frame["value"], strict=True)
+    }
 
 
 def hooks_of(model):
     return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
 
 
-def train(model, *, call=None, monitored=True, steps=6, **options):
-    """Losses and readings of a short training."""
-    call = model if call is None else call
+def train(model, call, *, monitored):
+    """Losses, readings and the optimizer of a short training."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, readings = [], []
-    monitor = SinkMonitor(call, **{"every": 2} | options) if monitored else None
-    if monitor:
-        monitor.__enter__()
-    for tokens in batches(steps):
-        loss = call(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        if monitor and (reading := monitor.step()):
-            readings.append(reading)
-    if monitor:
-        monitor.__exit__(None, None, None)
+    with SinkMonitor(call, every=2) if monitored else nullcontext() as monitor:
+        for tokens in batches():
+            loss = call(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if monitor and (reading := monitor.step()):
+                readings.append(reading)
     return losses, readings, optimizer
-
-
-# --- equal to watch
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -125,53 +93,39 @@ def test_reading_equals_watch_at_the_same_weights_and_tokens(family):
 def test_reading_is_the_same_however_the_model_runs(how):
     torch._dynamo.reset()
     model, tokens = tiny("llama").train(), batches(1)[0]
-    expected, call = one_reading(tiny("llama").train(), tokens), model
+    expected, call, watched = one_reading(tiny("llama").train(), tokens), model, None
     if how == "eager":
         model.set_attn_implementation("eager")
     elif how in ("checkpointing", "reentrant"):
         # Under its new name, which the oldest transformers that is taken does not have.
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
         enable({"use_reentrant": how == "reentrant"})
-    elif how == "compiled":
+    elif how in ("compiled", "compiled outside"):  # outside: the monitor has the bare model, and another is called
         call = torch.compile(model, backend="eager")
+        watched = model if how == "compiled outside" else call
     elif how == "in place":
         model.compile(backend="eager")
     elif how == "layers":
         for layer in model.model.layers:
             layer.compile(backend="eager")
-    if how == "compiled outside":  # the monitor is given the bare model, and another object is called
-        compiled = torch.compile(model, backend="eager")
-        with SinkMonitor(model, every=1) as monitor:
-            compiled(input_ids=tokens, labels=tokens).loss.backward()
-            reading = monitor.step()
-    else:
-        reading = one_reading(model, tokens, call=call)
-    assert reading.keys() == expected.keys()
-    for key, value in expected.items():
-        assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    assert one_reading(call, tokens, watched=watched) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("how", first(["ddp", "fsdp1", "fsdp2"]))
 def test_two_processes_read_what_one_does(how, tmp_path):
-    script, out = HERE / "monitor_ranks.py", tmp_path / "readings.x"
-    code, said = forks.run(script, out, how, said=tmp_path / "said", ranks=2)
+    out = tmp_path / "readings.x"
+    code, said = forks.run(Path(__file__).with_name("monitor_ranks.py"), out, how, said=tmp_path / "said", ranks=2)
     assert code == 0, said
     first, second = (json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1))
     assert first == second
-    model, tokens = tiny("llama").train(), monitor_ranks.batch()
+    model, tokens = tiny("llama").train(), batches(1, seed=5)[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with SinkMonitor(model, every=1) as monitor:
         for reading in first:
             model(input_ids=tokens, labels=tokens).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            expected = monitor.step()
-            assert reading.keys() == expected.keys()
-            for key, value in expected.items():
-                assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
-
-
-# --- what the other keys are, against loops over Hugging Face's own outputs
+            assert reading == pytest.approx(monitor.step(), rel=1e-4, abs=1e-6)
 
 
 def test_other_keys_against_loops_over_hidden_states_and_attentions():
@@ -181,8 +135,6 @@ def test_other_keys_against_loops_over_hidden_states_and_attentions():
     with torch.no_grad():
         out = model.model(input_ids=tokens, output_attentions=True, output_hidden_states=True)
     rows = np.linspace(0, 69, 64).round().astype(int)
-    norm = model.model.norm
-    assert norm is not None
     stream = []  # the last of Hugging Face's states has gone through the last norm: taken by a hook instead
     handle = model.model.layers[-1].register_forward_hook(lambda module, args, output: stream.append(output))
     with torch.no_grad():
@@ -258,7 +210,7 @@ def test_training_is_bit_identical_with_and_without(how):
             enable({"use_reentrant": False})
         call = torch.compile(model, backend="eager") if how == "compiled" else model
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
-            losses, readings, optimizer = train(model, call=call, monitored=monitored)
+            losses, readings, optimizer = train(model, call, monitored=monitored)
         assert len(readings) == 3 * monitored
         assert all(module.training for module in model.modules())
         moments = [value for state in optimizer.state.values() for value in state.values()]
@@ -292,11 +244,15 @@ def foreign():
     return {name: one for name, one in ALL_ATTENTION_FUNCTIONS.items() if not name.startswith("sink_lens")}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "headnorm_sink"])
+def parts_of(model):
+    return [(type(module), id(vars(module).get("config"))) for module in model.modules()]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "headnorm_sink", "gptj", "gpt_neo", "falcon", "bloom"])
 def test_neither_the_model_nor_transformers_is_changed_while_it_is_read(name):
     """Another model, on another thread, must find what it would find without a monitor."""
     model, tokens = tiny(name), batches(1)[0]
-    functions, seen = foreign(), []
+    functions, seen, parts = foreign(), [], parts_of(model)
     implementation = model.config._attn_implementation
 
     def look(*given):
@@ -310,10 +266,7 @@ def test_neither_the_model_nor_transformers_is_changed_while_it_is_read(name):
     for handle in handles:
         handle.remove()
     assert set(seen) == {implementation}
-    assert all(one.config is model.config for one in model.modules() if type(one).__name__.endswith("Attention"))
-
-
-# --- padding, fixed tokens, the run folder
+    assert parts_of(model) == parts
 
 
 def test_padding_changes_no_number_and_a_sequence_that_begins_with_it_is_left_out():
@@ -364,44 +317,30 @@ class Tracker(INTEGRATION_TO_CALLBACK["tensorboard"]):
         self.seen.append((state.global_step, logs))
 
 
-def trained(folder, callbacks, **options):
-    model = tiny("llama")
-    data = [{"input_ids": row, "labels": row} for row in batches(8).flatten(0, 1)]
-    args = TrainingArguments(
-        output_dir=str(folder), max_steps=6, per_device_train_batch_size=4, logging_steps=3, report_to="none",
-        save_strategy="no", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, log_level="error", **options,
-    )  # fmt: skip
-    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=callbacks)
-    trainer.remove_callback(type(trainer.callback_handler.callbacks[-1]))  # the printer
-    for one in callbacks:
-        if isinstance(one, SinkMonitorCallback):
-            one._trainer = trainer
-    trainer.train()
-    return trainer
-
-
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}, {"torch_compile": True}])
 def test_trainer_logs_the_readings_and_trains_the_same(options, tmp_path):
     if "torch_compile" in options:
         torch._dynamo.reset()
         options = options | {"torch_compile_backend": "eager"}
     tracker, callback = Tracker(), SinkMonitorCallback(every=2)
-    watched, plain = trained(tmp_path / "a", [tracker, callback], **options), trained(tmp_path / "b", [], **options)
+    options = options | {"logging_steps": 3, "save_strategy": "no"}
+    watched = trainer(tmp_path / "a", tracker, callback, **options)
+    callback._trainer = watched
+    watched.train()
+    plain = trainer(tmp_path / "b", **options)
+    plain.train()
     history = [entry for entry in watched.state.log_history if "sinks/rate_first" in entry]
     assert [entry["step"] for entry in history] == [1, 3, 5]
     assert [entry["sinks/step"] for entry in history] == [0, 2, 4]
     assert all(0 <= entry["sinks/mass_first/layer_1"] <= 1 for entry in history)
-    assert [(step, logs["sinks/step"]) for step, logs in tracker.seen if "sinks/rate_first" in logs] == [
-        (1, 0),
-        (3, 2),
-        (5, 4),
-    ]
+    seen = [(step, logs["sinks/step"]) for step, logs in tracker.seen if "sinks/rate_first" in logs]
+    assert seen == [(1, 0), (3, 2), (5, 4)]
     json.dumps(watched.state.log_history)
     losses = [[entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (watched, plain)]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 2
-    weights = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in weights)
+    both = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in both)
     assert hooks_of(watched.model) == hooks_of(plain.model)
 
 
@@ -446,16 +385,12 @@ def test_layers_of_an_alarm_are_those_that_changed():
 
 
 def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
-    path = HERE.parents[1] / "benchmarks" / "monitor_births.py"
-    spec = spec_from_file_location("monitor_births", path)
-    births = module_from_spec(spec)
-    spec.loader.exec_module(births)
-    frame = pd.read_parquet(births.READINGS)
+    frame = pd.read_parquet(monitor_births.READINGS)
     rule = next(rule for rule in RULES if rule.name == "sink_born")
     trigger, copied = (frame[(frame["task"] == task) & (frame["seed"] >= 100)] for task in ("trigger", "copy"))
-    assert births.score(copied, rule, every=10).false == 0
-    assert births.score(copied, rule, every=10).trainings >= 16
-    found = births.score(trigger, rule, every=50)
+    assert monitor_births.score(copied, rule, every=10).false == 0
+    assert monitor_births.score(copied, rule, every=10).trainings >= 16
+    found = monitor_births.score(trigger, rule, every=50)
     assert found.births >= 19
     assert found.found == found.births
 
@@ -464,12 +399,8 @@ def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog):
     found = Alarm(rule="sink_born", step=3, layers=(1,), sentence="sink born")
     alarms, good, fails = [], Tracker(), Tracker()
     fails.on_log = lambda *given, **named: 1 / 0  # one fails: the other has it
-
-    def finish():
-        alarms.append(found)
-        return {"sinks/rate_first": 0.5}
-
     callback = SinkMonitorCallback(every=1)
+    finish = lambda: alarms.append(found) or {"sinks/rate_first": 0.5}  # noqa: E731
     callback.monitor = SimpleNamespace(alarms=alarms, finish=finish, steps=4)
     callback._trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[fails, good]))
     state = SimpleNamespace(global_step=4, epoch=None, log_history=[])
