@@ -249,9 +249,6 @@ def test_a_hugging_face_data_set_gives_its_column_and_its_name():
     dataset.info.dataset_name = "toy"
     made = from_dataset(dataset, plain_tokenizer(), column="body", sequences=2, length=6)
     assert (made.source, made.n_sequences) == ("dataset:toy", 2)
-    named = from_dataset(dataset, plain_tokenizer(), column="body", sequences=2, length=6, name="mine")
-    assert named.source == "dataset:mine"
-    assert named.hash == made.hash
 
 
 @pytest.mark.parametrize(

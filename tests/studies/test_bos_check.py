@@ -16,10 +16,8 @@ def tokenizer(*, adds_bos: bool = True, template: str | None = TEMPLATE):
 
 
 def doubled():
-    made = tokenizer()
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> <s> $A", pair=None, special_tokens=[("<s>", BOS_ID)]
-    )
+    made, special = tokenizer(), [("<s>", BOS_ID)]
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> <s> $A", special_tokens=special)
     return made
 
 

@@ -14,7 +14,6 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
-from sink_lens.schema import CARD_SCHEMA
 from sink_lens.studies import card
 from sink_lens.studies.card_table import read_run_row
 from sink_lens.studies.observed import ObservedModel
@@ -45,22 +44,13 @@ def test_a_card_has_what_was_planted(study):
     assert found["cache"] == {"keep": [0], "sink_tokens": 4, "sink_tokens_kept": 4}
     assert ("A KV cache must keep", "position 0 (4 of 4 sink tokens)") in model_card.terminal_rows(found)
     assert found["sink"]["rate"]["value"] == pytest.approx(0.4)
-    assert [(row["dimension"], row["layers"]) for row in found["outlier_dimensions"]] == [
-        (truth.outlier_dimension, f"{truth.layer}-4")
-    ]
+    (outlier,), weight = found["outlier_dimensions"], found["super_weights"][0]
+    assert (outlier["dimension"], outlier["layers"]) == (truth.outlier_dimension, f"{truth.layer}-4")
     assert found["writers"][0]["neurons"][0][0] == truth.neuron
-    assert (found["super_weights"][0]["row"], found["super_weights"][0]["column"]) == (
-        truth.outlier_dimension,
-        truth.neuron,
-    )
-    assert found["chain"] == {"asked": False}
+    assert (weight["row"], weight["column"]) == (truth.outlier_dimension, truth.neuron)
+    assert (found["chain"], found["schema"]) == ({"asked": False}, "sink_lens.card/1")
     assert study.headline.startswith("Keep the token at position 0: it is the sink of 40% [40%, 40%] of heads; ")
     assert read_run(study.folder).missing == []
-
-
-def test_the_schema_of_a_card_is_its_fields(study):
-    assert study.decision["schema"] == CARD_SCHEMA == "sink_lens.card/1"
-    assert list(study.decision) == FIELDS
 
 
 def test_the_same_input_gives_the_same_bytes_without_a_path_or_a_time(lens, study, tmp_path):
@@ -68,19 +58,8 @@ def test_the_same_input_gives_the_same_bytes_without_a_path_or_a_time(lens, stud
     for name in ("card.json", "card.md"):
         first, second = ((one.folder / name).read_bytes() for one in (study, again))
         assert first == second
-        assert b"/tmp" not in first
-        assert str(tmp_path.parent).encode() not in first
-        assert b"2026-" not in first
+        assert not [one for one in (b"/tmp", str(tmp_path.parent).encode(), b"2026-") if one in first]
     assert json.loads((study.folder / "card.json").read_text()) == study.decision
-
-
-def test_a_folders_name_is_not_its_path(tmp_path):
-    folder = tmp_path / "my-model"
-    planted().model.save_pretrained(folder)
-    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
-    made = card(folder, out=tmp_path / "run", **SIZE)
-    assert made.decision["model"]["name"] == "my-model"
-    assert str(tmp_path) not in (tmp_path / "run" / "card.json").read_text()
 
 
 def test_the_markdown_is_a_table_that_no_token_breaks(study):
@@ -169,10 +148,8 @@ def test_what_granite_multiplies_by_is_in_the_shares_of_neurons():
             mlp.gate_proj.weight[neuron], mlp.up_proj.weight[neuron], mlp.down_proj.weight[:, neuron] = 0, 0, 0
             mlp.gate_proj.weight[neuron, read] = mlp.up_proj.weight[neuron, read] = 5
             mlp.down_proj.weight[written, neuron] = 20
-    rows = ObservedModel(
-        wrap(model, tokenizer=tokenizer), from_text(bundled_text(), tokenizer, sequences=4, length=16)
-    ).writers
-    (row,) = [one for one in rows if one["layer"] == 1]
+    tokens = from_text(bundled_text(), tokenizer, sequences=4, length=16)
+    (row,) = [one for one in ObservedModel(wrap(model, tokenizer=tokenizer), tokens).writers if one["layer"] == 1]
     assert row["dimension"] == written
     assert [neuron for neuron, _ in sorted(row["neurons"])] == list(range(5))
     assert [share for _, share in row["neurons"]] == pytest.approx([0.2] * 5, abs=0.01)

@@ -12,26 +12,20 @@ from sink_lens import cli
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import create_run, read_run
-from sink_lens.studies.card_table import cards, choose_columns, read_run_row
-from sink_lens.studies.card_table import make_table_rows as rows_of_models
+from sink_lens.studies.card_table import cards, choose_columns, make_table_rows, read_run_row
 from sink_lens.studies.config import CardConfig
 
 TRACE = Path(__file__).parents[1] / "browser" / "default_model"
 NUMBER = {"value": 0.4, "low": 0.3, "high": 0.5, "n": 4}
 
 
-def a_card(folder, *, name="a_b|c", dimensions=(29,)):
+def a_card(folder):
     loss = NUMBER | {"value": 6.0, "low": 5.9, "high": 6.1, "change": NUMBER | {"value": 0.0, "low": 0.0, "high": 0.0}}
     made = {
         "sentence": "Keep it.",
-        "sink": {
-            "positions": [0],
-            "rate": NUMBER,
-            "attention": NUMBER,
-            "to_no_key": NUMBER | {"value": None},
-            "first_layer": 3,
-        },
-        "outlier_dimensions": [{"dimension": one} for one in dimensions],
+        "sink": {"positions": [0], "rate": NUMBER, "attention": NUMBER, "to_no_key": NUMBER | {"value": None}}
+        | {"first_layer": 3},
+        "outlier_dimensions": [{"dimension": 29}],
         "residual_sinks": [],
         "super_weights": [{"layer": 2, "row": 29, "column": 62}],
         "loss": {"clean": loss},
@@ -39,14 +33,10 @@ def a_card(folder, *, name="a_b|c", dimensions=(29,)):
         "largest_activations": [{"site": "z", "value": -3.0}],
         "chain": {"asked": False},
     }
-    with create_run(folder, kind="card", config={}, provenance={"model": name, "dtype": "float32"}) as writer:
+    with create_run(folder, kind="card", config={}, provenance={"model": "a_b|c", "dtype": "float32"}) as writer:
         writer.write_text("card.json", json.dumps(made))
         writer.write_csv("summary", pd.DataFrame({"sentence": ["Keep it."]}))
     return folder
-
-
-def rows_of(folders):
-    return rows_of_models(folders, CardConfig())
 
 
 def run(*arguments):
@@ -54,7 +44,7 @@ def run(*arguments):
 
 
 def test_a_card_and_a_trace_share_the_names_of_what_both_have(tmp_path):
-    card, trace = rows_of([str(a_card(tmp_path / "a")), str(TRACE)])
+    card, trace = make_table_rows([str(a_card(tmp_path / "a")), str(TRACE)], CardConfig())
     shared = set(card) & set(trace)
     assert {"model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "sink_mass"} <= shared
     assert [card[f"sink_rate{end}"] for end in ("", "_low", "_high")] == [0.4, 0.3, 0.5]
@@ -69,7 +59,7 @@ def test_one_outlier_dimension_is_no_number(tmp_path):
     with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "m"}) as writer:
         frame = pd.DataFrame([{"quantity": name, "value": value} for name, value in rows])
         writer.write_csv("summary", frame.assign(ci_low=None, ci_high=None, note=None))
-    found = rows_of([str(tmp_path / "run")])[0]
+    found = make_table_rows([str(tmp_path / "run")], CardConfig())[0]
     assert [found[name] for name, _ in rows] == ["2533", "2", 0.5]
 
 
@@ -78,14 +68,13 @@ def test_the_position_that_a_trace_studied_without_a_sink_is_no_sink(tmp_path):
     summary.loc[summary["quantity"] == "sink_position", "note"] = "no position has a sink rate; this one is studied"
     with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "m"}) as writer:
         writer.write_csv("summary", summary)
-    assert "sink_positions" not in rows_of([str(tmp_path / "run")])[0]
+    assert "sink_positions" not in make_table_rows([str(tmp_path / "run")], CardConfig())[0]
 
 
 def test_columns_are_the_main_ones_or_those_asked_for(tmp_path):
-    rows = rows_of([str(a_card(tmp_path / "a"))])
-    assert choose_columns(rows, ()) == [
-        *("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
-    ]
+    rows = make_table_rows([str(a_card(tmp_path / "a"))], CardConfig())
+    main = ["model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost"]
+    assert choose_columns(rows, ()) == main
     assert choose_columns(rows, ("loss", "model")) == ["loss", "model"]
     with pytest.raises(InputError, match="did you mean sink_rate"):
         choose_columns(rows, ("sink_rates",))
@@ -98,11 +87,6 @@ def test_the_table_has_numbers_in_full_and_intervals_in_columns_of_their_own(tmp
     assert str(table["sink_rate"][1]).startswith("0.82685")
 
 
-def test_a_folders_path_is_no_models_name(tmp_path):
-    (row,) = rows_of([str(a_card(tmp_path / "a", name="/data/models/mine"))])
-    assert row["model"] == "mine"
-
-
 def test_other_runs_damaged_cards_and_no_run_are_refused(tmp_path):
     with create_run(tmp_path / "p", kind="patch", config={}, provenance={}):
         pass
@@ -113,16 +97,15 @@ def test_other_runs_damaged_cards_and_no_run_are_refused(tmp_path):
     with pytest.raises(RunError, match=r"card\.json cannot be read"):
         read_run_row(read_run(tmp_path / "b"))
     with pytest.raises(InputError, match="no model was given"):
-        rows_of([])
+        make_table_rows([], CardConfig())
 
 
 def test_the_command_prints_and_answers_programs(tmp_path):
     folder = a_card(tmp_path / "a")
     assert "0.4 [0.3, 0.5]" in run(folder).stdout
     found = json.loads(run(folder, "--columns", "model,sink_rate,bos_needed", "--json").stdout)
-    assert found["rows"] == [
-        {"model": "a_b|c", "sink_rate": 0.4, "sink_rate_low": 0.3, "sink_rate_high": 0.5, "bos_needed": None}
-    ]
+    rate = {"sink_rate": 0.4, "sink_rate_low": 0.3, "sink_rate_high": 0.5}
+    assert found["rows"] == [{"model": "a_b|c", **rate, "bos_needed": None}]
     for options, said in (
         (("--most-loss", "1"), "--most-loss was given; need one model, or two that are compared for it"),
         (("--out", tmp_path / "new"), "out was given and every row is that of a run"),
@@ -140,5 +123,8 @@ def test_models_are_measured_and_stand_beside_runs(tmp_path):
     table = cards([a_card(tmp_path / "a"), folder, TRACE], columns=["model", "loss"], out=tmp_path / "out", **given)
     assert list(table.columns) == ["model", "loss", "loss_low", "loss_high"]
     assert table["model"].tolist()[:2] == ["a_b|c", "mine"]
-    made = json.loads((tmp_path / "out" / "2-mine" / "card.json").read_text())
+    text = (tmp_path / "out" / "2-mine" / "card.json").read_text()
+    assert str(tmp_path) not in text
+    made = json.loads(text)
+    assert made["model"]["name"] == "mine"
     assert table["loss"].tolist()[1] == made["loss"]["clean"]["value"]

@@ -22,26 +22,13 @@ def sets_of(planted_at):
     return functools.cache(lambda seed=0: find_smallest_sets(planted_at(seed=seed).setting))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_planted_neuron_alone_is_found(planted_at, sets_of, seed):
-    truth = planted_at(seed=seed).truth
-    (found,), _ = sets_of(seed)
-    assert found.neurons == ((truth.layer, truth.neuron),)
-    assert found.removes
-    assert found.ranks[truth.layer, truth.neuron] == 0
-
-
 def test_the_set_is_ablated_in_every_way_and_against_random_ones(sets_of):
     _, table = sets_of()
     assert table.columns.tolist() == column_names("ablate", "ablations")
-    assert table["kind"].value_counts().to_dict() == {
-        "set": 6,
-        "random, same layers": 5,
-        "random, same ranks outside": 5,
-    }
-    ways = table[table["kind"] == "set"][["method", "what", "where"]].to_numpy().tolist()
-    assert len({tuple(way) for way in ways}) == 6
+    counts = {"set": 6, "random, same layers": 5, "random, same ranks outside": 5}
+    assert table["kind"].value_counts().to_dict() == counts
     of_set = table[table["kind"] == "set"]
+    assert len(of_set.drop_duplicates(["method", "what", "where"])) == 6
     assert of_set["loss_nats"].notna().all()
     assert (of_set["removed_share"] > 0.8).all()
     random = table[table["kind"] != "set"]
@@ -97,28 +84,21 @@ def test_in_the_first_layer_the_change_is_over_the_embedding(tiny_at):
     assert order[:12] == sorted(shares, key=shares.get, reverse=True)[:12]
 
 
-def test_names():
-    assert neuron_names([(11, 1229), (2, 5)]) == "11.1229, 2.5"
-    assert neuron_names([]) == ""
-
-
-# --- more neurons than one
+def others_than_planted(planted_at):
+    truth = planted_at().truth
+    return [(truth.layer, neuron) for neuron in range(5) if neuron != truth.neuron]
 
 
 def test_neurons_that_are_not_needed_are_dropped(planted_at, monkeypatch):
-    place = planted_at()
-    truth = place.truth
-    others = [(truth.layer, neuron) for neuron in range(3) if neuron != truth.neuron]
-    planted_last = [*others, (truth.layer, truth.neuron)]
-    monkeypatch.setattr(neuron_sets, "rank_neurons", lambda setting, *, layers, step: planted_last)
+    place, others = planted_at(), others_than_planted(planted_at)
+    planted = place.truth.layer, place.truth.neuron
+    monkeypatch.setattr(neuron_sets, "rank_neurons", lambda setting, *, layers, step: [*others, planted])
     (found,), _ = find_smallest_sets(place.setting)
-    assert found.neurons == ((truth.layer, truth.neuron),)
-    assert found.ranks[truth.layer, truth.neuron] == len(others)
+    assert (found.neurons, found.ranks[planted]) == ((planted,), len(others))
 
 
 def test_a_sink_that_no_set_removes_is_said_so(planted_at, monkeypatch):
-    place = planted_at()
-    others = [(place.truth.layer, neuron) for neuron in range(5) if neuron != place.truth.neuron]
+    place, others = planted_at(), others_than_planted(planted_at)
     monkeypatch.setattr(neuron_sets, "rank_neurons", lambda setting, *, layers, step: others)
     monkeypatch.setattr(neuron_sets, "MOST_IN_SET", 3)
     (found,), table = find_smallest_sets(place.setting)
@@ -127,9 +107,6 @@ def test_a_sink_that_no_set_removes_is_said_so(planted_at, monkeypatch):
     assert table["kind"].value_counts()[["single", "leave one out"]].tolist() == [3, 3]
     assert (table[table["kind"] == "leave one out"]["size"] == 2).all()
     assert (table["removed_share"] < 0.5).all()
-
-
-# --- where there is nothing to look for
 
 
 def test_a_model_without_a_growth_step_is_refused(planted_at):

@@ -4,6 +4,7 @@ import types
 from dataclasses import replace
 from importlib import import_module
 
+import pandas as pd
 import pytest
 import torch
 
@@ -65,9 +66,8 @@ def test_without_the_sink_there_is_nothing_to_keep_and_nothing_more_is_run(tmp_p
 
 def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_path):
     lens, tokens, _ = speaking()
-    study = quantise(
-        lens, tokens=tokens, out=tmp_path / "run", format="int4_tensor", channels=[1, 4], controls=2, progress=False
-    )
+    fields = {"format": "int4_tensor", "channels": [1, 4], "controls": 2, "progress": False}
+    study = quantise(lens, tokens=tokens, out=tmp_path / "run", **fields)
     conditions = study.tables["conditions"]
     assert {"clean", "all", "tokens", "channels", "both", "random"} == set(conditions["kept"])
     judged = conditions[conditions["part"] == "judge"].set_index(["kept", "channels"]).sort_index()
@@ -98,20 +98,17 @@ def test_sets_are_judged_on_sequences_that_they_were_not_chosen_on(tmp_path, mon
 
 
 def test_the_smallest_set_that_reaches_the_goal_is_chosen_else_the_best():
-    names = ("part", "kept", "sink_tokens", "channels", "closed_share")
     rows = [
         ("choose", "tokens", True, 0, 0.8),
         ("choose", "channels", False, 1, 0.5),
         ("choose", "both", True, 1, 0.93),
-        ("choose", "channels", False, 2, 0.99),
-        ("judge", "tokens", True, 0, 1.0),
     ]
-    rows = [dict(zip(names, row, strict=True)) for row in rows]
-    assert (
-        module._smallest_good_set(rows, goal=0.9)["kept"],
-        module._smallest_good_set(rows, goal=0.9)["channels"],
-    ) == ("both", 1)
-    assert module._smallest_good_set(rows, goal=0.995)["channels"] == 2
+    rows += [("choose", "channels", False, 2, 0.99), ("judge", "tokens", True, 0, 1.0)]
+    names = ["part", "kept", "sink_tokens", "channels", "closed_share"]
+    rows = pd.DataFrame(rows, columns=names).to_dict("records")
+    for goal, expected in ((0.9, ("both", 1)), (0.995, ("channels", 2))):
+        found = module._smallest_good_set(rows, goal=goal)
+        assert (found["kept"], found["channels"]) == expected
 
 
 def test_random_tokens_are_as_many_others():
@@ -151,9 +148,7 @@ def test_the_largest_channels_are_those_of_the_raw_model():
         chosen = largest_channels(among, 2)
         assert chosen["z"][2] == among["z", 2].topk(2).indices.tolist()
     top = largest_channels(found[False], 1)["resid_post"]
-    assert [top[layer] for layer in range(truth.layer, lens.n_layers)] == [[truth.outlier_dimension]] * (
-        lens.n_layers - truth.layer
-    )
+    assert all(top[layer] == [truth.outlier_dimension] for layer in range(truth.layer, lens.n_layers))
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)

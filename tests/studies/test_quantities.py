@@ -9,11 +9,11 @@ import scipy.stats
 import torch
 from lenses import speaking
 
-from analyses.our_own.published_facts.facts import read_facts
-from analyses.our_own.published_facts.quantities import QUANTITIES, AbsentError, UnmeasuredError, attention_under
+from analyses.our_own.published_facts.quantities import AbsentError, UnmeasuredError, attention_under
 from analyses.our_own.published_facts.quantities import measure_quantity as measure
+from analyses.tiny_families import tiny
 from sink_lens.data.corpora import bundled_text
-from sink_lens.data.tokens import from_text, random_tokens
+from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
@@ -38,9 +38,9 @@ def seen(kind="planted"):
 
 
 @functools.cache
-def raw(kind="planted"):
+def raw():
     """Attention [layer, batch, head, query, key], states [layer + 1, batch, position, d] and losses [batch, target]."""
-    model, tokens = seen(kind).lens.plain, seen(kind).tokens.tokens
+    model, tokens = seen().lens.plain, seen().tokens.tokens
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     states = []
@@ -50,9 +50,11 @@ def raw(kind="planted"):
     for hook in hooks:
         hook.remove()
     model.set_attn_implementation(before)
-    states = [one[0] if isinstance(one, tuple) else one for one in states]
-    losses = torch.nn.functional.cross_entropy(out.logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
-    return torch.stack(out.attentions), torch.stack([out.hidden_states[0], *states]), losses
+    return torch.stack(out.attentions), torch.stack([out.hidden_states[0], *states]), losses_of(out.logits, tokens)
+
+
+def losses_of(logits, tokens):
+    return torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
 
 
 def attention():
@@ -61,10 +63,6 @@ def attention():
 
 def states():
     return raw()[1][1:]
-
-
-def scores():
-    return attention()[..., 0].mean(-1)  # layer, batch, head; the own query included
 
 
 def mass():
@@ -76,19 +74,6 @@ def ratio_to_median():
     return x.amax(-1) / x.median(-1).values
 
 
-def middle(first=1, last=4):
-    return attention()[first : last + 1, :, :, T // 2 :, 0].mean()
-
-
-def excess_kurtosis():
-    return np.mean(scipy.stats.kurtosis(states().double().numpy(), axis=-1))
-
-
-def ratio_of_norms():
-    norms = states().norm(dim=-1)
-    return (norms[..., 0] / norms[..., 8:].quantile(0.5, dim=-1)).mean(1).max()
-
-
 def loss_with(change):
     """Mean loss of each sequence where every layer's output is changed in place by layer."""
     model, tokens = seen().lens.plain, seen().tokens.tokens
@@ -97,14 +82,13 @@ def loss_with(change):
         logits = model(tokens).logits
     for hook in hooks:
         hook.remove()
-    return torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none").mean()
+    return losses_of(logits, tokens).mean()
 
 
 def set_outlier(to):
     def change(at, module, args, out):
-        h = out[0] if isinstance(out, tuple) else out
         if at >= LAYER:
-            h[:, 0, D] = 0.0 if to is None else h[:, 0, D].mean()
+            out[:, 0, D] = 0.0 if to is None else out[:, 0, D].mean()
 
     return loss_with(change)
 
@@ -123,8 +107,7 @@ def without_bos():
     tokens = seen().tokens.tokens[:, 1:]
     with torch.no_grad():
         logits = seen().lens.plain(tokens).logits
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none").mean()
-    return torch.exp(loss - raw()[2][:, 1:].mean())
+    return torch.exp(losses_of(logits, tokens).mean() - raw()[2][:, 1:].mean())
 
 
 def attn_in():
@@ -139,10 +122,15 @@ def rounding_noise():
     return 10 * torch.log10(x.double().square().sum() / noise.double().square().sum())
 
 
+def ratio_of_norms():
+    norms = states().norm(dim=-1)
+    return (norms[..., 0] / norms[..., 8:].quantile(0.5, dim=-1)).mean(1).max()
+
+
 AT = {"layer": LAYER + 1, "dimension": D}
 NUMBERS = {
-    "sink_rate": lambda: (scores() > 0.3).float().mean(),
-    "bos_attention": middle,
+    "sink_rate": lambda: (attention()[..., 0].mean(-1) > 0.3).float().mean(),  # the own query included
+    "bos_attention": lambda: attention()[1:, :, :, T // 2 :, 0].mean(),
     "first_token_share": lambda: mass().mean(),
     "sink_onset_layer": lambda: (mass().mean((1, 2)) > 0.3).nonzero()[0],
     "null_mass": lambda: torch.tensor(0.0),
@@ -156,7 +144,7 @@ NUMBERS = {
     "max_activation_layer": lambda: states().abs().flatten(1).amax(1).argmax(),
     "massive_layer": lambda: ((states().abs() > 50).any(-1) & (ratio_to_median() >= 20)).flatten(1).any(1).nonzero()[0],
     "massive_ratio": lambda: ratio_to_median().amax((0, 2)).mean(),
-    "kurtosis": excess_kurtosis,
+    "kurtosis": lambda: np.mean(scipy.stats.kurtosis(states().double().numpy(), axis=-1)),
     "perplexity": lambda: raw()[2].mean().exp(),
     "loss": lambda: raw()[2].mean(),
     "perplexity_zeroed": lambda: set_outlier(None).exp(),
@@ -180,27 +168,6 @@ INDICES = {
     "super_weights": ((LAYER, D, NEURON),), "writing_neurons": ((LAYER, NEURON),), "residual_sinks": (),
 }  # fmt: skip
 """Quantity -> the planted truth."""
-ELSEWHERE = {
-    "attention_without_mlp", "attention_without_query_bias", "attention_without_key_columns", "largest_dimensions",
-    "site_max_activation", "w_o_tau",
-}  # fmt: skip
-"""Quantities with a test of their own below."""
-
-
-READ = {
-    *("sink_rate", "first_token_share", "null_mass", "norm_ratio", "max_activation", "kurtosis"),
-    *("sink_onset_layer", "sink_positions", "residual_sinks", "writing_neurons", "loss"),
-    *("perplexity_zeroed", "perplexity_mean_aligned"),
-}
-"""What a card of one or two models reads."""
-
-
-def test_every_quantity_is_claimed_or_read_and_tested_and_says_what_it_is():
-    assert set(QUANTITIES) == set(NUMBERS) | set(INDICES) | ELSEWHERE
-    assert set(QUANTITIES) == {fact.quantity for fact in read_facts() if fact.quantity} | READ
-    for one in QUANTITIES.values():
-        assert one.meaning.endswith("."), one.name
-        assert set(one.depends) <= {"bos", "text", "length", "dtype", "tokens"}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -215,20 +182,21 @@ def test_indices_are_the_planted_ones(name):
     assert measure(name, seen()).indices == INDICES[name]
 
 
+READ = {
+    "sink_rate": "sink_rate", "first_token_share": "first_token_attention", "null_mass": "attention_to_no_key",
+    "loss": "loss", "norm_ratio": "first_token_norm_ratio", "kurtosis": "kurtosis",
+}  # fmt: skip
+"""Quantity -> its row in a comparison of two cards; a card has the first four."""
+
+
 def test_a_card_of_one_or_two_models_and_a_fact_say_one_number(tmp_path):
-    card = card_contents(seen())
+    card, number = card_contents(seen()), {name: measure(name, seen()).number for name in READ}
     study = make_card(seen().lens, seen().lens, tokens=seen().tokens, out=tmp_path / "diff", progress=False)
     changes = study.tables["changes"].set_index("quantity")["first"]
-    pairs = {
-        "sink_rate": (card["sink"]["rate"]["value"], changes["sink_rate"]),
-        "first_token_share": (card["sink"]["attention"]["value"], changes["first_token_attention"]),
-        "null_mass": (card["sink"]["to_no_key"]["value"], changes["attention_to_no_key"]),
-        "loss": (card["loss"]["clean"]["value"], changes["loss"]),
-    }
-    for name, said in pairs.items():
-        assert said == pytest.approx([measure(name, seen()).number] * 2, rel=1e-3), name  # a card has four digits
-    assert changes["first_token_norm_ratio"] == pytest.approx(measure("norm_ratio", seen()).number, rel=1e-6)
-    assert changes["kurtosis"] == pytest.approx(measure("kurtosis", seen()).number, rel=1e-6)
+    said = [card["sink"][name]["value"] for name in ("rate", "attention", "to_no_key")]
+    said.append(card["loss"]["clean"]["value"])
+    assert said == pytest.approx([number[name] for name in list(READ)[:4]], rel=1e-3)  # a card has four digits
+    assert {name: changes[row] for name, row in READ.items()} == pytest.approx(number, rel=1e-6)
 
 
 def test_the_largest_dimensions_begin_with_the_planted_one():
@@ -247,16 +215,12 @@ def test_the_planted_sink_needs_its_key_column_and_its_neuron():
 def test_no_query_bias_is_a_query_without_its_bias():
     one = seen("qwen2")
     found = measure("attention_without_query_bias", one, {"layers": [0, 2]}).number
-    model, biases = one.lens.plain, [layer.self_attn.q_proj.bias for layer in one.lens.plain.model.layers]
-    before = attention_under(one, [], layers=[0, 1, 2])
-    kept = [bias.detach().clone() for bias in biases]
+    before, model = attention_under(one, [], layers=[0, 1, 2]), tiny("qwen2")
     with torch.no_grad():
-        for bias in biases:
-            bias.zero_()
-        changed = ObservedModel(wrap(model, tokenizer=one.lens.tokenizer), one.tokens)
-        after = attention_under(changed, [], layers=[0, 1, 2])
-        for bias, own in zip(biases, kept, strict=True):
-            bias.copy_(own)
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.bias.zero_()
+    changed = ObservedModel(wrap(model, tokenizer=one.lens.tokenizer), one.tokens)
+    after = attention_under(changed, [], layers=[0, 1, 2])
     assert found == pytest.approx(float((after / before).mean()), rel=1e-4)
     with pytest.raises(UnmeasuredError, match="no bias"):
         measure("attention_without_query_bias", seen())
@@ -272,12 +236,6 @@ def test_tau_of_w_o_is_defined_without_bos_only():
     assert abs(measure("w_o_tau", seen("random")).number) < 0.2  # random weights prefer nothing
     with pytest.raises(UnmeasuredError, match="the same in every sequence"):
         measure("w_o_tau", seen())
-
-
-def test_repeated_and_random_tokens_are_measured_like_text():
-    lens = seen().lens
-    tokens = random_tokens(lens.tokenizer, sequences=N, length=T, generator=torch.Generator().manual_seed(0))
-    assert measure("sink_rate", ObservedModel(lens, tokens)).number == pytest.approx(0.4)
 
 
 def test_what_a_model_lacks_is_said():

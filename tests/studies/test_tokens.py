@@ -65,10 +65,8 @@ def test_a_model_without_sinks_says_so(tmp_path):
     model = build("untrained", family="llama")
     tokens = model.draw(6, length=32, generator=torch.Generator().manual_seed(0))
     found = sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", progress=False)
-    assert [text.split(";")[0] for text in found.sentences] == [
-        "by attention: no gap, so no token is marked",
-        "by norm: no gap, so no token is marked",
-    ]
+    said = [f"by {way}: no gap, so no token is marked" for way in ("attention", "norm")]
+    assert [text.split(";")[0] for text in found.sentences] == said
     assert len(found.tables["sink_tokens"]) == 0
     page = page_content(read_run(found.folder))
     assert page.title == "No sink and no massive activation"
@@ -84,14 +82,11 @@ def test_a_residual_sink_is_told_from_a_sink_tokens_dimension(tmp_path):
         model.model.model.embed_tokens.weight[3:, free] = 30.0
     tokens = torch.randint(3, 290, (4, 40), generator=torch.Generator().manual_seed(0))
     tokens[:, 0] = model.model.config.bos_token_id
-    found = sink_tokens(
-        wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", massive_threshold=2.0, progress=False
-    )
-    table = found.tables["dimensions"]
-    residual = table.loc[table["kind"] == "residual"]
-    assert set(residual["dimension"]) == {free}
-    assert (residual["coverage"] == 1).all()
-    assert set(residual["layer"]) == set(range(len(model.model.model.layers)))
+    fields = {"massive_threshold": 2.0, "progress": False}
+    found = sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
+    residual = found.tables["dimensions"].query("kind == 'residual'")
+    expected = {(free, layer, 1) for layer in range(len(model.model.model.layers))}
+    assert set(residual[["dimension", "layer", "coverage"]].itertuples(index=False, name=None)) == expected
 
 
 def test_coverage_by_hand():
@@ -101,20 +96,13 @@ def test_coverage_by_hand():
     rows = [(1, 1, 7, -40.0, 21.0), (1, 2, 7, 20.0, 25.0), (0, 2, 7, 3.0, 30.0), (1, 0, 8, 9.0, 50.0)]
     outliers = pd.DataFrame(rows, columns=["layer", "position", "dimension", "value", "ratio"]).assign(sequence=0)
     table = dimension_table(outliers, every, coverage=0.5)
-    assert table.to_dict("records") == [
-        {"kind": "residual", "dimension": 7, "layer": 0, "coverage": 1 / 3, "tokens": 3, "value": 3.0, "ratio": 30.0},
-        {"kind": "residual", "dimension": 7, "layer": 1, "coverage": 2 / 3, "tokens": 3, "value": 30.0, "ratio": 23.0},
-        {"kind": "sink token", "dimension": 8, "layer": 1, "coverage": 1.0, "tokens": 1, "value": 9.0, "ratio": 50.0},
+    assert table.columns.tolist() == ["kind", "dimension", "layer", "coverage", "tokens", "value", "ratio"]
+    assert table.to_numpy().tolist() == [
+        ["residual", 7, 0, 1 / 3, 3, 3.0, 30.0],
+        ["residual", 7, 1, 2 / 3, 3, 30.0, 23.0],
+        ["sink token", 8, 1, 1.0, 1, 9.0, 50.0],
     ]
     assert dimension_table(outliers.iloc[:0], every, coverage=0.5).empty
-
-
-def test_delimiters_have_no_letter_and_no_digit_or_are_special():
-    assert is_delimiter(".", 5, frozenset())
-    assert is_delimiter("\n\n", 5, frozenset())
-    assert is_delimiter("<s>", 1, frozenset({1}))
-    assert not is_delimiter(" the", 5, frozenset())
-    assert not is_delimiter("3", 5, frozenset())
 
 
 def test_prompts_of_different_lengths_are_taken(tmp_path):
@@ -130,11 +118,13 @@ def test_prompts_of_different_lengths_are_taken(tmp_path):
         ({"gap": 1.0}, "gap is 1.0; need a number above 1"),
         ({"sink_threshold": 0.5}, "sink_threshold is 0.5; need a number above 1"),
         ({"coverage": 0.0}, "coverage is 0.0; need a share above 0"),
-        ({"kernel": "slow"}, "kernel is 'slow'; need one of auto, fused, eager"),
-        ({"max_outliers": 0}, "max_outliers is 0; need at least 1"),
     ],
 )
 def test_what_cannot_be_run_is_refused(fields, text):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=text):
         TokensConfig(**fields)
-    assert str(error.value).startswith(text)
+
+
+def test_delimiters_have_no_letter_and_no_digit_or_are_special():
+    texts = {".": True, "\n\n": True, "<s>": True, " the": False, "3": False}
+    assert {text: is_delimiter(text, 1 if text == "<s>" else 5, frozenset({1})) for text in texts} == texts
