@@ -33,19 +33,6 @@ def filled(family, *, scale=0.3, dtype=None, **fields):
     return model
 
 
-def rows(n=24):
-    return [{"input_ids": row, "labels": row} for row in (TOKENS[0] + 0 * torch.arange(n)[:, None])]
-
-
-def trainer(model, folder, **options):
-    args = {"output_dir": str(folder), "max_steps": 6, "learning_rate": 0.03, "per_device_train_batch_size": 2}
-    args |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_steps": 3, "logging_steps": 1, "seed": 0}
-    return Trainer(model=model, args=TrainingArguments(**args | options), train_dataset=rows())
-
-
-# --- the formula
-
-
 @pytest.mark.parametrize("phi", [*PHI, "constant"])
 def test_what_is_added_and_its_gradient_are_the_formula_by_nested_loops_in_float64(phi):
     """Two query heads share each key-value head: heads 0 and 1 the first M, 2 and 3 the second."""
@@ -69,9 +56,8 @@ def test_keys_and_values_are_m_of_limited_rank():
     draw = torch.Generator().manual_seed(0)
     q = torch.randn(2, 3, 4, 5, generator=draw, dtype=torch.float64)
     keys, values = torch.randn(2, 2, 3, 5, generator=draw, dtype=torch.float64)
-    torch.testing.assert_close(
-        prefix_output(q, keys, values), prefix_output(q, keys.mT @ values), rtol=1e-12, atol=1e-13
-    )
+    found = prefix_output(q, keys, values)
+    torch.testing.assert_close(found, prefix_output(q, keys.mT @ values), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,9 +69,8 @@ def test_the_models_logits_and_gradients_are_those_of_the_formula_hooked_in_by_h
     raw, held = tiny(family).to(torch.float64), {}
     memories = [memory.memory.detach().clone().requires_grad_() for memory in model.memories.values()]
     n_heads, d_head = 4, 16 if family in ("qwen3", "gemma2") else 12
-    for layer, (block, memory) in enumerate(
-        zip(raw.transformer.h if family == "gpt2" else raw.model.layers, memories, strict=True)
-    ):
+    blocks = raw.transformer.h if family == "gpt2" else raw.model.layers
+    for layer, (block, memory) in enumerate(zip(blocks, memories, strict=True)):
         attention = block.attn if family == "gpt2" else block.self_attn
         q = attention.c_attn if family == "gpt2" else attention.q_proj
 
@@ -140,20 +125,6 @@ def test_a_wrapped_model_shares_the_module_or_is_refused():
         wrap(filled("gpt2").get_base_model())
 
 
-def test_the_layers_own_pattern_stays_and_the_next_layers_may_not():
-    model = filled("llama", layers=(1,))
-    lens = wrap(tiny("llama"))
-    patterns = [f"blocks.{layer}.attn.hook_pattern" for layer in range(3)]
-    _, without = lens.bridge.run_with_cache(TOKENS, names_filter=patterns)
-    with lens.bridge.hooks(fwd_hooks=model.bridge_hooks()):
-        _, beside = lens.bridge.run_with_cache(TOKENS, names_filter=patterns)
-    same = [torch.equal(beside[name], without[name]) for name in patterns]
-    assert same == [True, True, False]
-
-
-# --- PEFT's habits
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks for it
 def test_the_counts_and_what_is_printed_are_pefts(capsys):
     peft = pytest.importorskip("peft", reason="peft is an extra for comparison: pip install peft")
@@ -173,9 +144,6 @@ def test_save_and_load_are_equal_to_the_last_bit(tmp_path, fields):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     loaded = PrefixModel.from_pretrained(tiny("qwen3"), tmp_path)
     assert loaded.prefix_config == model.prefix_config
-    assert all(
-        torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values(), strict=True)
-    )
     assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
     assert loaded.get_nb_trainable_parameters()[0] == 0
     again = PrefixModel.from_pretrained(tiny("qwen3"), tmp_path, is_trainable=True)
@@ -198,10 +166,16 @@ def test_generation_with_a_cache_is_generation_without(family):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_trainer_trains_it_alone_saves_it_alone_and_goes_on(family, tmp_path):
+    def trainer(model, name):
+        args = {"max_steps": 6, "learning_rate": 0.03, "per_device_train_batch_size": 2, "seed": 0, "report_to": []}
+        args |= {"gradient_accumulation_steps": 2, "use_cpu": True, "disable_tqdm": True, "save_steps": 3}
+        args = TrainingArguments(output_dir=str(tmp_path / name), logging_steps=1, **args)
+        return Trainer(model=model, args=args, train_dataset=[{"input_ids": TOKENS[0], "labels": TOKENS[0]}] * 24)
+
     base = tiny(family)
     weights = copy.deepcopy(base.state_dict())
     model = get_prefix_model(base)
-    run = trainer(model, tmp_path / "whole", gradient_accumulation_steps=2)
+    run = trainer(model, "whole")
     run.train()
     losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0] - 0.05
@@ -212,25 +186,22 @@ def test_the_trainer_trains_it_alone_saves_it_alone_and_goes_on(family, tmp_path
     assert torch.equal(loaded(TOKENS).logits, trained)
     assert (checkpoint / "model.safetensors").stat().st_size < 40_000  # 3 matrices, and no model
 
-    rest = trainer(get_prefix_model(tiny(family)), tmp_path / "rest", gradient_accumulation_steps=2)
+    rest = trainer(get_prefix_model(tiny(family)), "rest")
     rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert rest.state.global_step == 6
     assert torch.equal(rest.model.eval()(TOKENS).logits, trained)
 
 
 def test_gradient_checkpointing_gives_the_same_gradients():
-    found = []
-    for checkpointing in (False, True):
-        model = filled("llama").train()
-        if checkpointing:
-            # Under its new name, which the oldest transformers that is taken does not have.
-            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})
-            assert model.get_base_model().model.layers[0].gradient_checkpointing
-        model(TOKENS, labels=TOKENS).loss.backward()
-        found.append([memory.memory.grad for memory in model.memories.values()])
-    for one, other in zip(*found, strict=True):
-        assert_close(one, other)
+    plain, model = filled("llama").train(), filled("llama").train()
+    # Under its new name, which the oldest transformers that is taken does not have.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
+    assert model.get_base_model().model.layers[0].gradient_checkpointing
+    for one in (plain, model):
+        one(TOKENS, labels=TOKENS).loss.backward()
+    for one, other in zip(plain.memories.values(), model.memories.values(), strict=True):
+        assert_close(one.memory.grad, other.memory.grad)
 
 
 def test_unload_gives_the_model_back_as_it_was():
@@ -259,11 +230,9 @@ def test_what_cannot_be_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(ModelError, match="Call unload first"):
         get_prefix_model(model.get_base_model())
     for fields, said in (
-        ({"phi": "softmax"}, "need one of elu, elu_plus_one"),
         ({"rang": 2}, "did you mean rank"),
         ({"rank": 0}, "need at least 1"),
         ({"phi": "constant", "rank": 2}, "need rank None"),
-        ({"layers": (1, 1)}, "twice"),
         ({"layers": (3,)}, r"need some of \[0, 1, 2\]"),
     ):
         with pytest.raises(InputError, match=said):
@@ -282,13 +251,9 @@ def test_what_cannot_be_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(ModelError, match="differs from this model's in 1 matrices"):
         PrefixModel.from_pretrained(tiny("llama"), tmp_path, config=PrefixConfig(layers=(0, 1)))
     saved = json.loads((tmp_path / "adapter_config.json").read_text())
-    for change, kind, said in (
-        ({"peft_type": "LORA"}, ModelError, "Open others with PEFT"),
-        ({"fi": 1}, InputError, "fi"),
-    ):
-        (tmp_path / "adapter_config.json").write_text(json.dumps(saved | change))
-        with pytest.raises(kind, match=said):
-            PrefixModel.from_pretrained(tiny("llama"), tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(saved | {"peft_type": "LORA"}))
+    with pytest.raises(ModelError, match="Open others with PEFT"):
+        PrefixModel.from_pretrained(tiny("llama"), tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps(saved))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ModelError, match="Save it again"):
