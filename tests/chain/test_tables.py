@@ -5,36 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from evidences import CONFIG, OWN, planted_evidence
 
 from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.chain import tables
-from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import GrowthStep, Location
-from sink_lens.chain.measure import measure, scout_and_measure
+from sink_lens.chain.measure import measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
-
-CONFIG = TraceConfig(model="tiny")
-OWN = [link.readings for link in LINKS]
-
-
-@functools.cache
-def planted_lens():
-    return wrap(planted().model)
-
-
-@functools.cache
-def planted_panel():
-    return scout_and_measure(planted_lens(), planted_tokens(), config=CONFIG, own=OWN)
-
-
-def planted_tokens():
-    tokens = torch.randint(3, 300, (5, 24), generator=torch.Generator().manual_seed(0))
-    tokens[:, 0] = planted().bos_id
-    return from_tensor(tokens)
 
 
 @functools.cache
@@ -46,9 +26,6 @@ def two_keys():
     aim = Location(sink_positions=(0, 3), sink_found=True, steps=(), outliers={})
     panel = measure(lens, batch, plan=aim.plan(range(3)), config=CONFIG, own=OWN)
     return lens, batch, replace(panel, location=aim)
-
-
-# --- heads
 
 
 def test_head_numbers_are_means_over_sequences():
@@ -69,23 +46,21 @@ def test_head_numbers_are_means_over_sequences():
 
 
 def test_labels_are_given_to_sinks_only():
-    table = tables.head_table(planted_lens(), planted_panel(), threshold=0.3)
+    table = tables.head_table(planted_evidence().lens, planted_evidence().panel, threshold=0.3)
     sinks = table["sink_score"] > 0.3
     assert sinks.any()
-    assert not sinks.all()
     assert (table.loc[~sinks, "label"] == "").all()
     assert table.loc[sinks, "label"].isin(["no-op", "broadcast"]).all()
 
 
 def test_alignment_is_read_where_outlier_dimensions_enter():
-    table = tables.head_table(planted_lens(), planted_panel(), threshold=0.3).groupby("layer")["qk_alignment"]
+    table = tables.head_table(planted_evidence().lens, planted_evidence().panel, threshold=0.3).groupby("layer")[
+        "qk_alignment"
+    ]
     after = planted().layer + 1
     assert table.apply(lambda column: bool(column.notna().all())).tolist() == [layer >= after for layer in range(5)]
     # W_Q's first direction is the slowest pair, which the planted W_K column also is
     assert table.min().loc[after:].min() > 0.8
-
-
-# --- positions
 
 
 @pytest.mark.parametrize("site", ["z", "mlp_out", "resid_post"])
@@ -101,22 +76,10 @@ def test_s1_s2_and_norm_by_hand(site):
         assert table.loc[position, "norm"] == pytest.approx(float(real.norm(dim=-1).mean()), rel=1e-4)
 
 
-# --- dimensions
-
-
-def test_the_planted_dimension_is_the_only_outlier():
-    table = tables.dimension_table(planted_panel(), config=CONFIG)
-    outliers = table[table["is_outlier"]]
-    assert set(outliers["dimension"]) == {planted().outlier_dimension}
-    assert outliers["layer"].tolist() == list(range(planted().layer, 5))
-    assert (outliers["dominance_ratio"] > 25).all()
-
-
 def test_every_outlier_is_in_the_table_however_many_there_are():
     config = replace(CONFIG, dominance_threshold=1.01, max_outliers=48, energy_frac=0.99999)
-    table = tables.dimension_table(planted_panel(), config=config)
-    first = table[table["layer"] == 0]
-    assert first["is_outlier"].sum() > 16
+    table = tables.dimension_table(planted_evidence().panel, config=config)
+    assert table.loc[table["layer"] == 0, "is_outlier"].sum() > 16
 
 
 def test_other_sink_positions_have_outliers_of_their_own():
@@ -126,27 +89,27 @@ def test_other_sink_positions_have_outliers_of_their_own():
     state[:, 1, 7] = 1e4  # at position 3, the second key
     values["state"][1] = state
     panel = replace(panel, streamed=replace(panel.streamed, values=values))
-    table = tables.dimension_table(panel, config=CONFIG)
-    outliers = table[table["is_outlier"]]
+    outliers = tables.dimension_table(panel, config=CONFIG).query("is_outlier")
     assert outliers[["layer", "sink_position", "dimension"]].to_numpy().tolist() == [[1, 3, 7]]
-
-
-# --- layers, steps, conditions
+    planted_ones = tables.dimension_table(planted_evidence().panel, config=CONFIG).query("is_outlier")
+    assert planted_ones[["layer", "dimension"]].to_numpy().tolist() == [
+        [layer, planted().outlier_dimension] for layer in range(planted().layer, 5)
+    ]
 
 
 def test_layers_have_one_row_each():
-    table = tables.layer_table(planted_panel())
+    table = tables.layer_table(planted_evidence().panel)
     assert table["layer"].tolist() == list(range(5))
     after = table[table["layer"] >= planted().layer]
     assert (after["outlier_dimension"] == planted().outlier_dimension).all()
     assert (after["dominance_ratio"] > 25).all()
     assert (after["effective_rank"] < after["effective_rank_without"]).all()
-    states = planted_panel().states()
+    states = planted_evidence().panel.states()
     assert table.loc[3, "norm"] == pytest.approx(float(states[4].norm(dim=-1).mean()), rel=1e-5)
 
 
 def test_outlier_dimensions_of_an_arm_are_sorted_by_the_layers_that_have_them():
-    panel = planted_panel()
+    panel = planted_evidence().panel
     step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=7)
     outliers = {0: (7,), 1: (7, 400), 2: (12, 7), 3: (12,)}
     panel = replace(panel, location=replace(panel.location, steps=(step,), outliers=outliers))
