@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -53,7 +54,6 @@ NAN = math.nan
         (statistic(2.0, 3.0, nulls={"a": NAN}), "holds"),  # a null that is undefined says nothing
         (statistic(1.5, 2.5, references={"other": 100.0}), "holds"),  # references decide nothing
         (statistic(NAN, NAN, estimate=5.0), "undecided"),  # one sequence has no interval
-        (statistic(NAN, NAN, estimate=NAN), "undecided"),
         (statistic(NAN, NAN, estimate=NAN, note="not measurable"), "undecided"),
         (statistic(NAN, NAN, estimate=NAN, note="not there", absent=True), "fails"),
     ],
@@ -70,33 +70,6 @@ def test_the_links_are_those_of_the_chain_in_order_and_its_table_says_what_they_
     assert table["link"].tolist() == [link.name for link in LINKS]
     for column in ("source", "target", "sentence", "question"):
         assert table[column].tolist() == [getattr(link, column) for link in LINKS]
-
-
-# --- tables
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("sink", [True, False])
-def test_the_links_from_the_neuron_on_are_present_if_the_sink_was_planted(sink, seed):
-    table = link_table(planted_evidence(sink=sink, seed=seed), random_init=None, length=24)
-    verdicts = table.groupby("link")["verdict"].agg(set)
-    measured = table.groupby("link")["measured"].first()
-    for name in NAMES[2:]:
-        assert measured[name] == ("present" if sink else "absent"), name
-        assert verdicts[name] == {"present, not tested" if sink else "not applicable"}, name
-    assert sink or set(table["verdict"]) == {"not applicable"}  # there is no sink to lead to
-
-
-def test_one_row_per_link_statistic_and_null():
-    table = link_table(planted_evidence(), random_init=link_values(planted_evidence(sink=False)), length=24)
-    assert list(table.columns) == schema.column_names("trace", "links")
-    assert not table.duplicated(["link", "statistic", "null_name"]).any()
-    assert tuple(dict.fromkeys(table["link"])) == NAMES
-    assert set(table["verdict"]) <= {"present, not tested", "absent", "undecided"}
-    assert table["null_name"].notna().all()
-    primary = table[table["is_primary"]]
-    assert (primary.groupby("link")["statistic"].nunique() == 1).all()
-    assert len(primary["link"].unique()) == 6
 
 
 def test_the_criterion_stands_beside_the_verdict():
@@ -117,9 +90,6 @@ def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
     assert twin["dimension_key", "key_cosine"] == pytest.approx(1001, abs=0.1)
     alone = link_table(planted_evidence(), random_init=None, length=24)
     assert table.groupby("link")["verdict"].first().to_dict() == alone.groupby("link")["verdict"].first().to_dict()
-
-
-# --- intervened on too
 
 
 def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, primary=True):
@@ -165,52 +135,40 @@ def test_a_costly_intervention_is_undecided_and_cost_alone_never_says_no():
 
 
 COSTS = {"baseline_loss_nats": 3.0, "loss_nats": 8.5, "uniform_loss_nats": 10.8, "beyond_masking_nats": 2.0}
+LESS, MORE, NEAR = {"low": 0.2}, {"control": 0.7}, "what was measured is too close to its floor to tell"
 
 
-def undecided_link(row, *, present="yes", necessary="undecided", floors="calibrated"):
+def undecided_link(row, *, of="variance_neurons", costs=(), present="yes", necessary="undecided", floors="calibrated"):
     answers = {"present": present, "necessary_or_sufficient": necessary, "carries": "undecided"}
     link = {"link": "variance_neurons", "verdict": "undecided", "floors": floors} | answers
-    return {"links": pd.DataFrame([link]), "effects": pd.DataFrame([row])}
+    return {"links": pd.DataFrame([link]), "effects": pd.DataFrame([effect(of, **row) | dict(costs)])}
 
 
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        (undecided_link(effect("variance_neurons", low=0.2)), "breaking it may remove less than 25% of the sink"),
+        (undecided_link(LESS), "breaking it may remove less than 25% of the sink"),
         (
-            undecided_link(effect("variance_neurons", low=0.2, control=0.7)),
+            undecided_link(LESS | MORE),
             "breaking it may remove less than 25% of the sink and less than a random control does",
         ),
-        (undecided_link(effect("variance_neurons")), "the sequences are too short to tell of a sink"),
+        (undecided_link({}), "the sequences are too short to tell of a sink"),
+        (undecided_link(MORE), "breaking it may remove less than a random control does"),
         (
-            undecided_link(effect("variance_neurons", control=0.7)),
-            "breaking it may remove less than a random control does",
-        ),
-        (
-            undecided_link(effect("variance_neurons", low=0.2), floors="not calibrated"),
+            undecided_link(LESS, floors="not calibrated"),
             "breaking it may remove less than the floor that was asked for, or than a random control does",
         ),
-        (undecided_link(effect("variance_neurons") | COSTS), "this edit damages the model itself (loss +5.5 nats)"),
+        (undecided_link({}, costs=COSTS), "this edit damages the model itself (loss +5.5 nats)"),
+        (undecided_link({"had": 0.1, "uniform": 0.06}), "the sink has hardly more attention than chance"),
+        (undecided_link({"low": NAN, "high": NAN}), "one sequence gives no interval"),
         (
-            undecided_link(effect("variance_neurons", had=0.1, uniform=0.06)),
-            "the sink has hardly more attention than chance",
+            undecided_link({}, costs=COSTS, present="undecided"),
+            f"{NEAR}, and this edit damages the model itself (loss +5.5 nats)",
         ),
-        (undecided_link(effect("variance_neurons", low=NAN, high=NAN)), "one sequence gives no interval"),
-        (
-            undecided_link(effect("variance_neurons"), present="undecided"),
-            "what was measured is too close to its floor to tell",
-        ),
-        (
-            undecided_link(effect("variance_neurons") | COSTS, present="undecided"),
-            "what was measured is too close to its floor to tell, and this edit damages the model itself (loss +5.5 "
-            "nats)",
-        ),
-        (
-            undecided_link(effect("variance_neurons"), necessary="yes"),
-            "less than half of the sink goes through it, so there is another path",
-        ),
-        (undecided_link(effect("key_sink")), "there was nothing to intervene on"),
-        (undecided_link(effect("variance_neurons")) | {"effects": None}, ""),
+        (undecided_link({}, present="undecided"), NEAR),
+        (undecided_link({}, necessary="yes"), "less than half of the sink goes through it, so there is another path"),
+        (undecided_link({}, of="key_sink"), "there was nothing to intervene on"),
+        (undecided_link({}) | {"effects": None}, ""),
     ],
 )
 def test_what_keeps_a_link_undecided_is_said(tables, said):
@@ -249,32 +207,29 @@ def test_the_documentation_prints_the_table_of_verdicts():
     assert "\n".join(rows) in text
 
 
-def test_a_link_is_not_failed_by_the_absence_of_what_it_starts_from():
-    absent = statistic(NAN, NAN, estimate=NAN, absent=True, no_source=True)
-    found = link_answers(absent, floor=1.0, effects=(effect("x", low=0.0, high=0.1), None), has_sink=True)
-    assert set(found) == {"not applicable"}
-    assert derive_verdict(found) == "not applicable"
+ABSENT, THERE = statistic(NAN, NAN, estimate=NAN, absent=True), statistic(2.0, 3.0)
 
 
-def test_what_is_not_there_makes_no_sink_and_carries_may_still_be_yes():
-    absent = statistic(NAN, NAN, estimate=NAN, absent=True)
-    carries = effect("x", low=0.8, high=0.9)
-    found = link_answers(absent, floor=1.0, effects=(None, carries), has_sink=True)
-    assert found == ("no", "no", "yes")
-    alone = link_answers(absent, floor=1.0, effects=None, has_sink=True)
-    assert alone == ("no", "not tested", "not tested")
+@pytest.mark.parametrize(
+    ("given", "options", "decided"),
+    [
+        # a link is not failed by the absence of what it starts from
+        (replace(ABSENT, no_source=True), {"effects": (effect("x", low=0.0, high=0.1), None)}, ("not applicable",) * 3),
+        # what is not there makes no sink, and carries may still be yes
+        (ABSENT, {"effects": (None, effect("x", low=0.8))}, ("no", "no", "yes")),
+        (ABSENT, {"effects": None}, ("no", "not tested", "not tested")),
+        # without a sink only presence is answered
+        (THERE, {"has_sink": False}, ("yes", "not applicable", "not applicable")),
+        (THERE, {"has_sink": False, "starts": False}, ("not applicable",) * 3),
+    ],
+)
+def test_questions_about_what_is_not_there_or_leads_to_no_sink(given, options, decided):
+    both = {"effects": (effect("x"), effect("x")), "has_sink": True}
+    assert link_answers(given, floor=1.0, **(both | options)) == decided
 
 
-def test_without_a_sink_only_presence_is_answered():
-    given = {"floor": 1.0, "effects": (effect("x"), effect("x"))}
-    found = link_answers(statistic(2.0, 3.0), has_sink=False, **given)
-    assert found == ("yes", "not applicable", "not applicable")
-    nothing = link_answers(statistic(2.0, 3.0), has_sink=False, starts=False, **given)
-    assert set(nothing) == {"not applicable"}
-
-
-def with_effects(*rows, random_init=None):
-    return link_table(planted_evidence(), random_init=random_init, effects=pd.DataFrame(rows), length=24)
+def with_effects(*rows):
+    return link_table(planted_evidence(), random_init=None, effects=pd.DataFrame(rows), length=24)
 
 
 def test_the_verdict_is_that_of_both():
@@ -291,14 +246,12 @@ def test_the_verdict_is_that_of_both():
 
 def test_the_share_of_the_cut_is_a_row_of_its_own():
     table = with_effects(*(effect(name) for name in NAMES))
-    assert list(table.columns) == schema.column_names("trace", "links")
     shares = table[table["statistic"] == "intervention_share"]
     assert tuple(shares["link"]) == NAMES
     row = shares.iloc[0]
     assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [0.75, 0.6, 0.9, 0.01, 8]
     assert (row["null_name"], bool(row["is_primary"])) == ("largest_control", False)
     assert row["criterion"].endswith(", and that of the intervention's share above 25% and above its largest control")
-    assert not table.duplicated(["link", "statistic", "null_name"]).any()
 
 
 def test_only_the_primary_cut_of_a_link_decides():
@@ -319,9 +272,6 @@ def test_without_interventions_no_link_holds_and_none_fails():
     assert (alone["verdict"] == alone["measured"].replace(said)).all()
     assert set(alone["necessary_or_sufficient"]) == set(alone["carries"]) == {"not tested"}
     assert alone["criterion"].str.startswith("present if").all()
-
-
-# --- what cannot be measured is undecided, what is not there fails
 
 
 @pytest.mark.parametrize("length", [2, 8])
