@@ -20,14 +20,6 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.studies.observed import ObservedModel
 
-
-def step(first, last, dimension=0):
-    return GrowthStep(first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=9.0, dimension=dimension)
-
-
-# --- growth
-
-
 NAN = math.nan
 RATIO = [1.0, 1.0, 3.0, 6.0, 9.0, 18.0]
 """Before layer 0: 1; layer 0 x1; layer 1 x3; layer 2 x2; layer 3 x1.5; layer 4 x2."""
@@ -54,9 +46,6 @@ def test_onset_is_the_first_layer_over_the_threshold():
     assert onset_layer(mass, threshold=0.3) == 2  # strictly over
     assert onset_layer(mass, threshold=0.8) == 4
     assert onset_layer(mass, threshold=0.95) is None
-
-
-# --- outlier dimensions
 
 
 STATE = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
@@ -133,7 +122,11 @@ def test_find_names_the_step_and_the_dimension_after_it():
 
 
 def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_quarter():
-    location = Location(sink_positions=(0,), sink_found=True, steps=(step(1, 2), step(5, 5)), outliers={})
+    steps = tuple(
+        GrowthStep(first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=9.0, dimension=0)
+        for first, last in ((1, 2), (5, 5))
+    )
+    location = Location(sink_positions=(0,), sink_found=True, steps=steps, outliers={})
     assert location.feeding_layers(range(8)) == (0, 1)
     nothing = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
     assert nothing.feeding_layers(range(8)) == (0, 1)

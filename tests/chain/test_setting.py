@@ -23,7 +23,6 @@ from sink_lens.chain.setting import (
 from sink_lens.chain.setting import sequences_to_test as held_out
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
-from sink_lens.engine.cells import edits_from_layer
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 
@@ -40,9 +39,6 @@ def location(*spans, positions=(0,)):
 
 def of_length(*lengths):
     return from_tensor(torch.zeros(len(lengths), max(lengths)).long() + 5, lengths=torch.tensor(lengths))
-
-
-# --- where the sink is read
 
 
 @pytest.mark.parametrize(
@@ -71,14 +67,9 @@ def test_without_layers_after_a_step_it_is_the_last_three_quarters(spans, n_laye
 
 def test_late_is_all_segments(planted_at):
     place = planted_at()
-    many = dataclasses.replace(
-        place.setting, segments=find_segments(location((0, 0), (3, 3)), n_layers=5, attention=range(5))
-    )
-    assert many.late_layers == (1, 2, 4)
+    segments = find_segments(location((0, 0), (3, 3)), n_layers=5, attention=range(5))
+    assert dataclasses.replace(place.setting, segments=segments).late_layers == (1, 2, 4)
     assert place.setting.late_layers == tuple(range(place.truth.layer + 1, 5))
-
-
-# --- the new position and its controls
 
 
 def test_the_new_position_is_a_third_of_the_length_and_no_sink():
@@ -92,10 +83,7 @@ def test_control_positions_are_five_later_ones_any_where_few_come_later_and_no_s
     assert (place.sink_position, place.target_position, place.tokens.n_positions) == (0, 6, 20)
     assert place.control_positions(6) == [7, 10, 13, 15, 18]  # 7 to 18 in even steps: 7, 9.75, 12.5, 15.25, 18
     assert place.control_positions(0) == [1, 5, 10, 14, 18]  # 1 to 18 without 6
-    place = dataclasses.replace(planted_at().setting, target_position=16)
-    assert place.control_positions(16) == [1, 5, 9, 13, 18]
-    assert not {0, 16} & set(place.control_positions(16))
-    place = planted_at().setting
+    assert dataclasses.replace(place, target_position=16).control_positions(16) == [1, 5, 9, 13, 18]
     several = dataclasses.replace(place.location, sink_positions=(0, 7, 18))
     assert not {0, 6, 7, 18} & set(dataclasses.replace(place, location=several).control_positions(6))
 
@@ -107,9 +95,6 @@ def test_random_others_are_as_many_and_none_of_the_units_and_all_where_there_are
     assert len(set(map(tuple, sets))) == 5
     assert draw_other_indices([0, 1, 2], n=4, generator=generator) == [3]
     assert draw_other_indices([0, 1], n=2, generator=generator) == []
-
-
-# --- the clean run
 
 
 def test_the_baseline_is_a_run_of_the_first_positions_of_sequences_spread_over_the_text(planted_at):
@@ -127,6 +112,7 @@ def test_sequences_are_cut_to_the_shortest(planted_at, config):
     unequal = from_tensor(ids, lengths=torch.tensor([24, 2, 24, 14]))  # the second is not among the three
     found = make_setting(place.lens, unequal, location=place.location, config=config)
     assert (found.tokens.lengths.tolist(), found.target_position) == ([14, 14, 14], 4)
+    assert torch.equal(found.tokens.tokens, ids[[0, 2, 3], :14])
 
 
 def test_the_length_counts_from_the_sink_on(planted_at, config):
@@ -150,9 +136,6 @@ def test_a_given_position_has_tokens_on_both_sides_and_is_not_the_sink(planted_a
         make_setting(place.lens, place.tokens, target_position=3, **given)
 
 
-# --- runs
-
-
 @pytest.mark.parametrize("layer", [0, 2, 4])
 @pytest.mark.parametrize("position", [0, 3])
 def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer, position):
@@ -161,8 +144,7 @@ def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer, position):
     short = place.setting.run([one], layers=[4])
     whole = run_with(place.lens, place.setting.tokens, [one], positions=(6, 0))
     with_loss = place.setting.run([one], loss=True)
-    pairs = [(short.mass[0], whole.mass[4]), (with_loss.loss, whole.loss), (with_loss.state, whole.state)]
-    for found, wanted in pairs:
+    for found, wanted in ((short.mass[0], whole.mass[4]), (with_loss.loss, whole.loss), (with_loss.state, whole.state)):
         assert_close(found, wanted)
     assert_moved(with_loss.loss, place.setting.run([], loss=True).loss)
     assert short.loss is None
@@ -196,31 +178,13 @@ def test_an_edit_that_changes_nothing_warns_unless_it_is_a_control(planted_at):
     place.run([same], layers=[4], quiet=True)
 
 
-def test_of_edits_the_later_layers_are_kept():
-    edits = [scale("attn_out", 2.0, layers=[0, 2]), scale("attn_out", 2.0, layers=[1]), scale("attn_out", 2.0)]
-    kept = edits_from_layer(edits, first=2, n_layers=4)
-    assert [one.layers for one in kept] == [(2,), (2, 3)]
-
-
-# --- what cannot be cut
-
-
 def test_what_cannot_be_cut_says_why(planted_at):
     lens = planted_at().lens
     assert why_no_interventions(lens, of_length(20, 12)) is None
-    assert (
-        why_no_interventions(lens, of_length(20, 11))
-        == "the shortest sequence has 11 tokens, and interventions need 12"
-    )
+    said = why_no_interventions(lens, of_length(20, 11))
+    assert said == "the shortest sequence has 11 tokens, and interventions need 12"
     stock = dataclasses.replace(lens, uneditable=frozenset({"pattern", "scores"}))
     assert "delegated" in why_no_interventions(stock, of_length(20))
-
-
-# --- what is kept: frozen, or mean ablated
-
-
-def held(place, one, site, layer):
-    return run_with(place.lens, place.tokens, one, sites=(site,)).tensors[site, layer]
 
 
 def test_the_mean_is_over_all_positions_but_the_sink(planted_at):
@@ -243,7 +207,7 @@ def test_of_the_natural_sink_it_is_the_mean_over_others(planted_at):
     place = planted_at().setting
     one = place.freeze_site_edit("attn_out", layers=[1], position=0, mean=True)
     clean = capture(place.lens, place.tokens, sites=["attn_out"], path="bridge")["attn_out", 1]
-    found = held(place, one, "attn_out", 1)
+    found = run_with(place.lens, place.tokens, one, sites=("attn_out",)).tensors["attn_out", 1]
     torch.testing.assert_close(found[:, 0], clean[:, 1:].mean((0, 1)).expand(3, -1), rtol=1e-5, atol=1e-6)
     assert_rows_close(found[:, 1:], clean[:, 1:])
 
@@ -252,14 +216,11 @@ def test_units_are_held_and_no_others(planted_at):
     place = planted_at().setting
     (one,) = place.freeze_unit_edits("neurons", {2: [5, 70]}, position=0, mean=True)
     clean = capture(place.lens, place.tokens, sites=["neurons"], path="bridge")["neurons", 2]
-    found = held(place, one, "neurons", 2)
+    found = run_with(place.lens, place.tokens, one, sites=("neurons",)).tensors["neurons", 2]
     assert set((found != clean).any(1).any(0).nonzero().flatten().tolist()) == {5, 70}
     assert one.label == "mean_ordinary of 2 neurons at 0"
     edits = place.freeze_unit_edits("neurons", {1: [3], 2: [5, 70]}, position=0, mean=True)
     assert [one.label.split()[2] for one in edits] == ["1", "2"]  # each layer has its own count
-
-
-# --- sequences that choose, and sequences that test
 
 
 @pytest.mark.parametrize("n", [24, 32, 100])
@@ -270,8 +231,4 @@ def test_no_sequence_chooses_and_tests(n, config):
     assert (test[0], test[-1]) == (0, n - 1)  # spread over the text
     assert 4 <= len(choose) <= 12
     assert not set(test) & set(choose)
-
-
-def test_where_every_sequence_tests_they_choose_as_well(config):
-    asked = dataclasses.replace(config, intervention_sequences=20)
-    assert sequences_to_choose_by(8, config=asked) == held_out(8, config=asked) == list(range(8))
+    assert sequences_to_choose_by(8, config=asked) == held_out(8, config=asked) == list(range(8))  # every one tests
