@@ -18,17 +18,9 @@ def made(planted_at):
     return means, amplification_curve(place.setting, means=means, factors=(1.0, 5.0, 30.0))
 
 
-# --- text and choices, by hand
-
-
 def test_the_best_factor_is_that_of_most_mass_of_its_centre():
-    curve = pd.DataFrame(
-        {
-            "centre": ["values"] * 3 + ["none"] * 2,
-            "factor": [1.0, 2.0, 5.0, 1.0, 9.0],
-            "mass": [0.1, 0.4, 0.3, 0.2, 0.9],
-        }
-    )
+    rows = [("values", 1.0, 0.1), ("values", 2.0, 0.4), ("values", 5.0, 0.3), ("none", 1.0, 0.2), ("none", 9.0, 0.9)]
+    curve = pd.DataFrame(rows, columns=["centre", "factor", "mass"])
     assert best_factor(curve, centre="values") == 2.0
     assert best_factor(curve, centre="none") == 9.0
 
@@ -40,9 +32,6 @@ def test_what_is_amplified_lies_before_what_is_read(planted_at, tiny_at):
     assert planted_at(sink=False).setting.early_layers == (0,)
     setting = tiny_at("llama", n_layers=1).setting
     assert (setting.early_layers, setting.next_layers) == ((0,), (0,))
-
-
-# --- the curve
 
 
 def test_the_curve_has_a_row_for_every_centre_and_factor(made):
@@ -66,9 +55,6 @@ def test_a_point_of_the_curve_is_the_whole_run_under_that_edit(planted_at, made)
         wanted = float(whole.mass_at(6, layers=place.setting.late_layers).mean())
         assert row["mass"] == pytest.approx(wanted, rel=CLOSE)
         assert (row["layers"], row["read_layers"], row["target_position"], row["n"]) == ("0-2", "3-4", 6, 3)
-
-
-# --- the strongest
 
 
 @pytest.mark.parametrize("centre", ["values", "aggregated", "none", ""])

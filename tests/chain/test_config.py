@@ -1,7 +1,5 @@
 """What a trace can be asked, and what is refused before anything is loaded."""
 
-import dataclasses
-import json
 import math
 
 import pytest
@@ -10,20 +8,10 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.errors import InputError
 
 
-def test_it_is_frozen_and_goes_into_json_whole():
-    config = TraceConfig(model="m", prompts=("a b", "c d e"))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.seed = 1
-    written = json.loads(json.dumps(dataclasses.asdict(config)))
-    assert TraceConfig(**(written | {"prompts": tuple(written["prompts"])})) == config
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [
         ({"tokens": "prose"}, "need one of text, random, repeated"),
-        ({"bos": "maybe"}, "need one of auto, with, without"),
-        ({"kernel": "flash"}, "need one of auto, fused, eager"),
         ({"length": 1}, "length is 1; need at least 2"),
         ({"sequences": 0}, "sequences is 0; need at least 1"),
         ({"batch_size": 0}, "batch_size is 0; need at least 1"),
@@ -33,7 +21,6 @@ def test_it_is_frozen_and_goes_into_json_whole():
         ({"target_position": 0}, "target_position is 0; need an interior position, from 1 on"),
         ({"seed": -1}, "seed is -1; need a whole number from 0 on"),
         ({"threshold": 0.0}, "threshold is 0.0; need a number between 0 and 1"),
-        ({"threshold": 1.0}, "threshold is 1.0; need a number between 0 and 1"),
         ({"threshold": math.nan}, "threshold is nan"),
         ({"min_sink_rate": 2.0}, "min_sink_rate is 2.0"),
         ({"energy_frac": 0.0}, "energy_frac is 0.0"),
@@ -43,7 +30,6 @@ def test_it_is_frozen_and_goes_into_json_whole():
         ({"text": "no-such-file.txt"}, "there is no file no-such-file.txt"),
         ({"text": __file__, "prompts": ("a",)}, "both a text file and prompts"),
         ({"prompts": ("a b",), "tokens": "random"}, "together with tokens 'random'"),
-        ({"text": __file__, "tokens": "repeated"}, "together with tokens 'repeated'"),
     ],
 )
 def test_refuses(given, text):

@@ -130,12 +130,8 @@ def test_the_table_has_every_sentence_that_can_be_said():
 def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
     true, false = CASES[key]
     is_sink = key not in WITHOUT
-    found = said(true, is_sink=is_sink)
-    assert normalised(found[key]) == LISTED[key]
-    if isinstance(false, bool):
-        assert key not in said(true, is_sink=false)
-    else:
-        assert key not in said(false, is_sink=is_sink)
+    assert normalised(said(true, is_sink=is_sink)[key]) == LISTED[key]
+    assert key not in (said(true, is_sink=false) if isinstance(false, bool) else said(false, is_sink=is_sink))
 
 
 def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_first_token():
@@ -162,13 +158,8 @@ def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():
     for word in ("averaging", "direction", "dimension", "part", "switching off", "carry", "super neuron"):
         assert re.search(rf"\b{word}\b", glossary), word
     said = "Super neurons and dimension 7 carry it. Switching off 2 parts removes 59% of it"
-    assert [word for word, _ in word_meanings(said)] == [
-        "super neurons",
-        "dimension",
-        "carry",
-        "parts",
-        "switching off",
-    ]
+    meant = [word for word, _ in word_meanings(said)]
+    assert meant == ["super neurons", "dimension", "carry", "parts", "switching off"]
     every = [word for word, _ in word_meanings(". ".join(LISTED.values()))]
     assert len(every) == len(MEANINGS)  # none that no headline has
 
@@ -181,7 +172,5 @@ def test_the_sentences_are_whole_and_say_what_carries_it_in_one():
         "Position 0 is the attention sink (61% of heads). The whole chain carries it, from averaging to dimension 7. "
         "Switching off 2 parts removes 59% of it"
     )
-    two = headline_phrases(
-        intervened({"variance_neurons": YES, "variance_preserved": YES}), is_sink=True, rate=0.61, position=0
-    )
-    assert two[-1].text == "What attention writes and super neurons carry it"
+    *_, two = said(intervened({"variance_neurons": YES, "variance_preserved": YES}), is_sink=True).values()
+    assert two == "What attention writes and super neurons carry it"

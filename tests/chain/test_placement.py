@@ -1,7 +1,6 @@
 """Position or token: the kinds by hand, and the planted sink, which follows BOS."""
 
 import dataclasses
-import functools
 
 import pandas as pd
 import pytest
@@ -21,9 +20,8 @@ from sink_lens.schema import column_names
 
 
 @pytest.fixture(scope="module")
-def table_of(planted_at):
-    """The builder of the planted model's table."""
-    return functools.cache(lambda: placement_table(planted_at().setting))
+def table(planted_at):
+    return placement_table(planted_at().setting)
 
 
 def cells(*sinks):
@@ -83,14 +81,11 @@ def test_a_sink_at_position_1_is_bound_to_what_the_truth_says(name, kind, family
 
 def test_without_bos_or_without_cells_a_kind_is_said_all_the_same():
     assert binding_kind(pd.DataFrame(columns=column_names("trace", "placement"))) == "undecided"
-    table = cells("0 ordinary").query("token == 'ordinary'")
-    assert binding_kind(table) == "positional"
+    assert binding_kind(cells("0 ordinary").query("token == 'ordinary'")) == "positional"
     assert binding_kind(cells().query("token == 'ordinary'")) == "no sink"
 
 
-def test_the_planted_sink_follows_bos(table_of):
-    table = table_of()
-    assert list(table.columns) == list(column_names("trace", "placement"))
+def test_the_planted_sink_follows_bos(table):
     found = table.set_index(["position", "token", "isolated"])
     assert len(table) == 6
     assert found["is_sink"].to_dict() == {
@@ -102,31 +97,31 @@ def test_the_planted_sink_follows_bos(table_of):
     assert (found.loc[(slice(None), "ordinary"), "norm_ratio"] < 5).all()
 
 
-def test_bos_first_is_the_clean_run_of_the_same_tokens_with_bos_in_front(planted_at, table_of):
+def test_bos_first_is_the_clean_run_of_the_same_tokens_with_bos_in_front(planted_at, table):
     # the ordinary cells are the sequences without their BOS, so that BOS replaces the first text token
     place = planted_at()
     ids = place.setting.tokens.tokens[:, 1:].clone()
     ids[:, 0] = BOS_ID
     found = run_with(place.lens, ids, positions=(0,))
-    cell = table_of().query("position == 0 and token == 'bos'").iloc[0]
+    cell = table.query("position == 0 and token == 'bos'").iloc[0]
     assert cell["sink_mass"] == pytest.approx(float(found.mass_at(0, layers=place.setting.late_layers).mean()))
     assert cell["loss_nats"] == pytest.approx(float(found.loss.mean()))
 
 
-def test_an_isolated_cell_is_the_run_under_isolation(planted_at, table_of):
+def test_an_isolated_cell_is_the_run_under_isolation(planted_at, table):
     place = planted_at()
     ids = place.setting.tokens.tokens[:, 1:]
     found = run_with(place.lens, ids, isolate([6]), positions=(6,))
-    cell = table_of().query("position == 6 and token == 'ordinary' and isolated").iloc[0]
+    cell = table.query("position == 6 and token == 'ordinary' and isolated").iloc[0]
     assert cell["sink_mass"] == pytest.approx(float(found.mass_at(6, layers=place.setting.late_layers).mean()))
 
 
-def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at, table_of):
+def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at, table):
     place = planted_at()
     ids = place.setting.tokens.tokens[:, 1:]  # 19 positions: 8 to 17 in even steps are 8, 10.25, 12.5, 14.75, 17
     others = (8, 10, 12, 15, 17)
     found = run_with(place.lens, ids, positions=(0, *others))
-    cell = table_of().query("position == 0 and token == 'ordinary'").iloc[0]
+    cell = table.query("position == 0 and token == 'ordinary'").iloc[0]
     masses = [found.mass_at(other, layers=place.setting.late_layers).mean() for other in others]
     assert cell["ordinary_mass"] == pytest.approx(float(torch.stack(masses).mean()))
     norms = found.state.norm(dim=-1)

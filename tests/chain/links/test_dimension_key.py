@@ -10,7 +10,7 @@ from link_readings import DIMS, batch, plan
 
 from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import stream
-from sink_lens.chain.links.dimension_key import DIMENSION_KEY, has_rotary_keys
+from sink_lens.chain.links.dimension_key import DIMENSION_KEY
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.models.load import wrap
 from sink_lens.models.weights import attention_weights
@@ -21,16 +21,8 @@ NORMED = ("qwen3", "olmo2")  # a norm of the key of each head, and of the whole 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 
 
-@functools.cache
-def yarn_lens():
-    return wrap(tiny("gpt_oss", rope_parameters=YARN))
-
-
 def lens_of(family):
-    return yarn_lens() if family == "gpt_oss_yarn" else lenses.lens_of(family)
-
-
-# --- the parts of the logit
+    return wrap(tiny("gpt_oss", rope_parameters=YARN)) if family == "gpt_oss_yarn" else lenses.lens_of(family)
 
 
 @pytest.mark.parametrize("family", [*TINY_FAMILIES, "gpt_oss_yarn"])
@@ -80,14 +72,6 @@ def test_the_logit_is_not_split_where_the_key_is_turned():
     torch.testing.assert_close(found["logit_split", 1][..., :3].sum(-1), scores, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_rotary_families_are_known(family):
-    assert has_rotary_keys(lens_of(family)) == (family not in ("gpt2", "opt"))
-
-
-# --- the key
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2", "gpt2", "phi3", "gpt_neox"])
 def test_the_key_cosine_is_that_with_the_dimensions_alone(family):
     lens, tokens = lens_of(family), batch(sequences=2, length=12, lengths=[12, 10])
@@ -120,12 +104,8 @@ def test_all_dimensions_make_the_whole_key_of_a_model_without_biases():
     everything = MeasuringPlan(sink_positions=(0,), dimensions={1: tuple(range(48))})
     found = read(lens, batch(), of=everything)
     torch.testing.assert_close(found["key_cosine", 1][..., 0], torch.ones(3, lens.n_kv_heads))
-    rest = found["logit_split", 1][..., 1]
-    assert rest.abs().max() < 1e-4
+    assert found["logit_split", 1][..., 1].abs().max() < 1e-4
     assert list(found.values["key_cosine"]) == [1]  # only the layer that they enter
-
-
-def test_without_outlier_dimensions_nothing_is_read():
     assert own(lens_of("llama"), MeasuringPlan(sink_positions=(0,)), length=8) == []
 
 

@@ -18,9 +18,6 @@ LINK = KEY_SINK
 own, read = (functools.partial(one, LINK) for one in (link_readings.own, link_readings.read))
 
 
-# --- the advantage
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt", "gpt_neox"])
 @pytest.mark.parametrize("position", [0, 3])
 def test_the_advantage_is_the_logit_over_the_mean_of_the_others(family, position):
