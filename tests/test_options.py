@@ -32,8 +32,6 @@ from sink_lens.training.config import resolve_train_config as asked_training
 
 COMMANDS = {kind.name: import_object(kind.config) for kind in kinds().values() if kind.config}
 COMMANDS |= {"report": ReportConfig, "cache": CacheConfig}
-WITHOUT = ("status",)
-"""Commands that are asked a folder alone."""
 OF_A_MODEL = ("trace", "isolate", "amplify", "ablate", "patch")
 FROM_PYTHON = {
     "watch": lambda given: watch("m", **given),
@@ -140,12 +138,10 @@ def test_a_file_gives_any_field_and_an_option_wins(toy, tmp_path):
     ("line", "text"),
     [
         ("many_word = 3", "toy.toml has 'many_word', which is not known; did you mean many_words?"),
-        ("name = ['x']", "did you mean names?"),
         ("many_words = 'x'", "many_words is 'x'; need a whole number"),
         ("many_words = true", "many_words is True; need a whole number"),
         ("loud = 1", "loud is 1; need true or false"),
         ("names = 'x'", "names is 'x'; need a list"),
-        ("names = 3", "names is 3; need a list"),
         ("kind = 3", "kind is 3; need one of a, b"),
         ("factors = '1,two'", "factors is '1,two'; need numbers with commas"),
     ],
@@ -284,7 +280,7 @@ def read(monkeypatch, tmp_path):
         made.clear()
         least = tmp_path / "least.json" if command == "sweep" else None
         given = ["--config", file or least] if file or least else []
-        done = RUNNER.invoke(cli.app, [*command.split(), *map(str, (*arguments, *given))])
+        done = RUNNER.invoke(cli.app, [command, *map(str, (*arguments, *given))])
         assert done.exit_code == 0, (done.output, done.exception)
         return made[0]
 
@@ -301,24 +297,12 @@ def from_python(command, name, given):
     return make_study_config(kind, name, config=None, tokens=None, fields=rest)
 
 
-def click_command(command):
-    found = typer.main.get_command(cli.app)
-    for word in command.split():
-        found = found.commands[word]
-    return found
-
-
-def test_every_command_has_a_configuration():
-    groups = typer.main.get_command(cli.app).commands
-    names = [f"{name} {one}" for name, group in groups.items() for one in getattr(group, "commands", [""])]
-    assert sorted(name.strip() for name in names) == sorted([*COMMANDS, *WITHOUT])
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_has_every_field_with_its_docstring(command):
-    kind, params = COMMANDS[command], {one.name: one for one in click_command(command).params}
+    kind, found = COMMANDS[command], typer.main.get_command(cli.app).commands[command]
+    params = {one.name: one for one in found.params}
     docs = field_docs(kind)
-    shown = " ".join(RUNNER.invoke(cli.app, [*command.split(), "--help"]).stdout.replace("│", "").split())
+    shown = " ".join(RUNNER.invoke(cli.app, [command, "--help"]).stdout.replace("│", "").split())
     for one in options(kind):
         if not one.metadata.get("positional"):
             assert option_name(one) in params[one.name].opts
@@ -347,7 +331,7 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
 def test_an_unknown_key_of_a_file_is_refused_with_the_nearest_name(command, tmp_path):
     name, wrong = misspelt(COMMANDS[command])
     (tmp_path / "all.toml").write_text(f"{wrong} = 3")
-    done = RUNNER.invoke(cli.app, [*command.split(), "--config", str(tmp_path / "all.toml")])
+    done = RUNNER.invoke(cli.app, [command, "--config", str(tmp_path / "all.toml")])
     assert done.exit_code == 2
     assert f"all.toml has {wrong!r}, which is not known; did you mean {name}?" in done.stderr
 

@@ -40,17 +40,6 @@ def interrupted(folder):
     return read_run(folder)
 
 
-def full_disk(monkeypatch, *, after=0):
-    written = []
-
-    def fsync(_):
-        written.append(1)
-        if len(written) > after:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-
-
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -74,7 +63,7 @@ def test_what_was_written_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "name", "now"),
-    [("trace", "arms", "conditions"), ("trace", "twin_heads", "random_init_heads"), ("preference", "arms", "variants")],
+    [("trace", "arms", "conditions"), ("preference", "arms", "variants")],
 )
 def test_a_table_that_was_renamed_is_read_by_both_names(tmp_path, kind, name, now):
     table = pd.DataFrame({"sink_rate": [0.5]})
@@ -139,9 +128,10 @@ def test_a_finished_run_is_kept_unless_overwriting_is_asked_for(tmp_path):
 def test_a_run_is_replaced_only_by_the_first_file_of_the_new_one(tmp_path):
     finished(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="no such layer"), start(tmp_path, config={"layer": 99}, overwrite=True):
-        raise ValueError("no such layer")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    for options in ({"config": {"layer": 99}, "overwrite": True}, {"reopen": True}):
+        with pytest.raises(ValueError, match="no such layer"), start(tmp_path, **options):
+            raise ValueError("no such layer")
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     code = (
         "import os, signal, sys; from sink_lens.records import create_run\n"
         "create_run(sys.argv[1], kind='trace', config={}, provenance={}, overwrite=True)\n"
@@ -153,31 +143,19 @@ def test_a_run_is_replaced_only_by_the_first_file_of_the_new_one(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".lock"} == before
 
 
-def test_a_refusal_leaves_the_record_of_a_run_that_can_be_added_to(tmp_path):
-    finished(tmp_path)
-    record = (tmp_path / RUN_FILE).read_text()
-    with pytest.raises(RunError, match="no such device"), start(tmp_path, reopen=True):
-        raise RunError("no such device")
-    assert (tmp_path / RUN_FILE).read_text() == record
-
-
 def test_a_finished_run_is_gone_on_with_where_it_can_be_added_to(tmp_path):
     before = finished(tmp_path)
+    with pytest.raises(KeyboardInterrupt), start(tmp_path, reopen=True):
+        raise KeyboardInterrupt
+    stopped = read_run(tmp_path)
+    assert stopped.status == "interrupted"
+    pd.testing.assert_frame_equal(stopped.tables["heads"], HEADS)
     with start(tmp_path, reopen=True) as writer:
         assert writer.has("heads")
         assert read_run(tmp_path).status == "running"
         writer.write_table("neurons", HEADS)
     again = read_run(tmp_path)
     assert (again.status, again.started, set(again.tables)) == ("finished", before.started, {"heads", "neurons"})
-
-
-def test_a_finished_run_that_is_gone_on_with_and_stopped_keeps_its_files(tmp_path):
-    finished(tmp_path)
-    with pytest.raises(KeyboardInterrupt), start(tmp_path, reopen=True):
-        raise KeyboardInterrupt
-    run = read_run(tmp_path)
-    assert (run.status, set(run.tables)) == ("interrupted", {"heads"})
-    pd.testing.assert_frame_equal(run.tables["heads"], HEADS)
 
 
 def test_a_run_that_is_cleared_holds_none_of_its_files_and_leaves_those_of_others(tmp_path):
@@ -217,10 +195,8 @@ def test_an_interrupted_run_keeps_its_tables_and_is_continued(tmp_path):
     ("changes", "text"),
     [
         ({"config": CONFIG | {"sequences": 8}}, "sequences: 32 there, 8 here"),
-        ({"config": CONFIG | {"seed": 1}}, "seed: None there, 1 here"),
         ({"kind": "sweep"}, "kind: trace there, sweep here"),
         ({"provenance": PROVENANCE | {"tokens_sha256": "cc"}}, "tokens_sha256: bb there, cc here"),
-        ({"provenance": PROVENANCE | {"device": "cuda"}}, "device: cpu there, cuda here"),
         ({"provenance": PROVENANCE | {"versions": {"torch": "3"}}}, "versions"),
     ],
 )
@@ -276,8 +252,14 @@ def test_an_error_before_the_first_table_leaves_nothing_behind_but_a_folder_of_t
 
 
 def test_a_full_disk_names_what_is_complete_and_leaves_no_part(tmp_path, monkeypatch):
-    # fsync calls: run.json at the start, heads.parquet, run.json, then the fourth finds the disk full.
-    full_disk(monkeypatch, after=3)
+    written = []
+
+    def fsync(_):
+        written.append(1)
+        if len(written) > 3:  # run.json at the start, heads.parquet, run.json
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(RunError) as caught, start(tmp_path) as writer:
         writer.write_table("heads", HEADS)
         writer.write_table("neurons", HEADS)
@@ -291,20 +273,12 @@ def test_a_full_disk_names_what_is_complete_and_leaves_no_part(tmp_path, monkeyp
         assert writer.has("heads")
 
 
-def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tmp_path, monkeypatch):
-    full_disk(monkeypatch)
-    with pytest.raises(RunError, match="the disk is full"):
-        start(tmp_path / "run")
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ('{"kind": ', "Expecting value"),
         ("[]", "it holds no table"),
         ('{"kind": "trace"}', "it lacks config"),
-        ("7", "damaged"),
         ('{"kind":' + "[" * 100_000, "is damaged"),
     ],
 )
@@ -320,10 +294,8 @@ def test_a_damaged_run_json_is_named(tmp_path, text, says):
         (lambda record: record["files"].update({"..": record["files"]["heads.parquet"]}), "lists '..', which"),
         (lambda record: record["files"].update({"": record["files"]["heads.parquet"]}), "lists '', which"),
         (lambda record: record["files"].update({"../a.b": record["files"]["heads.parquet"]}), "lists '../a.b', which"),
-        (lambda record: record["files"].update({"heads.parquet": None}), "heads.parquet has no size and hash"),
         (lambda record: record["files"].update({"heads.parquet": {"bytes": "9", "sha256": "a"}}), "no size and hash"),
         (lambda record: record.update({"expects": [["heads"]]}), "expects should be names"),
-        (lambda record: record.update({"kind": None}), "kind is None; need str"),
         (lambda record: record.update({"provenance": []}), r"provenance is \[\]; need dict"),
     ],
 )
@@ -357,17 +329,14 @@ def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
     ]
 
 
-def test_a_damaged_table_is_named_when_it_is_read(tmp_path):
+def test_a_damaged_table_and_what_is_not_there_are_named_when_they_are_read(tmp_path):
     run = finished(tmp_path)
     whole = (tmp_path / "heads.parquet").read_bytes()
     (tmp_path / "heads.parquet").write_bytes(whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
     with pytest.raises(RunError, match=r"heads\.parquet cannot be read"):
         run.tables["heads"]
-
-
-def test_tensors_or_runs_that_are_not_there_are_named(tmp_path):
     with pytest.raises(RunError, match=r"patterns\.safetensors"):
-        finished(tmp_path).tensors("patterns")
+        run.tensors("patterns")
     with pytest.raises(RunError, match=r"has no run\.json"):
         read_run(tmp_path / "nothing")
 
