@@ -3,11 +3,9 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from jaxtyping import Float
@@ -18,14 +16,10 @@ from analyses.tiny_families import tiny
 from sink_lens.arguments import check_calls, is_of_type
 from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.errors import InputError
-from sink_lens.patching.pairs import PromptPair
 
 META = torch.zeros(2, 2, device="meta")
 IDS = torch.ones(1, 8, dtype=torch.int64)
 BATCH = sink_lens.TokenBatch.from_tensor(IDS)
-PAIR = PromptPair(clean=BATCH, corrupted=BATCH, differences=pd.DataFrame(), labels={})
-
-
 MEASURES = sink_lens.measures
 
 
@@ -38,40 +32,27 @@ def rate(score):
     [
         (3, int, True),
         (np.int64(3), int, True),
-        (3.0, int, False),
         (True, int, False),
         ("3", int, False),
-        (None, int, False),
         (None, int | None, True),
         (3, float, True),
-        (math.inf, float, True),
         (math.nan, float, False),
         ("a", Literal["a", "b"], True),
         (1, Literal[True], False),
-        ((1, 2), Sequence[int], True),
         ({1: 2}, Sequence[int], False),
         ({1: 2}, Iterable[int], True),
         (torch.tensor([1, 2]), Sequence[int], True),
         ("12", Sequence[int], False),
-        (torch.tensor([1, 2]), Sequence[str], False),
         (torch.tensor([1j]), Sequence[float], False),
         (torch.tensor([[1, 2]]), Sequence[Sequence[int]], True),
-        (torch.tensor([[1, 2]]), Sequence[int], False),
         (torch.eye(2).to_sparse(), Sequence[Metric], False),
         (np.array("a"), Sequence[int], False),
-        (torch.tensor(3), Sequence[int], False),
         (np.array([1.5]), Sequence[float], True),
-        (np.array(["a"]), Sequence[str], True),
         ([1, "2"], Sequence[int], False),
-        ([1, 2], tuple[int, int], True),
         ([1, 2, 3], tuple[int, int], False),
         ({"a": 1}, Mapping[str, int], True),
-        ({"a": None}, Mapping[str, int], False),
         (len, Callable[[Any], int], True),
-        ("len", Callable[[Any], int], False),
-        (Path("a"), str | Path, True),
         (torch.zeros(2, 2), Float[Tensor, "a b"], True),
-        (torch.zeros(2), Float[Tensor, "a b"], False),
         (torch.zeros(2, 2, dtype=torch.int64), Float[Tensor, "a b"], False),
         (META, Float[Tensor, "a b"], False),
         (object(), Any, True),
@@ -85,13 +66,10 @@ def test_what_a_type_allows(value, hint, fit):
     ("call", "says"),
     [
         (lambda: rate(None), r"of sink_rate is None \(NoneType\); need a tensor Float"),
-        (lambda: rate("a"), r"is 'a' \(str\); need a tensor Float"),
         (lambda: rate(META), "the device meta, which holds no values; need a tensor"),
         (lambda: sink_lens.edits.scale("z", factor=math.nan), r"is nan \(float\); need a number"),
-        (lambda: sink_lens.edits.scale("z", factor="2"), r"is '2' \(str\); need a number"),
         (lambda: sink_lens.trace("MODEL", sequences=2.5), "sequences is 2.5; need a whole number"),
         (lambda: sink_lens.TraceConfig(controls=1_000_000), "controls is 1000000; need at most 10,000"),
-        (lambda: sink_lens.identity.UntrainedConfig(n_layers=10**9), "n_layers is 1000000000; need at most 10,000"),
         (lambda: sink_lens.identity.ContractionConfig(models=("MODEL",), seed=-5), "seed is -5; need a whole number"),
         (lambda: MEASURES.column_kurtosis(torch.ones(2, 3), chunk=-1), "chunk is -1; need at least one column"),
         (lambda: MEASURES.variance_ratio(torch.zeros(0)), "s has no position"),
@@ -101,15 +79,9 @@ def test_what_a_type_allows(value, hint, fit):
             ),
             "the axis 'batch' of positive_share has 2 in q and 3 in k; need the same size",
         ),
-        (
-            lambda: MEASURES.s2(torch.ones(2, 6, 48), valid=torch.ones(2, 5, dtype=torch.bool)),
-            "the axis 'position' of s2 has 6 in x and 5 in valid; need the same size",
-        ),
         (lambda: sink_lens.TraceConfig(text="x" * 5000), "the text file is too long"),
         (lambda: sink_lens.capture(tiny("llama"), IDS, sites=["z"], path="fast"), "need 'auto' or 'plain' or 'bridge'"),
-        (lambda: sink_lens.stream(tiny("llama"), IDS, [], kernel="flash"), "kernel of stream is 'flash'"),
         (lambda: BATCH[5], r"rows of TokenBatch is 5 \(int\)"),
-        (lambda: BATCH.cut("3"), r"length of cut is '3' \(str\)"),
         (
             lambda: sink_lens.sweep(tiny("llama"), sink_lens.sweeps.Grid.of(), tokens=BATCH, metrics="loss"),
             "metrics of sweep is 'loss' .*; need a MetricSpec or a Metric or a function or a list of these$",
@@ -129,7 +101,7 @@ def test_a_number_of_numpy_reaches_the_function_as_one_of_python():
     assert kinds(np.float64(2), 3, last=np.int64(4)) == [float, int, int]
 
 
-@pytest.mark.parametrize("kind", [FileNotFoundError, KeyError, TypeError, RuntimeError, ValueError, AttributeError])
+@pytest.mark.parametrize("kind", [TypeError, ValueError])
 def test_what_a_function_itself_raises_stays_what_it_is(kind):
     @check_calls
     def fails(number: int) -> int:
@@ -152,15 +124,7 @@ def test_what_a_user_s_function_raises_passes_with_a_note_that_says_whose_it_is(
             lambda: sink_lens.run_with(lens, tokens, sink_lens.edits.edit("z", breaks, layers=[1], positions=[2])),
             r"raised in the edit '.*' of 'z', layer 1, positions 2",
         ),
-        (
-            lambda: sink_lens.run_with(lens, tokens, sink_lens.edits.edit("z", breaks, layers=[1], label="my edit")),
-            r"raised in the edit 'my edit' of 'z', layer 1, all positions",
-        ),
         (lambda: sink_lens.stream(lens, tokens, [reading]), "raised in the reading 'r', layer 1"),
-        (
-            lambda: lens.bridge.run_with_hooks(tokens, fwd_hooks=reading.fwd_hooks(lens)),
-            "raised in the reading 'r', layer 1",
-        ),
         (
             lambda: evaluate(Metric(name="m", function=breaks), sink_lens.run_with(lens, tokens)),
             "raised in the metric 'm'",

@@ -19,7 +19,7 @@ from sink_lens.circuits.pairs import read_pairs
 from sink_lens.configuration import parse_setting
 from sink_lens.data.corpora import open_texts, read_text
 from sink_lens.data.described import read_settings
-from sink_lens.errors import InputError, ModelError, first_line_of_error
+from sink_lens.errors import InputError, ModelError
 from sink_lens.models.bundled import read_header
 from sink_lens.models.headnorm import HeadNormConfig
 from sink_lens.models.tiny import tiny_tokenizer
@@ -99,7 +99,7 @@ def test_a_named_pipe_is_not_waited_for(name, call, tmp_path):
         call(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_named_pipe_in_the_folder_of_a_model(name, tmp_path):
     tiny("llama").save_pretrained(tmp_path / "model")
     (tmp_path / "model" / name).unlink(missing_ok=True)
@@ -107,12 +107,6 @@ def test_a_named_pipe_in_the_folder_of_a_model(name, tmp_path):
     for call in (load, read_header):
         with pytest.raises(InputError, match=f"{name}, cannot be read: it is a named pipe"):
             call(tmp_path / "model")
-
-
-def test_a_link_to_itself_is_no_model(tmp_path):
-    (tmp_path / "model.gguf").symlink_to("model.gguf")
-    with pytest.raises(ModelError, match=r"there is no file .*model\.gguf"):
-        load(tmp_path / "model.gguf")
 
 
 def test_a_setting_of_the_tokenizer_that_has_another_type_is_refused_with_its_folder(tmp_path):
@@ -132,9 +126,7 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
     with pytest.raises(InputError, match=r"^value_norm_init is .*; need one of first_token") as refused:
         HeadNormConfig(value_norm_init=torch.eye(3).to_sparse())
     assert "\n" not in str(refused.value)
-    with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
-        HeadNormConfig(id2label=2j)
-    for wrong in ({"rope_parameters": math.inf}, {"bos_token_id": "a"}, {"num_attention_heads": int}):
+    for wrong in ({"id2label": 2j}, {"rope_parameters": math.inf}):
         with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
             HeadNormConfig(**wrong)
     with pytest.raises(InputError, match=r"of massive_ratio is a Tensor .* of the layout torch.sparse_coo"):
@@ -145,8 +137,6 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
         MetricSpec(name=[None])
     with pytest.raises(InputError, match="grid is -1; need a Grid"):
         SweepConfig(grid=-1)
-    with pytest.raises(InputError, match=r"by is 1\.5"):
-        PatchConfig(by=1.5)
     with pytest.raises(InputError, match=r"by is array\('a'.*; need a list"):
         PatchConfig(by=np.array("a"))
 
@@ -166,9 +156,3 @@ def test_a_setting_is_a_name_and_a_toml_value_or_a_text():
         assert parse_setting(text)[1] == found
     assert parse_setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
     assert parse_setting("x=" + "[" * 50_000)[0] == "x"
-
-
-def test_an_error_of_another_library_without_a_message_is_named():
-    assert [first_line_of_error(one) for one in (RuntimeError(), ValueError("\n"), OSError("a\nb"))] == [
-        "RuntimeError", "ValueError", "a",
-    ]  # fmt: skip
