@@ -2,11 +2,10 @@
 
     python tests/checking/first_screen.py RUN MODEL
 
-RUN is the folder of a trace of MODEL, a folder of save_pretrained (Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 3,
-GPT-2). From the run come the sequences and what is claimed; attention, norms, ablations and placements are computed
-here again, from the definitions in docs/chain.md and docs/evidence.md. It prints a line a claim, and ends with 1 if one
-is off by more than 0.005 (a share, a mass) or one in a hundred (a norm, a rank). What is not recomputed, such as
-dimensions in a key, is named at the end.
+RUN is the folder of a trace of MODEL, a folder of save_pretrained (Llama, Mistral, Qwen2, Qwen3). From the run come the
+sequences and what is claimed; attention, norms, ablations and placements are computed here again, from the definitions
+in docs/chain.md and docs/evidence.md. It prints a line a claim, and ends with 1 if one is off by more than 0.005 (a
+share, a mass) or one in a hundred (a norm, a rank). What is not recomputed is named at the end.
 """
 
 import json
@@ -32,36 +31,17 @@ class Raw:
 
     def __init__(self, folder: str) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-        self.gpt2 = hasattr(self.model, "transformer")
-        body = self.model.transformer if self.gpt2 else self.model.model
-        self.layers = body.h if self.gpt2 else body.layers
-        self.embed = body.wte if self.gpt2 else body.embed_tokens
-        self.places = body.wpe if self.gpt2 else None
+        self.layers, self.embed = self.model.model.layers, self.model.model.embed_tokens
         config = self.model.config
-        self.n_heads = config.num_attention_heads
-        self.d_head = getattr(config, "head_dim", None) or config.hidden_size // self.n_heads
+        self.d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def neurons(self, layer: int):
         """What the MLP's output matrix reads."""
-        return self.layers[layer].mlp.c_proj if self.gpt2 else self.layers[layer].mlp.down_proj
+        return self.layers[layer].mlp.down_proj
 
     def heads(self, layer: int):
         """What the attention's output matrix reads."""
-        return self.layers[layer].attn.c_proj if self.gpt2 else self.layers[layer].self_attn.o_proj
-
-    def attention_output(self, layer: int):
-        """What attention adds to the stream: behind a norm where there is one."""
-        block = self.layers[layer]
-        if type(block).__name__.startswith(("Olmo2", "Gemma3")):
-            return block.post_attention_layernorm
-        return self.heads(layer)
-
-    def key(self, layer: int):
-        return self.layers[layer].attn.c_attn if self.gpt2 else self.layers[layer].self_attn.k_proj
-
-    def key_part(self, output: Tensor) -> slice:
-        width = output.shape[-1] // 3
-        return slice(width, 2 * width) if self.gpt2 else slice(None)
+        return self.layers[layer].self_attn.o_proj
 
 
 @torch.no_grad()
@@ -94,12 +74,7 @@ def run(raw: Raw, tokens: Tensor, changes=(), mask: Tensor | None = None):
 def record(raw: Raw, tokens: Tensor, module, side: str) -> Tensor:
     """What a module takes or gives in the clean run."""
     found: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor.clone())
-        return tensor
-
-    run(raw, tokens, [(module, side, keep)])
+    run(raw, tokens, [(module, side, lambda x: found.append(x.clone()) or x)])
     return found[0]
 
 
@@ -146,7 +121,7 @@ class Screen:
         self.ordinary[:, self.sink] = False
         if int(first["sinks_left_out"]) != len(self.some):
             self.left.append("means, since other sinks than those at the studied position are left out of them")
-        self.clean, self.states, self.loss = run(raw, self.some)
+        self.clean, _, self.loss = run(raw, self.some)
         self.had = mass(self.clean, self.sink, self.reads)
 
     def say(self, claim: str, said: float, again: float, *, relative: bool = False) -> None:
@@ -166,11 +141,6 @@ class Screen:
         score = attention[..., self.sink :, :].mean(-2)[..., self.sink]
         rate = (score > self.config["threshold"]).float().mean()
         self.say(f"sink rate at position {self.sink}", float(self.values["sink_rate"]), float(rate))
-        rates = {
-            p: float((attention[..., p:, p].mean(-1) > self.config["threshold"]).float().mean())
-            for p in range(self.tokens.shape[1] - FIRST_QUERIES + 1)
-        }
-        show(f"     strongest position again: {max(rates, key=lambda p: rates[p])}")
         norms = states.norm(dim=-1)
         rest = [p for p in range(8, norms.shape[-1]) if p != self.sink]
         ratio = (norms[..., self.sink] / norms[..., rest].median(-1).values).mean(-1)
@@ -178,10 +148,6 @@ class Screen:
         if "norm_ratio" in table:
             for layer, value in zip(table["layer"], table["norm_ratio"], strict=True):
                 self.say(f"norm ratio after layer {layer}", float(value), float(ratio[int(layer) + 1]), relative=True)
-        grows = [
-            layer for layer in range(len(ratio) - 1) if ratio[layer + 1] >= 2 * ratio[layer] and ratio[layer + 1] > 1
-        ]
-        show(f"     layers in which it doubles again: {grows}; said: {self.values['growth_steps']}")
         middle = len(self.raw.layers) // 2
         for name, drop in (("effective_rank", False), ("effective_rank_without", True)):
             x = states[middle + 1]
@@ -203,10 +169,9 @@ class Screen:
             layer, head = map(int, found.groups())
             part, module = slice(head * raw.d_head, (head + 1) * raw.d_head), raw.heads(layer)
             return [(module, "in", at(n, self.mean(record(raw, self.some, module, "in"))[part], part))]
-        table = raw.places if name.startswith("position") else raw.embed
-        if table is None:
+        if name.startswith("position"):
             return []
-        written = record(raw, self.some, table, "out").expand(len(self.some), -1, -1)
+        written = record(raw, self.some, raw.embed, "out")
         over = written[:, n] - self.mean(written)
 
         def change(x: Tensor) -> Tensor:
@@ -236,23 +201,16 @@ class Screen:
                 attention, _, _ = run(raw, self.some, mask=mask)
                 gained = mass(attention, self.target, self.reads) - mass(self.clean, self.target, self.reads)
                 self.say(name, row["share"], float(gained.mean() / self.had.mean()))
-            elif row["edit"] == "mean ablation of attn_out":
-                outputs = [raw.attention_output(layer) for layer in layers]
-                means = [self.mean(record(raw, self.some, one, "out")) for one in outputs]
-                changes = [(one, "out", at(self.sink, mean)) for one, mean in zip(outputs, means, strict=True)]
-                self.say(name, row["share"], self.share_removed(changes))
-            elif row["edit"] == "mean ablation of the key":
-                changes = []
-                for layer in layers:
-                    before = record(raw, self.some, raw.key(layer), "out")
-                    part = raw.key_part(before)
-                    changes.append((raw.key(layer), "out", at(self.sink, self.mean(before)[part], part)))
+            elif row["edit"] in ("mean ablation of attn_out", "mean ablation of the key"):
+                attentions = [raw.layers[layer].self_attn for layer in layers]
+                modules = [one.k_proj if row["edit"].endswith("key") else one.o_proj for one in attentions]
+                means = [self.mean(record(raw, self.some, one, "out")) for one in modules]
+                changes = [(one, "out", at(self.sink, mean)) for one, mean in zip(modules, means, strict=True)]
                 self.say(name, row["share"], self.share_removed(changes))
             elif row["link"] == "variance_neurons":
                 names = self.super_neurons()
-                self.say(
-                    f"{name} ({len(names)})", row["share"], self.share_removed([c for n in names for c in self.part(n)])
-                )
+                changes = [one for each in names for one in self.part(each)]
+                self.say(f"{name} ({len(names)})", row["share"], self.share_removed(changes))
             else:
                 self.left.append(name)
 
