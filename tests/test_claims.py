@@ -33,7 +33,6 @@ ANALYSES = ROOT / "analyses"
 PAGE = read_page(ANALYSES / "claims.toml")
 RESULTS = committed(PAGE, [read_claim(path.parent) for path in sorted(ANALYSES.glob("*/*/claim.md"))])
 WRITTEN, LONG = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("claims", "claims_in_detail"))
-ROWS = {row.id: row for row in PAGE.rows}
 
 
 def words(text):
@@ -82,7 +81,7 @@ def test_a_claim_that_holds_in_part_says_how_and_no_other_does():
 
 @pytest.mark.parametrize("said", PAGE.said, ids=lambda said: f"{said.file}-{'-'.join(said.claims)}")
 def test_a_sentence_elsewhere_has_the_numbers_of_the_page(said):
-    assert {*said.claims} <= {*ROWS}
+    assert {*said.claims} <= {row.id for row in PAGE.rows}
     assert words(RESULTS.fill(said.text)) in words((ROOT / said.file).read_text(encoding="utf-8"))
 
 
@@ -101,8 +100,6 @@ def results(**numbers):
     ("numbers", "verdict"),
     [
         ({"a": (1.2, 1.8)}, "holds"),
-        ({"a": (1.2, 1.8), "b": (1.0, 2.0)}, "holds"),
-        ({"a": (1.2, 1.8), "b": (1.5, 2.5)}, "holds in part"),
         ({"a": (1.2, 1.8), "b": (3.0, 4.0)}, "holds in part"),
         ({"a": (0.5, 1.5)}, "not shown"),
         ({"a": (0.5, 1.5), "b": (3.0, 4.0)}, "not shown"),

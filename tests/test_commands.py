@@ -774,16 +774,10 @@ def test_a_training_of_another_model_is_refused_in_its_folder(done):
     assert (other.exit_code, "value_norm: none there, shared here" in other.stderr) == (2, True)
 
 
-# --- watch and compare, on runs whose every number is known
-
-
-BASE = [6.0, 5.0, 4.0, 3.0]
-WATCHING = import_module("sink_lens.training.watch")
-
-
 def test_watch_says_when_the_sink_was_born(monkeypatch, tmp_path):
-    monkeypatch.setattr(WATCHING, "watch", lambda folder, **options: watched([0.0, 0.05, 0.6]))
-    folder = write_run(tmp_path / "run", BASE)
+    module = import_module("sink_lens.training.watch")
+    monkeypatch.setattr(module, "watch", lambda folder, **options: watched([0.0, 0.05, 0.6]))
+    folder = write_run(tmp_path / "run", [6.0, 5.0, 4.0, 3.0])
     done = run("watch", folder)
     assert done.exit_code == 0, done.stderr
     assert "the sink was born between 640 and 1.28k tokens (step 20)" in done.stdout

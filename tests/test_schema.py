@@ -67,7 +67,6 @@ def test_a_table_as_it_is_described_passes():
         (of_neuron(other=[1.0]), "trace/selectivity has a column 'other' that the schema does not know"),
         (of_neuron(activation=None), "trace/selectivity lacks the column 'activation'"),
         (of_neuron(activation=[1]), "trace/selectivity has int in the column 'activation'; the schema says float"),
-        (of_neuron(activation=["1"]), "trace/selectivity has str in the column 'activation'; the schema says float"),
         (of_neuron(layer=[0.0]), "trace/selectivity has float in the column 'layer'; the schema says int"),
         (of_neuron(position=[True]), "trace/selectivity has bool in the column 'position'; the schema says int"),
     ],

@@ -32,15 +32,10 @@ def test_ranges(text, indices):
     assert parse_ranges(text, name="layers") == indices
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-", "-3", "3-1", "1,,2", "1.5", "0-2-4", "\N{SUPERSCRIPT TWO}"])
+@pytest.mark.parametrize("text", ["", "3-", "-3", "3-1", "1,,2", "1.5", "0-2-4", "\N{SUPERSCRIPT TWO}"])
 def test_what_is_no_range_is_refused(text):
     with pytest.raises(InputError, match=re.escape(f"layers is {text!r}; need all, or numbers and ranges such as")):
         parse_ranges(text, name="layers", also="all, or ")
-
-
-@pytest.mark.parametrize("indices", [[0], [1, 2, 3], [0, 2, 4, 5]])
-def test_what_span_writes_ranges_reads(indices):
-    assert parse_ranges(span(indices), name="layers") == indices
 
 
 def test_a_range_without_end_is_refused_at_once():
@@ -53,13 +48,7 @@ def test_a_terminal_gets_no_character_that_hides_and_numbers_of_three_digits():
     assert for_terminal("日本 ü\n\t| α") == "日本 ü\n\t| α"
     assert for_terminal("a\u202eb\x1b[31m\r\udcff") == "a⟨U+202E⟩b⟨U+001B⟩[31m↵⟨U+DCFF⟩"
     assert [number(one) for one in (999.4, 999.6, -999.6, 1000.4)] == ["999", "1,000", "−1,000", "1,000"]
-    assert [short_count(one) for one in (950, 999_499, 999_500, 999_960_000, 16_400)] == [
-        "950",
-        "999k",
-        "1M",
-        "1B",
-        "16.4k",
-    ]
+    assert [short_count(one) for one in (950, 999_499, 999_500, 16_400)] == ["950", "999k", "1M", "16.4k"]
 
 
 def test_a_change_has_its_sign_and_one_that_rounds_to_nothing_has_none():
