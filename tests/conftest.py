@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +16,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny models are several times faster on one thread
 
-if os.environ.get("HOSTILE_CPU") == "1":  # see checking/hostile/hostile_cpu.py
-    _hostile = str(Path(__file__).parent / "checking" / "hostile")
-    sys.path.append(_hostile)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_hostile, os.environ.get("PYTHONPATH")]))
+if os.environ.get("HOSTILE_CPU") == "1":
     import hostile_cpu
 
-    hostile_cpu.wait_for_torch()
+    hostile_cpu.start()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hostile_cpu import hostile_cpu
+from hostile_cpu import HostileCPU
 from rounding import CLOSE, MOVED
 from tiers import first
 from two_paths import PATHS, bridge_and_raw_model, sweep_and_single_runs
@@ -35,7 +35,7 @@ def furthest(pairs):
     ],
 )
 def test_two_paths_agree_where_every_product_is_summed_in_another_order_and_every_edit_moves_its_number(paths, family):
-    with hostile_cpu():
+    with HostileCPU():
         pairs = list(paths(family))
     assert furthest(pairs) <= (CLOSE, "")
     assert min((pair.moved, pair.name) for pair in pairs) >= (MOVED, "")  # of several numbers of a cell, the best
@@ -43,7 +43,7 @@ def test_two_paths_agree_where_every_product_is_summed_in_another_order_and_ever
 
 def test_the_hostile_cpu_gives_one_path_the_same_bits_and_two_paths_others():
     a, b = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((40, 64), (64, 32)))
-    with hostile_cpu():
+    with HostileCPU():
         products = [a @ b, a @ b, (a[:20] @ b), torch.zeros(4, 64) @ b]
     assert torch.equal(products[0], products[1])
     assert not torch.equal(products[0][:20], products[2])
