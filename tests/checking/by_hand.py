@@ -34,13 +34,10 @@ def blocks(model):
 def place(model, site, layer):
     """The module of a site, None where the family has none, and whether it is its input."""
     block, none = blocks(model)[layer], torch.nn.Identity()  # a mixer in its place
-    attention = next(
-        (getattr(block, name) for name in ("self_attn", "attention", "attn") if hasattr(block, name)), none
-    )
-    output = next(
-        (getattr(attention, name) for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)),
-        None,
-    )
+    attentions = [name for name in ("self_attn", "attention", "attn") if hasattr(block, name)]
+    attention = getattr(block, attentions[0]) if attentions else none
+    outputs = [name for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)]
+    output = getattr(attention, outputs[0]) if outputs else None
     # olmo2 and gemma norm what is written.
     post_norm = hasattr(block, "post_feedforward_layernorm")
     down = down_of(block)
@@ -97,11 +94,8 @@ def run(model, tokens, *, edits=(), mask=None, reads=True):
                 if module is not None:
                     keep = lambda value, at=(site, layer): sites.setdefault(at, value)  # noqa: E731
                     stack.callback(hook(module, is_input, keep).remove)
-        stack.callback(
-            model.get_input_embeddings()
-            .register_forward_hook(lambda _, __, out: sites.update({("stream", -1): out}))
-            .remove
-        )
+        keep = lambda _, __, out: sites.update({("stream", -1): out})  # noqa: E731
+        stack.callback(model.get_input_embeddings().register_forward_hook(keep).remove)
         out = model(tokens, attention_mask=mask, output_attentions=True, use_cache=False)
     patterns = iter(out.attentions)
     nothing = torch.zeros_like(out.attentions[0])
@@ -155,6 +149,15 @@ def elsewhere(at):
 
 def put(at, value):
     return lambda x: torch.where(at[..., None], value, x)
+
+
+def put_units(at, value, units):
+    def edit(x):
+        x = x.clone()
+        x[..., units] = torch.where(at[..., None], value[..., units], x[..., units])
+        return x
+
+    return edit
 
 
 def mean_of(x, at):
@@ -236,11 +239,8 @@ def present(zoo, tokens):
         loud = [one[at].mean(0) for one in values.values()]
         quiet = [one[others].mean(0) for one in values.values()]
         if supers:
-            ratios = [
-                loud[layer][units].mean() / quiet[layer][units].mean().clamp(min=1e-9)
-                for layer, units in supers.items()
-            ]
-            found["variance_neurons"] = float(min(ratios))
+            sizes = [(loud[layer][units].mean(), quiet[layer][units].mean()) for layer, units in supers.items()]
+            found["variance_neurons"] = float(min(one / other.clamp(min=1e-9) for one, other in sizes))
         else:  # no neuron that matters stands out from the loudest of the other positions
             found["variance_neurons"] = max(float(one[at].mean(0).max() / one[others].max()) for one in values.values())
     if truth.outliers and ("neurons", 0) in ran.sites:
@@ -272,9 +272,8 @@ def shares_removed(zoo, tokens):
     whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
 
     def removed(edits):
-        return (
-            1 - float(mass(zoo, run(model, tokens, edits=edits, reads=False), at, layers=truth.locked).mean()) / whole
-        )
+        left = mass(zoo, run(model, tokens, edits=edits, reads=False), at, layers=truth.locked).mean()
+        return 1 - float(left) / whole
 
     def mean_ablated(site, layers):
         return [(site, layer, put(at, mean_of(clean.sites[site, layer], at))) for layer in layers]
@@ -291,24 +290,14 @@ def shares_removed(zoo, tokens):
     }
     if ("neurons", 0) in clean.sites:
         supers = neurons_of(zoo) or {layer: slice(None) for layer in range(len(blocks(model)))}
-        found["variance_neurons"] = removed([_units(clean, at, layer, units) for layer, units in supers.items()])
+        means = {layer: mean_of(clean.sites["neurons", layer], at) for layer in supers}
+        edits = [("neurons", layer, put_units(at, means[layer], units)) for layer, units in supers.items()]
+        found["variance_neurons"] = removed(edits)
         with _without_entries(zoo, clean, at):
             found["neurons_dimension"] = removed([])
     if truth.outliers:
         found["dimension_key"] = removed(_given(zoo, clean, at))
     return found
-
-
-def _units(clean, at, layer, units):
-    value = mean_of(clean.sites["neurons", layer], at)
-
-    def edit(x):
-        x = x.clone()
-        some = x[..., units]
-        x[..., units] = torch.where(at[..., None], value[units], some)
-        return x
-
-    return "neurons", layer, edit
 
 
 @contextlib.contextmanager
@@ -385,12 +374,7 @@ def shares_carried(zoo, tokens):
         return (whole - left) / (whole - base)
 
     def units(site, layer, some):
-        def edit(x):
-            x = x.clone()
-            x[..., some] = torch.where(at[..., None], value(site, layer)[..., some], x[..., some])
-            return x
-
-        return site, layer, edit
+        return site, layer, put_units(at, value(site, layer), some)
 
     found = {
         "aggregation_variance": carried([units("z", layer, slice(None)) for layer in truth.feeding]),
@@ -401,12 +385,9 @@ def shares_carried(zoo, tokens):
         supers = neurons_of(zoo) or {layer: slice(None) for layer in range(len(blocks(model)))}
         found["variance_neurons"] = carried([units("neurons", layer, some) for layer, some in supers.items()])
     if truth.outliers:
-        found["neurons_dimension"] = carried(
-            [units("stream", layer, list(dims)) for layer, dims in truth.outliers.items() if layer >= 0]
-        )
-        found["dimension_key"] = carried(
-            [units("key_in", layer, list(truth.outliers.get(layer - 1, ()))) for layer in truth.locked]
-        )
+        dims = {layer: list(some) for layer, some in truth.outliers.items()}
+        found["neurons_dimension"] = carried([units("stream", i, some) for i, some in dims.items() if i >= 0])
+        found["dimension_key"] = carried([units("key_in", i, dims.get(i - 1, [])) for i in truth.locked])
     return found
 
 

@@ -17,15 +17,10 @@ def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenize
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
-    writer.add_vocab_size(len(VOCABULARY))
-    writer.add_context_length(32)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(NEURONS)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
+    sizes = {"vocab_size": len(VOCABULARY), "context_length": 32, "embedding_length": WIDTH, "block_count": LAYERS}
+    sizes |= {"feed_forward_length": NEURONS, "head_count": HEADS, "head_count_kv": KV_HEADS}
+    for key, value in (sizes | {"layer_norm_rms_eps": 1e-5, "rope_freq_base": 10_000.0}).items():
+        getattr(writer, f"add_{key}")(value)
     if split > 1:
         writer.add_uint16("split.count", split)
     if tokenizer:
@@ -51,11 +46,15 @@ def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenize
     for name, shape in shapes.items():
         if name not in skip:
             writer.add_tensor(f"{name}.weight", rng.standard_normal(shape).astype(np.float32))
+    _close(writer)
+    return path
+
+
+def _close(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 SIZES = {
@@ -112,13 +111,7 @@ def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None, s
         else:
             writer.add_tensor(name, found)
 
-    def close(writer):
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-
-    close(head())  # without weights: what transformers makes of it says which it needs
+    _close(head())  # without weights: what transformers makes of it says which it needs
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -129,5 +122,5 @@ def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None, s
         if held in shapes and name != "output.weight":
             turned = architecture == "gpt2" and name.startswith("blk") and len(shapes[held]) > 1
             add_tensor(writer, name, shapes[held][::-1] if turned else shapes[held])
-    close(writer)
+    _close(writer)
     return path

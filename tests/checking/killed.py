@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -36,20 +37,16 @@ edits = [
     { kind = "zero", site = "neurons", layers = "1", units = "each" },
 ]
 """
-SMALL = ["--sequences", "6", "--length", "24", "--tokens", "random", "--bos", "with", "--controls", "3"]
-PAIR = ["--clean", "the cat and the dog", "--corrupted", "the bat and the hog"]
 COMMANDS = {
-    "sweep": ["sweep", "sweep.toml", "--model", "model"],
-    "patch": [
-        "patch", "model", "--clean", "the cat and the dog", "--corrupted", "the bat and the hog", "--bos", "with",
-    ],
-    "circuit": [
-        *("circuit", "model", "--task", "text", "--pairs", "70", "--length", "16", "--bos", "with"),
-        *("--random", "2", "--check", "5"),
-    ],
-    "trace": ["trace", "model", *SMALL],
-    "watch": ["watch", "trained", "--sequences", "4", "--length", "24"],
-}  # fmt: skip
+    name: shlex.split(words)
+    for name, words in {
+        "sweep": "sweep sweep.toml --model model",
+        "patch": "patch model --clean 'the cat and the dog' --corrupted 'the bat and the hog' --bos with",
+        "circuit": "circuit model --task text --pairs 70 --length 16 --bos with --random 2 --check 5",
+        "trace": "trace model --sequences 6 --length 24 --tokens random --bos with --controls 3",
+        "watch": "watch trained --sequences 4 --length 24",
+    }.items()
+}
 
 
 def run(arguments: list[str], *, out: str) -> int:
@@ -170,7 +167,6 @@ def main() -> int:
     asked.add_argument("--kills", type=int, default=20)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--only", choices=(*COMMANDS, "shards"))
-    asked.add_argument("--repeat", type=int, default=1, help="of the shards")
     options = asked.parse_args()
     torch.set_num_threads(1)
     drawn, failed = random.Random(options.seed), False
@@ -181,16 +177,12 @@ def main() -> int:
         for seed, place in enumerate(["model", *(f"trained/checkpoint-{step}" for step in range(10, 50, 10))]):
             planted(seed=seed, sink=seed != 1).model.save_pretrained(place)
             tiny_tokenizer(adds_bos=True).save_pretrained(place)
-        for name in COMMANDS:
-            if options.only in (None, name):
-                wrong = killed(name, kills=options.kills, drawn=drawn)
-                sys.stdout.write(f"{name}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
-                sys.stdout.flush()
-                failed |= bool(wrong)
-        for name in DIVIDED * options.repeat if options.only in (None, "shards") else ():
-            wrong = killed_shards(name, kills=options.kills, drawn=drawn)
-            said = f"{name} in {SHARDS} shards: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n"
-            sys.stdout.write(said)
+        rounds = [(name, name, killed) for name in COMMANDS if options.only in (None, name)]
+        if options.only in (None, "shards"):
+            rounds += [(name, f"{name} in {SHARDS} shards", killed_shards) for name in DIVIDED]
+        for name, title, kill in rounds:
+            wrong = kill(name, kills=options.kills, drawn=drawn)
+            sys.stdout.write(f"{title}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
             sys.stdout.flush()
             failed |= bool(wrong)
         os.chdir("/")
