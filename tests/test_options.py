@@ -16,36 +16,17 @@ from sink_lens.cli.options import add_config_options, build_config, off_option_n
 from sink_lens.configuration import choices_of, field_docs, make_config
 from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
-from sink_lens.identity import fingerprint
-from sink_lens.identity.surveys import survey
 from sink_lens.kinds import import_object, kinds
 from sink_lens.patching.run_pair import patch_config
 from sink_lens.report.config import ReportConfig
-from sink_lens.studies import card, quantise
 from sink_lens.studies.config import AblateConfig, CardConfig
 from sink_lens.studies.study import make_study_config
-from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.config import SweepConfig, sweep_config
-from sink_lens.training import compare, watch
 from sink_lens.training.config import TrainConfig, WatchConfig
-from sink_lens.training.config import resolve_train_config as asked_training
 
 COMMANDS = {kind.name: import_object(kind.config) for kind in kinds().values() if kind.config}
 COMMANDS |= {"report": ReportConfig, "cache": CacheConfig}
 OF_A_MODEL = ("trace", "isolate", "amplify", "ablate", "patch")
-FROM_PYTHON = {
-    "watch": lambda given: watch("m", **given),
-    "compare": lambda given: compare(["m"], **given),
-    "preference": lambda given: survey("preference", **given),
-    "contraction": lambda given: survey("contraction", **given),
-    "fingerprint": lambda given: fingerprint(["m"], **given),
-    "tokens": lambda given: sink_tokens("m", **given),
-    "quantise": lambda given: quantise("m", **given),
-    "card": lambda given: card("m", **given),
-    "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
-    "train": lambda given: asked_training(None, given),
-} | {name: lambda given, name=name: from_python(name, "m", given) for name in OF_A_MODEL}
-"""Command -> its Python call with some fields."""
 EDITS = [{"site": "z", "heads": "each"}]
 NEEDED = {WatchConfig: {"run": "a"}, TrainConfig: {"seed": 0}}
 """What a command cannot do without; a training asks for a file or an option."""
@@ -101,13 +82,8 @@ def test_every_kind_of_field_is_an_option(toy):
         factors=(3.0, 0.5),
     )  # fmt: skip
     assert calls == [(config, True)]
-
-
-def test_an_option_of_several_values_may_be_given_several_times(toy):
-    run, calls = toy
     assert run("--layers", "0-2", "--layers", 7, "--factors", "1,2", "--factors", 3).exit_code == 0
-    assert calls[-1][0].layers == (0, 1, 2, 7)
-    assert calls[-1][0].factors == (1.0, 2.0, 3.0)
+    assert (calls[-1][0].layers, calls[-1][0].factors) == ((0, 1, 2, 7), (1.0, 2.0, 3.0))
 
 
 def test_help_is_the_docstring_with_the_default(toy):
@@ -159,6 +135,8 @@ def test_lists_paths_and_whole_numbers_from_python_are_taken(tmp_path):
     config = make_config(Toy, None, {"layers": range(2), "factors": [1, 2], "share": 1, "model": tmp_path})
     assert config == Toy(layers=(0, 1), factors=(1.0, 2.0), share=1.0, model=str(tmp_path))
     assert make_config(Toy, config, {"share": None}).share is None
+    with pytest.raises(InputError, match="has 'many_word', which is not known; did you mean many_words"):
+        make_config(Toy, None, {"many_word": 3})
 
 
 # --- every command
@@ -236,11 +214,6 @@ def changed(kind):
 def default(kind):
     """The configuration of a command that was told what it needs."""
     return sweep_config({"edits": EDITS}) if kind is SweepConfig else kind(**NEEDED.get(kind, {}))
-
-
-def misspelt(kind):
-    name = options(kind)[-1].name
-    return name, f"{name[:-1]}_"
 
 
 def words(kind, given):
@@ -329,18 +302,12 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_key_of_a_file_is_refused_with_the_nearest_name(command, tmp_path):
-    name, wrong = misspelt(COMMANDS[command])
+    name = options(COMMANDS[command])[-1].name
+    wrong = f"{name[:-1]}_"
     (tmp_path / "all.toml").write_text(f"{wrong} = 3")
     done = RUNNER.invoke(cli.app, [command, "--config", str(tmp_path / "all.toml")])
     assert done.exit_code == 2
     assert f"all.toml has {wrong!r}, which is not known; did you mean {name}?" in done.stderr
-
-
-@pytest.mark.parametrize("command", FROM_PYTHON)
-def test_an_unknown_field_from_python_is_refused_with_the_nearest_name(command):
-    name, wrong = misspelt(COMMANDS[command])
-    with pytest.raises(InputError, match=f"{command} has {wrong!r}, which is not known; did you mean {name}"):
-        FROM_PYTHON[command]({wrong: 3})
 
 
 def test_two_files_are_refused(tmp_path):

@@ -33,15 +33,6 @@ def test_meanings_and_units_are_sentences_and_of_the_list():
             assert "unit" in [column.name for column in table.columns], (kind, table.name)
 
 
-def test_no_table_and_no_column_is_described_twice():
-    for kind in kinds():
-        names = [table.name for table in tables_of(kind)]
-        assert len(set(names)) == len(names), kind
-    for kind, table in EVERY:
-        names = [column.name for column in table.columns]
-        assert len(set(names)) == len(names), (kind, table.name)
-
-
 def test_the_parts_of_a_table_are_found_under_their_number():
     assert table_of("sweep", "block-000012") is table_of("sweep", "block-*")
     assert table_of("trace", "block-000012") is None

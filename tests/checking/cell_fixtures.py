@@ -1,30 +1,16 @@
 """Tiny models shared by the tests of sweeps, sequences of different lengths, and the slow way to every number."""
 
-import functools
 from dataclasses import replace
 
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.metrics import evaluate
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
-from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
-
-
-@functools.cache
-def _lens_of(family):
-    return wrap(tiny(family))
-
-
-@pytest.fixture(scope="session")
-def lens_of():
-    """The builder of each family's ``LensModel``, built once."""
-    return _lens_of
 
 
 @pytest.fixture(scope="session")

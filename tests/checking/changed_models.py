@@ -40,6 +40,8 @@ _OTHER = TokenBatch.from_tensor(torch.randint(3, 60, (2, 6), generator=torch.Gen
 _DOUBLE = edit("z", lambda x, at: x * 2, layers=[1])
 BEGIN_AGAIN = ("prune_weight", "setting_of_the_model", "layer_more_or_less")
 """Rules that leave no model which another lens could be put on, or that are told from one."""
+OF_AN_ADAPTER = ("train_adapter", "scale_adapter", "merge_adapter")
+WITHOUT_ADAPTER = ("add_adapter", "prune_weight", "resize", "own_forward")
 REFUSED = ("the model was changed after it was wrapped", "went into compatibility mode after it was wrapped")
 
 
@@ -93,6 +95,8 @@ class World:
     def step(self, rule: str) -> str:
         """Do one thing to the model, ask every door, and say what came: same, refused, or left out."""
         with _quiet():
+            if rule in (WITHOUT_ADAPTER if self.has_adapter else OF_AN_ADAPTER):
+                return "left out"
             must = RULES[rule](self)
             if must is None:
                 return "left out"
@@ -303,7 +307,7 @@ def setting_of_a_norm(world: World) -> str | None:
 
 
 def add_adapter(world: World) -> str | None:
-    if world.has_adapter or world.family == "mixtral":
+    if world.family == "mixtral":
         return None
     with torch.random.fork_rng():
         torch.manual_seed(world.random.randrange(1000))
@@ -312,32 +316,24 @@ def add_adapter(world: World) -> str | None:
     return "refused"
 
 
-def train_adapter(world: World) -> str | None:
-    if not world.has_adapter:
-        return None
+def train_adapter(world: World) -> str:
     own = [one for name, one in world.model.named_parameters() if "lora_" in name]
     world.random.choice(own).data.add_(0.1)
     return "refused"
 
 
-def scale_adapter(world: World) -> str | None:
-    if not world.has_adapter:
-        return None
+def scale_adapter(world: World) -> str:
     layers = [one for one in world.base.modules() if hasattr(one, "set_scale")]
     world.random.choice(layers).set_scale("default", world.random.uniform(2, 4))
     return "refused"
 
 
-def merge_adapter(world: World) -> str | None:
-    if not world.has_adapter:
-        return None
+def merge_adapter(world: World) -> str:
     world.model = world.model.merge_and_unload()
     return "refused"
 
 
-def prune_weight(world: World) -> str | None:
-    if world.has_adapter:
-        return None
+def prune_weight(world: World) -> str:
     _, _, module = world.pick()
     prune.l1_unstructured(module, "weight", 0.3)
     if world.random.random() < 0.5:
@@ -345,9 +341,7 @@ def prune_weight(world: World) -> str | None:
     return "refused"
 
 
-def resize(world: World) -> str | None:
-    if world.has_adapter:
-        return None
+def resize(world: World) -> str:
     world.model.resize_token_embeddings(
         world.model.config.vocab_size + world.random.choice((1, 8)), mean_resizing=False
     )
@@ -370,9 +364,7 @@ def remove_hook(world: World) -> str | None:
     return "refused" if there else "reaches"  # of a module that was replaced
 
 
-def own_forward(world: World) -> str | None:
-    if world.has_adapter:
-        return None
+def own_forward(world: World) -> str:
     layers = [one for _, _, one in world.modules() if "forward" not in vars(one)]
     module = world.random.choice(layers)
     module.forward = _Louder(type(module), module)

@@ -1,5 +1,5 @@
 """The fixtures of cells: see ``checking/cell_fixtures.py``."""
 
-from cell_fixtures import engine_of, lens_of, measured, slowly, swept, tokens_of
+from cell_fixtures import engine_of, measured, slowly, swept, tokens_of
 
-__all__ = ["engine_of", "lens_of", "measured", "slowly", "swept", "tokens_of"]
+__all__ = ["engine_of", "measured", "slowly", "swept", "tokens_of"]
