@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from tiers import first
 
-from sink_lens.models.tiny import planted, tiny_tokenizer
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = [EXAMPLES / name for name in ("first_look.ipynb", "find_a_circuit.ipynb")]
@@ -63,21 +61,12 @@ def execute(path, folder):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """The folder of a model of one's own: weights and tokenizer, as ``save_pretrained`` writes them."""
-    folder = tmp_path_factory.mktemp("model")
-    planted().model.save_pretrained(folder)
-    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("path", first(SCRIPTS), ids=name)
-def test_an_example_runs_on_a_model_of_ones_own(path, model, tmp_path, monkeypatch, capsys):
+def test_an_example_runs_on_a_model_of_ones_own(path, planted_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # where an example writes by default
     monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: None)  # it has its own tests, and is slow
-    run(path, "--model", str(model), *SMALLER.get(path.stem, []))
-    printed = capsys.readouterr().out.replace(str(model), "SmolLM2-135M-Instruct").splitlines()
+    run(path, "--model", str(planted_folder), *SMALLER.get(path.stem, []))
+    printed = capsys.readouterr().out.replace(str(planted_folder), "SmolLM2-135M-Instruct").splitlines()
     lines = [line for line in printed if line.strip() and not line.startswith("{'")]  # the Trainer's own
     assert len(lines) >= 4
     kept, own = {words(line) for line in said(path)}, tuple(OF_THE_MODEL.get(path.stem, ()))
@@ -105,20 +94,20 @@ def test_an_example_prints_what_it_says(capsys):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
-def test_a_notebook_keeps_its_outputs_and_runs_offline(path, model, tmp_path, monkeypatch):
+def test_a_notebook_keeps_its_outputs_and_runs_offline(path, planted_folder, tmp_path, monkeypatch):
     text = path.read_text(encoding="utf-8")
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     assert all(cell["execution_count"] == at for at, cell in enumerate(cells, start=1))
     assert sum(bool(cell["outputs"]) for cell in cells) >= len(cells) // 2
     assert len(text) < 1_500_000
-    monkeypatch.setenv("SINK_LENS_MODEL", str(model))
+    monkeypatch.setenv("SINK_LENS_MODEL", str(planted_folder))
     monkeypatch.setenv("SINK_LENS_TASK", "induction")  # of the circuit; a tiny model has no names
     execute(path, tmp_path)
 
 
 @pytest.mark.exhaustive
-def test_the_colab_notebook_names_the_package_once_and_runs_without_an_installation(model, tmp_path, monkeypatch):
-    monkeypatch.setenv("SINK_LENS_MODEL", str(model))
+def test_the_colab_notebook_names_the_package_once_and_runs_uninstalled(planted_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_MODEL", str(planted_folder))
     cells = execute(EXAMPLES / "colab.ipynb", tmp_path)
     assert sum("PACKAGE = " in cell.source for cell in cells) == 1
     assert not any(line.startswith(("!", "%")) for cell in cells for line in cell.source.splitlines())

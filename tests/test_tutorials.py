@@ -14,7 +14,6 @@ import typer
 
 from analyses.tiny_families import tiny
 from sink_lens import cli
-from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.training import SinkMonitor
 
@@ -37,18 +36,10 @@ def commands(page):
                 yield words
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tutorials") / "my-model"
-    planted().model.save_pretrained(folder)
-    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs_in_its_order(page, model, tmp_path, monkeypatch):
+def test_the_python_of_a_page_runs_in_its_order(page, planted_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my-model").symlink_to(model)
+    (tmp_path / "my-model").symlink_to(planted_folder)
     (tmp_path / "text.txt").write_text("the cat and the dog saw the river near the hill. " * 400)
     monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: folder)  # pages have their own tests
     monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))  # not installed here
@@ -97,11 +88,11 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
-def test_each_block_of_the_readme_runs_alone(model, tmp_path, monkeypatch):
+def test_each_block_of_the_readme_runs_alone(planted_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: folder)
     for place, block in enumerate(blocks(ROOT / "README.md", "python")):
         (tmp_path / str(place)).mkdir()
         monkeypatch.chdir(tmp_path / str(place))
-        (tmp_path / str(place) / "my-model").symlink_to(model)
+        (tmp_path / str(place) / "my-model").symlink_to(planted_folder)
         less = block.replace("quick=True", "quick=True, sequences=8, length=24, random_init=False")
         exec(compile(less.replace(f'"{DEFAULT_MODEL}"', '"./my-model"'), "README.md", "exec"), {})

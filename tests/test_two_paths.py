@@ -2,7 +2,7 @@
 
 On this CPU itself ``engine/test_cone.py``, ``edits/test_constructors.py`` and ``models/test_sites.py`` compare them.
 The bound says something only if a mistake breaks it: each edit moves its number by a hundred times the bound, and
-ten mistakes are planted.
+nine mistakes are planted.
 """
 
 from dataclasses import replace
@@ -17,7 +17,6 @@ from two_paths import PATHS, bridge_and_raw_model, sweep_and_single_runs
 from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES
 from sink_lens.edits.hooks import Applied
 from sink_lens.edits.part import Part
-from sink_lens.engine.engine import Engine
 from sink_lens.engine.layout import Attending, Layout
 from sink_lens.errors import SiteError
 
@@ -51,7 +50,7 @@ def test_the_hostile_cpu_gives_one_path_the_same_bits_and_two_paths_others():
     assert 0 < (products[0] - a @ b).abs().max() < 1e-5
 
 
-# --- ten mistakes: what breaks, and which pair of paths sees it
+# --- nine mistakes: what breaks, and which pair of paths sees it
 
 
 def steps_with(change):
@@ -121,16 +120,6 @@ def cells_swapped():
     return Layout, "view_cell", view_cell
 
 
-def begun_one_position_late():
-    right = Engine._first_needed_position
-
-    def earliest(self, number):
-        found = right(self, number)
-        return found + 1 if found else 0
-
-    return Engine, "_first_needed_position", earliest
-
-
 PLANTED = {
     "dropped edit": (bridge_and_raw_model, lambda: steps_with(lambda steps, n_layers: [])),
     "wrong layer": (
@@ -144,11 +133,6 @@ PLANTED = {
     "positions counted from the begin": (sweep_and_single_runs, positions_counted_from_the_begin),
     "clean keys one position off": (sweep_and_single_runs, clean_keys_one_position_off),
     "cells swapped": (sweep_and_single_runs, cells_swapped),
-    "begun one position late": (sweep_and_single_runs, begun_one_position_late),
-}
-REFUSED = {
-    "begun one position late": (AssertionError, "position -1 does not exist"),  # the edit's first one: cell by cell
-    "dropped edit": (SiteError, "was never shown"),
 }
 
 
@@ -158,9 +142,8 @@ REFUSED = {
 def test_no_planted_mistake_passes_the_bound(mistake, where, monkeypatch, record_property):
     paths, change = PLANTED[mistake]
     monkeypatch.setattr(*change())
-    if mistake in REFUSED:
-        error, says = REFUSED[mistake]
-        with pytest.raises(error, match=says):
+    if mistake == "dropped edit":
+        with pytest.raises(SiteError, match="was never shown"):
             furthest(paths(where))
         return
     off, name = furthest(paths(where))

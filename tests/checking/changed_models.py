@@ -104,7 +104,8 @@ class World:
             found = self._answers(self.lens, left_out=left_out)
             refused = {name: one for name, one in found.items() if isinstance(one, ModelError)}
             if refused:
-                if len(refused) < len(found) or not all(_is_refusal(one) for one in refused.values()):
+                ours = [any(text in str(one) for text in REFUSED) for one in refused.values()]
+                if len(refused) < len(found) or not all(ours):
                     raise WronglyRefusedError(f"{rule}: {refused}")
                 if must == "reaches":
                     raise WronglyRefusedError(f"{rule}: {next(iter(refused.values()))}")
@@ -188,10 +189,6 @@ def _same(found: Tensor, wanted: Tensor) -> bool:
     return found.dtype == wanted.dtype and bool(torch.allclose(found, wanted, rtol=1e-4, atol=tolerance))
 
 
-def _is_refusal(error: Exception) -> bool:
-    return any(text in str(error) for text in REFUSED)
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without pictures, warnings and lines of the log."""
@@ -236,19 +233,6 @@ def load_assigned(world: World) -> str:
     return "refused"
 
 
-def change_data(world: World) -> str:
-    _, _, module = world.pick()
-    module.weight.data.mul_(1.3)
-    return "either" if world.has_adapter else "reaches"
-
-
-def copy_values(world: World) -> str:
-    _, _, module = world.pick()
-    with torch.no_grad():
-        module.weight.copy_(module.weight.flip(0))
-    return "either" if world.has_adapter else "reaches"
-
-
 def optimizer_step(world: World) -> str | None:
     if world.family == "mixtral" or world.is_compiled or any(not one.requires_grad for one in world.base.parameters()):
         return None
@@ -265,18 +249,6 @@ def change_buffer(world: World) -> str | None:
         return None
     named[0].mul_(1.1)
     return "reaches"
-
-
-def replace_parameter(world: World) -> str:
-    _, _, module = world.pick()
-    module.weight = nn.Parameter(module.weight.detach() * 1.3)
-    return "refused"
-
-
-def replace_data(world: World) -> str:
-    _, _, module = world.pick()
-    module.weight.data = module.weight.data * 1.3
-    return "refused"
 
 
 def replace_module(world: World) -> str:
@@ -348,12 +320,6 @@ def resize(world: World) -> str:
     return "refused"
 
 
-def add_pre_hook(world: World) -> str:
-    _, _, module = world.pick()
-    world.handles.append(module.register_forward_pre_hook(lambda module, args: (args[0] * 1.1,)))
-    return "refused"
-
-
 def remove_hook(world: World) -> str | None:
     if not world.handles:
         return None
@@ -396,12 +362,6 @@ def layer_more_or_less(world: World) -> str:
         layers.append(copy.deepcopy(layers[0]))
     else:
         del layers[1]
-    return "refused"
-
-
-def replace_in_bridge(world: World) -> str:
-    module: Any = world.lens.bridge.blocks[1].attn.o.original_component
-    module.weight = nn.Parameter(module.weight.detach() * 1.3)
     return "refused"
 
 
@@ -468,9 +428,21 @@ def edit_that_runs(world: World) -> str:
     return "reaches"
 
 
+def _replace(of: Any, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    setattr(of, name, change(getattr(of, name)))
+
+
 _REFUSED: dict[str, Callable[[World], object]] = {
     "setting_of_the_model": lambda world: setattr(world.base.config, "num_hidden_layers", 1),
     "change_type": lambda world: world.model.to(torch.float64 if world.base.dtype == torch.float32 else torch.float32),
+    "replace_parameter": lambda world: _replace(world.pick()[2], "weight", lambda x: nn.Parameter(x.detach() * 1.3)),
+    "replace_in_bridge": lambda world: _replace(
+        world.lens.bridge.blocks[1].attn.o.original_component, "weight", lambda x: nn.Parameter(x.detach() * 1.3)
+    ),
+    "replace_data": lambda world: _replace(world.pick()[2].weight, "data", lambda x: x * 1.3),
+    "add_pre_hook": lambda world: world.handles.append(
+        world.pick()[2].register_forward_pre_hook(lambda module, args: (args[0] * 1.1,))
+    ),
     "add_hook": lambda world: world.handles.append(
         world.pick()[2].register_forward_hook(lambda module, args, out: out * 1.1)
     ),
@@ -502,14 +474,26 @@ def _always(must: str, change: Callable[[World], object]) -> Callable[[World], s
     return rule
 
 
+def _of_weights(change: Callable[[nn.Module], object]) -> Callable[[World], str]:
+    """The rule that changes the weights of a module where they are."""
+
+    def rule(world: World) -> str:
+        change(world.pick()[2])
+        return "either" if world.has_adapter else "reaches"
+
+    return rule
+
+
 _OTHERS = (
-    load_in_place, load_assigned, change_data, copy_values, optimizer_step, change_buffer, replace_parameter,
-    replace_data, replace_module, replace_buffer, setting_of_a_norm, add_adapter, train_adapter, scale_adapter,
-    merge_adapter, prune_weight, resize, add_pre_hook, remove_hook, own_forward, another_activation,
-    layer_more_or_less, replace_in_bridge, hook_point, hidden_states, compiled, kernel, failing_edit, edit_that_runs,
+    load_in_place, load_assigned, optimizer_step, change_buffer, replace_module, replace_buffer, setting_of_a_norm,
+    add_adapter, train_adapter, scale_adapter, merge_adapter, prune_weight, resize, remove_hook, own_forward,
+    another_activation, layer_more_or_less, hook_point, hidden_states, compiled, kernel,
+    failing_edit, edit_that_runs,
 )  # fmt: skip
 RULES: dict[str, Callable[[World], str | None]] = {
     **{name: _always("refused", change) for name, change in _REFUSED.items()},
     **{name: _always("reaches", change) for name, change in _REACHES.items()},
+    "change_data": _of_weights(lambda module: module.weight.data.mul_(1.3)),
+    "copy_values": _of_weights(lambda module: module.weight.detach().copy_(module.weight.detach().flip(0))),
     **{one.__name__: one for one in _OTHERS},
 }
