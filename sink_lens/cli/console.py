@@ -45,10 +45,10 @@ PACKAGE = __name__.split(".")[0]
 
 
 class _RefusesVisibly:
-    """A command or a group of commands whose errors spell out invisible characters, and whose help keeps examples."""
+    """Base of commands and groups: errors spell out invisible characters, and the help shows examples line by line."""
 
     def make_context(self, *given: Any, **named: Any) -> Any:
-        """Parse the words of the command line; spell out invisible characters in an error about them."""
+        """Parse the words of the command line; an error about one of them spells out its invisible characters."""
         try:
             return super().make_context(*given, **named)  # type: ignore[misc]  # click's
         except _UsageError as error:
@@ -58,7 +58,7 @@ class _RefusesVisibly:
             raise
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples unwrapped, one per line, so that they can be copied, each with its explanation below."""
+        """Write the examples into the help: each command on one line, to be copied, and its explanation below."""
         lines: list[str] = []
         for line in filter(None, (line.strip() for line in (getattr(self, "epilog", "") or "").splitlines())):
             if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
@@ -100,13 +100,13 @@ class Commands(_RefusesVisibly, TyperGroup):
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the user named; for a removed command, raise an error that names the new one."""
+        """Return the command that the user named; for a removed command, raise an error that names the new one."""
         if args and args[0] not in self.commands:
             refuse_removed(f"sink-lens {args[0]}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; turn an error into a message and an exit code."""
+        """Run the command; an error of sink_lens becomes a message and exit code 2, and Ctrl-C exit code 130."""
         debug = bool(ctx.params.get("debug"))
         with _log_to_stderr(debug=debug):
             try:
@@ -166,7 +166,7 @@ def _log_to_stderr(*, debug: bool) -> Iterator[None]:
 
 
 def print_message(word: str, text: str) -> None:
-    """Print a coloured word, such as "error", and a text on stderr, in one line so that paths can be copied."""
+    """Print ``word: text`` on stderr in one line, so that paths can be copied; a word such as "error" is coloured."""
     from rich.text import Text
 
     style = "bold yellow" if word == "warning" else "bold red"
@@ -176,7 +176,7 @@ def print_message(word: str, text: str) -> None:
 
 
 def echo(text: object, *, nl: bool = True) -> None:
-    """Print a line on stdout, with invisible characters spelled out."""
+    """Print a text on stdout, with invisible characters spelled out, and a line break after it if ``nl``."""
     typer.echo(for_terminal(str(text)), nl=nl)
 
 
@@ -198,7 +198,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def _pause_bars() -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager that clears progress bars and draws them again, below new text, at its end."""
+    """Return a context manager that clears the progress bars, and draws them at its end, below the new text."""
     bars = sys.modules.get("tqdm")
     return contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
 
@@ -215,7 +215,7 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def render_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
-    """Return the lines that a console would print for a table or text, without colour."""
+    """Return the lines, without colour, that a console of ``width`` characters would print for a rich table or text."""
     from rich.console import Console
 
     text = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
@@ -225,7 +225,7 @@ def render_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
 
 
 def render_report(folder: Path, *, quiet: bool = False) -> Path:
-    """Draw a run's page, print its path unless ``quiet``, and return it.
+    """Draw the page of the run in ``folder``; return the path of the page, and print it unless ``quiet``.
 
     Ctrl-C loses nothing but the page; a message then names the command that draws it.
     """
@@ -281,7 +281,7 @@ def terminal_table(
 
 
 def frame_table(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
-    """Return a data frame's ``columns`` as a table for the terminal, with words and numbers as on pages."""
+    """Return some columns of a data frame as a table for the terminal; heads and numbers are written as on pages."""
     from ..report.page import page_table
 
     shown = page_table(frame, columns, most=len(frame))

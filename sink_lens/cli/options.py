@@ -48,10 +48,10 @@ _CONFIG = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result of a command."""
+    """What the function of a command returns: the object that ``--json`` prints, and the exit code."""
 
     found: Callable[[], Mapping[str, Any]]
-    """Makes what ``--json`` prints, beside the command's name."""
+    """Returns the keys and values of the object that ``--json`` prints; the command's name is added to them."""
     exit_code: int = 0
 
 
@@ -64,9 +64,9 @@ def add_config_options(
     field's default. A command with a parameter ``file`` takes the file as its argument too.
 
     Args:
-        kind: class of the configuration.
-        make: makes the configuration from settings and the name of their file (empty without a file).
-        view: a second dataclass with options, which are not read from a file; it is passed as ``view``.
+        kind: the dataclass whose fields become options.
+        make: returns the configuration for the settings (field -> value) and the name of their file, or "" without one.
+        view: a second dataclass whose fields become options that no file gives; the command gets it as ``view``.
     """
 
     def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
@@ -152,7 +152,7 @@ def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, 
 
 
 def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return a dict of column -> value for each row of a table, for ``--json``."""
+    """Return the rows of a data frame, each as a dict of column -> value, for ``--json``."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
@@ -167,7 +167,7 @@ def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
 def build_config(
     kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
 ) -> C:
-    """Make a command's configuration from settings, by ``make`` if given; ``where`` names their file in errors."""
+    """Return a command's configuration for settings (field -> value); ``where`` names their file in errors."""
     return make_config(kind, None, settings, where=where) if make is None else make(settings, where)
 
 
@@ -182,7 +182,7 @@ def off_option_name(field: Field[Any]) -> str:
 
 
 def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
-    """Turn a configuration's field into a parameter that typer understands."""
+    """Return the parameter from which typer makes the option of a field; ``doc`` becomes the help of the option."""
     kind, _ = split_off_none(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default

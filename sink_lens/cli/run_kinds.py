@@ -32,7 +32,7 @@ from .options import (
 
 
 def add_command(kind: RunKind) -> None:
-    """Add the command of a kind of run to the app."""
+    """Add the command of a kind of run, such as ``trace``, to the app; its options are made from the kind."""
 
     def command(config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any) -> Answer:
         """Compute the run, draw its page, and print its result."""
@@ -88,9 +88,9 @@ _EMPTY = ("file", "out", "shard")
 
 
 def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer:
-    """Draw the page of a run and print its result; return the answer for ``--json``.
+    """Draw the page of a run and print its result, or only its folder if ``quiet``; return the answer for ``--json``.
 
-    A result without a folder has no page, and is printed even if ``quiet``.
+    A result without a folder has no page, and is printed even if ``quiet``. ``view``: the options of what is shown.
     """
     folders = getattr(result, "folders", () if result.folder is None else (result.folder,))
     pages = [render_report(folder, quiet=True) for folder in folders]
@@ -108,7 +108,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
 
 
 def print_parts(parts: Iterable[Any]) -> Answer:
-    """Print texts, tables and costs; return the lines of the costs and the rows of the tables for ``--json``."""
+    """Print texts, tables and costs; the answer for ``--json`` has the costs' lines and the tables' rows."""
     from ..estimate import Cost, cost_table
 
     found: list[Any] = []

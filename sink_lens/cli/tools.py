@@ -74,12 +74,12 @@ def status(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Show how far a run is: its state, and of a sweep in shards each shard's."""
+    """Show how far a run is: its state, and the state of each shard of a run in shards."""
     run_and_answer(ctx, lambda: _print_status(run, quiet=quiet), as_json=as_json)
 
 
 def _print_status(folder: Path, *, quiet: bool) -> Answer:
-    """Print the state of a run and of each shard, and return both for ``--json``."""
+    """Print the state of the run in a folder and of each of its shards; return both states for ``--json``."""
     from ..records import read_run, run_state
     from ..records.shards import shard_progress
 

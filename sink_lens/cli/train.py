@@ -32,7 +32,7 @@ Exit codes: 0 trained to the end, 2 bad input, 130 interrupted.
 
 
 def _make_config(settings: Mapping[str, Any], where: str) -> TrainConfig:
-    """Make the configuration of a training from settings; ``where`` names their file, empty if there is none."""
+    """Return the configuration of a training for settings (field -> value); ``where`` names their file, or is empty."""
     if not settings and not where:
         raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
     return train_config(settings, where=where or "train")
@@ -49,7 +49,7 @@ def train(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> Answer | None:
-    """Train a model with any attention and value norm, from scratch; resumable, with the chain watched if asked."""
+    """Train a model from scratch, with any attention and value norm; the same command goes on after a stop."""
     if dry_run:
         from ..training.passes import estimate_cost
 
