@@ -116,10 +116,15 @@ def test_every_figure_and_table_has_a_folder_or_a_reason():
     assert of_papers <= {row.folder for row in rows}
 
 
-def test_the_table_of_the_zoo_is_that_of_its_rows():
+@pytest.fixture(scope="module")
+def calibration():
     folder = ROOT / "our_own" / "verdict_calibration"
-    functions = runpy.run_path(str(folder / "run.py"))
     rows = pd.read_csv(folder / "answers.csv", dtype={"said": str}, keep_default_na=False)
+    return folder, runpy.run_path(str(folder / "run.py")), rows
+
+
+def test_the_table_of_the_zoo_is_that_of_its_rows(calibration):
+    folder, functions, rows = calibration
     assert (folder / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows)
     assert set(zip(rows["model"], rows["family"], strict=True)) == set(functions["combinations"]())
 
@@ -162,11 +167,8 @@ def test_help_names_every_method_that_real_patches_outdo(circuit_truth):
     assert worse == {method for method in METHODS if re.search(rf"\b{method}(?![\w-])", named)}
 
 
-def test_the_error_rates_on_every_page_are_those_of_the_table():
-    functions = runpy.run_path(str(ROOT / "our_own" / "verdict_calibration" / "run.py"))
-    rows = pd.read_csv(
-        ROOT / "our_own" / "verdict_calibration" / "answers.csv", dtype={"said": str}, keep_default_na=False
-    )
+def test_the_error_rates_on_every_page_are_those_of_the_table(calibration):
+    _, functions, rows = calibration
     table = functions["judge"](rows)
 
     def told(question, truth):
@@ -199,7 +201,7 @@ def test_the_error_rate_of_a_fingerprint_is_that_of_its_analysis():
         ("F1", "known", "0.95", "right"),
     ],
 )
-def test_what_an_answer_about_the_zoo_is_worth(question, truth, said, answer):
-    functions = runpy.run_path(str(ROOT / "our_own" / "verdict_calibration" / "run.py"))
+def test_what_an_answer_about_the_zoo_is_worth(question, truth, said, answer, calibration):
+    _, functions, _ = calibration
     row = SimpleNamespace(question=question, truth=truth, said=said)
     assert functions["right_of"](row) == answer

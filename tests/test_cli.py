@@ -7,6 +7,7 @@ import sys
 import types
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from rich.table import Table
@@ -158,33 +159,20 @@ def test_warnings_of_ours_are_one_line_and_those_of_others_are_not_shown(monkeyp
         assert "theirs" in run("--debug", "trace").stderr
 
 
-def test_third_party_libraries_are_quieted_by_the_command(monkeypatch):  # not by the library: test_house.py
-    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
-    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
-    monkeypatch.setattr(sys, "argv", ["sink-lens", "--help"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
-    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"  # what the user set stays
-
-
 @pytest.mark.parametrize(
     ("given", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
 )
-def test_threads_that_wait_sleep_soon_unless_the_user_says_how(given, spins):
-    told = """
-import os, sys, sink_lens.cli as cli
-print("torch" in sys.modules)
-sys.argv = ["sink-lens", "--version"]
-try:
-    cli.main()
-finally:
-    print(os.environ.get("GOMP_SPINCOUNT"))
-"""
-    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    done = subprocess.run([sys.executable, "-c", told], env=own | given, capture_output=True, text=True, check=True)
-    before, _, after = done.stdout.splitlines()
-    assert (before, after) == ("False", str(spins))  # libgomp reads it when torch is imported
+def test_the_command_and_not_the_library_quiets_others_and_lets_threads_sleep_soon(given, spins, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sink-lens", "--help"])  # nothing is set at import: test_house.py
+    with mock.patch.dict(os.environ):
+        for name in ("TRANSFORMERS_VERBOSITY", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+            os.environ.pop(name, None)
+        os.environ |= given | {"HF_HUB_DISABLE_TELEMETRY": "0"}
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+        assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"  # what the user set stays
+        assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 # --- report, cache

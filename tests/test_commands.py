@@ -645,7 +645,6 @@ DOORS = {
 
 
 def opened_by(monkeypatch, line, function):
-    """Put a function in the place of what a command calls."""
     module, name = DOORS[line]
     monkeypatch.setattr(import_module(f"sink_lens.{module}"), name, function)
 

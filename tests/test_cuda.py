@@ -5,6 +5,7 @@ import copy
 import os
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,7 +45,6 @@ def ids(n=3, length=14, *, seed=1):
 
 
 def both(family):
-    """A tiny model on the CPU, and a copy on the GPU."""
     model = tiny(family)
     return wrap(copy.deepcopy(model), tokenizer=tiny_tokenizer()), wrap(model.to(DEVICE), tokenizer=tiny_tokenizer())
 
@@ -70,32 +70,28 @@ def test_a_sweep_and_a_patch(family, tmp_path):
         EditGrid(site="z", layers="0-1", heads="each"), EditGrid(kind="mean_ordinary", site="mlp_out"), controls=1
     )
     names = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
+    tokens = TokenBatch.from_tensor(ids())
     frames = [
-        sweep(
-            lens, grid, tokens=TokenBatch.from_tensor(ids()), metrics=names, out=tmp_path / name, progress=False
-        ).frame
+        sweep(lens, grid, tokens=tokens, metrics=names, out=tmp_path / name, progress=False).frame
         for lens, name in ((here, "cpu"), (there, "cuda"))
     ]
     assert all(frame["error"].isna().all() for frame in frames), frames[1]["error"].unique()
-    values = [torch.tensor(frame["effect"].to_numpy()) for frame in frames]
-    torch.testing.assert_close(values[1], values[0], **CLOSE)
+    np.testing.assert_allclose(frames[1]["effect"], frames[0]["effect"], **CLOSE, equal_nan=False)
     clean, corrupted = ids(2), ids(2, seed=2)
     difference = metrics.logit_difference([5, 6], [7, 8])
     results = [
         patch(lens, clean, corrupted, site="resid_pre", metric=difference, by=("layer", "position"), progress=False)
         for lens in (here, there)
     ]
-    values = [torch.tensor(result.frame["value"].to_numpy()) for result in results]
-    torch.testing.assert_close(values[1], values[0], **CLOSE)
+    np.testing.assert_allclose(results[1].frame["value"], results[0].frame["value"], **CLOSE, equal_nan=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_lower_precision_is_near(dtype):
     tokens, (here, there) = TokenBatch.from_tensor(ids()), both("llama")
     lower = wrap(there.plain.to(dtype), tokenizer=tiny_tokenizer())
-    torch.testing.assert_close(
-        run_with(lower, tokens).loss.cpu().float(), run_with(here, tokens).loss, rtol=0.02, atol=0.02
-    )
+    losses = [run_with(lens, tokens).loss.cpu().float() for lens in (lower, here)]
+    torch.testing.assert_close(*losses, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])  # olmo2 has a norm behind each sublayer
@@ -108,8 +104,7 @@ def test_a_trace_says_the_same(family, tmp_path):
         result = trace(lens, config=config, tokens=batch, out=tmp_path / f"{number}", progress=False)
         said.append(result.links.set_index(["link", "statistic"])[["value", "verdict"]])
     assert said[0]["verdict"].tolist() == said[1]["verdict"].tolist()
-    values = [torch.tensor(one["value"].to_numpy(dtype=float)) for one in said]
-    torch.testing.assert_close(values[1], values[0], rtol=1e-3, atol=1e-3, equal_nan=True)
+    np.testing.assert_allclose(*(one["value"].astype(float) for one in said), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -155,13 +150,7 @@ def test_the_monitor_reads_the_same_and_changes_nothing(attention, compiled):
             read.append(monitor.frame())
         weights.append(model.get_input_embeddings().weight.detach().cpu().clone())
     assert torch.equal(weights[1], weights[2])
-    torch.testing.assert_close(
-        torch.tensor(read[1].select_dtypes("number").to_numpy(dtype=float)),
-        torch.tensor(read[0].select_dtypes("number").to_numpy(dtype=float)),
-        rtol=1e-2,
-        atol=1e-3,
-        equal_nan=True,
-    )
+    np.testing.assert_allclose(*(one.select_dtypes("number").astype(float) for one in read), rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("norm", ["none", "shared"])

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks; on
 
 
 def killed(*options, kills, said):
-    """The lines that the script prints."""
     code, printed = forks.run(SCRIPT, "--kills", kills, *options, said=said)
     assert code == 0, printed
     return [line for line in printed.splitlines() if " kills, differing: " in line]

@@ -22,8 +22,7 @@ TOY = {
         KIND = RunKind(
             name="letters", heading="Decide", help="Count letters.", examples="sink-lens letters abc",
             config="toy_letters.run:Config", run="toy_letters.run:letters", tables="toy_letters:tables.toml",
-            page="toy_letters.page:LETTERS", check="toy_letters.run:check",
-            show="toy_letters.page:show", answer="toy_letters.page:answer",
+            page="toy_letters.page:LETTERS", answer="toy_letters.page:answer",
         )
     """,
     "toy_letters/run.py": '''
@@ -32,7 +31,6 @@ TOY = {
 
         import pandas as pd
 
-        from sink_lens.errors import InputError
         from sink_lens.records import Result, create_run
 
 
@@ -40,11 +38,6 @@ TOY = {
         class Config:
             text: str = dataclasses.field(default="", metadata={"positional": True})
             """What is counted."""
-
-
-        def check(config):
-            if not config.text:
-                raise InputError("no text was given; need one")
 
 
         def letters(config, *, out=None, overwrite=False, progress=True):
@@ -65,10 +58,6 @@ TOY = {
             figures=(),
             tables=(Listed(key="letters", title="Letters", make=table_maker("letters", "All.", ("letter", "count"))),),
         )
-
-
-        def show(result):
-            yield result.tables["letters"]
 
 
         def answer(result):
@@ -127,7 +116,6 @@ def test_a_kind_of_another_package_has_a_command_tables_and_a_page(installed, tm
     assert "2 different letters" in text
     assert "How often it stands in the text." in text
     assert [one.name for one in tables_of("letters")] == ["letters"]
-    assert "no text was given" in run(cli.app, ["letters"]).stderr
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,6 @@ def cut(outcome, size):
 
 
 def parts_of(tokens, size):
-    """The batches of prompts."""
     starts = range(0, tokens.n_sequences, size)
     return [
         replace(tokens, tokens=tokens.tokens[at : at + size], lengths=tokens.lengths[at : at + size]) for at in starts

@@ -207,7 +207,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _other_weights(world: World) -> dict[str, Tensor]:
-    """Other weights for the same model."""
     generator = torch.Generator().manual_seed(world.random.randrange(1000))
     return {
         name: one + 0.05 * torch.randn(one.shape, generator=generator, dtype=torch.float32).to(one.dtype)

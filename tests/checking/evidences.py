@@ -17,8 +17,8 @@ CONFIG = TraceConfig(model="tiny")
 OWN = [link.readings for link in LINKS]
 
 
-def random_batch(sequences=8, length=24, *, first=None, lengths=None):
-    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(0))
+def random_batch(sequences=8, length=24, *, first=None, lengths=None, seed=0):
+    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(seed))
     if first is not None:
         tokens[:, 0] = first
     return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))

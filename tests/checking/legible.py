@@ -25,7 +25,6 @@ def faults(figure: Figure) -> list[str]:
     real = renderer.draw_text
 
     def draw_text(gc: Any, x: float, y: float, s: str, prop: Any, angle: float, **named: Any) -> None:
-        """Note the text that is drawn, then draw it."""
         text = named.get("mtext")
         if text is not None and s.strip():
             drawn[id(text)] = text

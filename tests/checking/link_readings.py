@@ -1,11 +1,11 @@
 """What the tests of links that read the key share: a plan with two outlier dimensions, a batch, a measuring pass."""
 
 import torch
+from evidences import random_batch
 
 from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.chain.readings import MeasuringPass
-from sink_lens.data.tokens import from_tensor
 
 DIMS = (3, 17)
 
@@ -16,8 +16,7 @@ def plan(position=0, n_layers=3):
 
 
 def batch(sequences=3, length=8, lengths=None):
-    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(2))
-    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
+    return random_batch(sequences, length, lengths=lengths, seed=2)
 
 
 def own(link, lens, of, *, length, seed=0):

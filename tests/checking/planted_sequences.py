@@ -2,9 +2,8 @@
 
 import functools
 
-import torch
+from evidences import random_batch
 
-from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 
@@ -18,6 +17,4 @@ def planted_lens():
 @functools.cache
 def sequences(n=4, length=32):
     """Ordinary tokens after BOS, which is the planted sink."""
-    ids = torch.randint(3, 300, (n, length), generator=torch.Generator().manual_seed(0))
-    ids[:, 0] = planted_lens()[0].bos_id
-    return from_tensor(ids)
+    return random_batch(n, length, first=planted_lens()[0].bos_id)

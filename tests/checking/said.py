@@ -90,7 +90,6 @@ def worded(value: object) -> bool:
 
 
 def tree(function) -> ast.AST:
-    """The syntax tree of a function."""
     return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
 
 

@@ -14,7 +14,6 @@ def spied(modules: Mapping[Any, nn.Module], told: Callable[[Any, Any], object]) 
     names = {id(module): name for name, module in modules.items()}
 
     def after(module: nn.Module, args: object, output: object) -> None:
-        """Pass on the output of one of them."""
         if id(module) in names:
             told(names[id(module)], output)
 
