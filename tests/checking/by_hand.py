@@ -22,6 +22,7 @@ class Run:
 
     pattern: torch.Tensor
     sites: dict
+    logits: torch.Tensor
 
 
 def blocks(model):
@@ -33,6 +34,8 @@ def blocks(model):
 
 def place(model, site, layer):
     """The module of a site, None where the family has none, and whether it is its input."""
+    if (site, layer) == ("stream", -1):
+        return model.get_input_embeddings(), False
     block, none = blocks(model)[layer], torch.nn.Identity()  # a mixer in its place
     attentions = [name for name in ("self_attn", "attention", "attn") if hasattr(block, name)]
     attention = getattr(block, attentions[0]) if attentions else none
@@ -100,7 +103,8 @@ def run(model, tokens, *, edits=(), mask=None, reads=True):
     patterns = iter(out.attentions)
     nothing = torch.zeros_like(out.attentions[0])
     having = [place(model, "attn_out", layer)[0] is not None for layer in range(len(blocks(model)))]
-    return Run(pattern=torch.stack([next(patterns) if one else nothing for one in having]), sites=sites)
+    pattern = torch.stack([next(patterns) if one else nothing for one in having])
+    return Run(pattern=pattern, sites=sites, logits=out.logits)
 
 
 def isolating(tokens, position, *, reach=None):

@@ -2,7 +2,7 @@
 
     python tests/checking/first_screen.py RUN MODEL
 
-RUN is the folder of a trace of MODEL, a folder of save_pretrained (Llama, Mistral, Qwen2, Qwen3). From the run come the
+RUN is the folder of a trace of MODEL, a folder of save_pretrained. From the run come the
 sequences and what is claimed; attention, norms, ablations and placements are computed here again, from the definitions
 in docs/chain.md and docs/evidence.md. It prints a line a claim, and ends with 1 if one is off by more than 0.005 (a
 share, a mass) or one in a hundred (a norm, a rank). What is not recomputed is named at the end.
@@ -11,12 +11,14 @@ share, a mass) or one in a hundred (a norm, a rank). What is not recomputed is n
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
+from by_hand import Run, isolating, put_units, run
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 FIRST_QUERIES = 8
@@ -26,83 +28,21 @@ def show(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
-class Raw:
-    """The model, and where its parts are."""
-
-    def __init__(self, folder: str) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-        self.layers, self.embed = self.model.model.layers, self.model.model.embed_tokens
-        config = self.model.config
-        self.d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-    def neurons(self, layer: int):
-        """What the MLP's output matrix reads."""
-        return self.layers[layer].mlp.down_proj
-
-    def heads(self, layer: int):
-        """What the attention's output matrix reads."""
-        return self.layers[layer].self_attn.o_proj
-
-
-@torch.no_grad()
-def run(raw: Raw, tokens: Tensor, changes=(), mask: Tensor | None = None):
-    """Attention (layer, batch, head, query, key), states (before layer 0, then after each) and the loss, under changes.
-
-    A change is (module, "in" or "out", function of the tensor).
-    """
-    states: list[Tensor] = []
-    handles = [raw.layers[0].register_forward_pre_hook(lambda _, args: states.append(args[0].clone()))]
-    handles += [
-        one.register_forward_hook(lambda _, a, out: states.append((out[0] if isinstance(out, tuple) else out).clone()))
-        for one in raw.layers
-    ]
-    for module, side, change in changes:
-        if side == "in":
-            handles.append(module.register_forward_pre_hook(lambda _, args, f=change: (f(args[0].clone()), *args[1:])))
-        else:
-            handles.append(module.register_forward_hook(lambda _, a, out, f=change: f(out.clone())))
-    try:
-        options = {} if mask is None else {"attention_mask": mask}
-        found = raw.model(tokens, output_attentions=True, use_cache=False, **options)
-    finally:
-        for handle in handles:
-            handle.remove()
-    log = found.logits[:, :-1].float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
-    return torch.stack(found.attentions).float(), torch.stack(states).float(), float(-log.mean())
-
-
-def record(raw: Raw, tokens: Tensor, module, side: str) -> Tensor:
-    """What a module takes or gives in the clean run."""
-    found: list[Tensor] = []
-    run(raw, tokens, [(module, side, lambda x: found.append(x.clone()) or x)])
-    return found[0]
-
-
-def mass(attention: Tensor, position: int, layers: list[int]) -> Tensor:
+def mass(run: Run, position: int, layers: list[int]) -> Tensor:
     """Mean attention of later queries to a position, over heads and layers, by sequence."""
-    return attention[layers][..., position + 1 :, position].mean((0, 2, 3))
+    return run.pattern[layers][..., position + 1 :, position].mean((0, 2, 3))
 
 
-def at(position: int, value: Tensor, part=slice(None)) -> Callable[[Tensor], Tensor]:
-    """Set a part of a tensor at a position."""
-
-    def change(x: Tensor) -> Tensor:
-        x[:, position, part] = value
-        return x
-
-    return change
-
-
-def causal(n: int, batch: int) -> Tensor:
-    """The mask that transformers adds to the scores: 0 where a query may look."""
-    return torch.full((n, n), torch.finfo(torch.float32).min).triu(1).expand(batch, 1, n, n).clone()
+def loss_of(run: Run, tokens: Tensor) -> float:
+    return float(cross_entropy(run.logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten()))
 
 
 class Screen:
     """The claims of a run, and each again."""
 
-    def __init__(self, folder: Path, raw: Raw) -> None:
-        self.raw, self.folder, self.off, self.left = raw, folder, 0, []
+    def __init__(self, folder: Path, model: str) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(model).eval()
+        self.folder, self.off, self.left = folder, 0, []
         rows = pd.read_parquet(folder / "tokens.parquet")
         table = rows.pivot(index="sequence", columns="position", values="token_id")
         self.tokens = torch.tensor(table.dropna(axis=1).to_numpy()).long()
@@ -117,11 +57,11 @@ class Screen:
         first = self.effects.iloc[0]
         self.reads = layers_of(first["read_layers"])
         self.target = int(first["position"])
-        self.ordinary = torch.ones_like(self.some, dtype=torch.bool)
-        self.ordinary[:, self.sink] = False
+        self.at_sink = torch.zeros_like(self.some, dtype=torch.bool)
+        self.at_sink[:, self.sink] = True
         if int(first["sinks_left_out"]) != len(self.some):
             self.left.append("means, since other sinks than those at the studied position are left out of them")
-        self.clean, _, self.loss = run(raw, self.some)
+        self.clean = run(self.model, self.some)
         self.had = mass(self.clean, self.sink, self.reads)
 
     def say(self, claim: str, said: float, again: float, *, relative: bool = False) -> None:
@@ -129,16 +69,19 @@ class Screen:
         self.off += wrong
         show(f"{'OFF ' if wrong else 'ok  '} {claim}: {said:.4f}, again {again:.4f}")
 
-    def mean(self, tensor: Tensor) -> Tensor:
-        return tensor[self.ordinary].double().mean(0).float()
+    def ablated(self, site: str, layer: int, part: Any = slice(None)) -> tuple:
+        """The edit that puts the mean of the other tokens in the place of a part of a site, at the sink."""
+        mean = self.clean.sites[site, layer][~self.at_sink].double().mean(0).float()
+        return site, layer, put_units(self.at_sink, mean, part)
 
-    def share_removed(self, changes, mask: Tensor | None = None) -> float:
-        attention, _, _ = run(self.raw, self.some, changes, mask)
-        return float((self.had - mass(attention, self.sink, self.reads)).mean() / self.had.mean())
+    def share_removed(self, edits: list) -> float:
+        left = mass(run(self.model, self.some, edits=edits, reads=False), self.sink, self.reads)
+        return float((self.had - left).mean() / self.had.mean())
 
     def where(self) -> None:
-        attention, states, _ = run(self.raw, self.tokens)
-        score = attention[..., self.sink :, :].mean(-2)[..., self.sink]
+        whole = run(self.model, self.tokens)
+        states = torch.stack([whole.sites["stream", layer] for layer in range(-1, len(whole.pattern))])
+        score = whole.pattern[..., self.sink :, :].mean(-2)[..., self.sink]
         rate = (score > self.config["threshold"]).float().mean()
         self.say(f"sink rate at position {self.sink}", float(self.values["sink_rate"]), float(rate))
         norms = states.norm(dim=-1)
@@ -148,7 +91,7 @@ class Screen:
         if "norm_ratio" in table:
             for layer, value in zip(table["layer"], table["norm_ratio"], strict=True):
                 self.say(f"norm ratio after layer {layer}", float(value), float(ratio[int(layer) + 1]), relative=True)
-        middle = len(self.raw.layers) // 2
+        middle = len(whole.pattern) // 2
         for name, drop in (("effective_rank", False), ("effective_rank_without", True)):
             x = states[middle + 1]
             if drop:
@@ -159,26 +102,14 @@ class Screen:
             self.say(name.replace("_", " "), float(self.values[name]), float(again), relative=True)
 
     def part(self, name: str) -> list:
-        """The changes that ablate a part of a set of makers."""
-        raw, n = self.raw, self.sink
-        if found := re.fullmatch(r"(\d+)\.(\d+)", name):
-            layer, unit = map(int, found.groups())
-            module = raw.neurons(layer)
-            return [(module, "in", at(n, self.mean(record(raw, self.some, module, "in"))[unit], unit))]
-        if found := re.fullmatch(r"head (\d+)\.(\d+)", name):
-            layer, head = map(int, found.groups())
-            part, module = slice(head * raw.d_head, (head + 1) * raw.d_head), raw.heads(layer)
-            return [(module, "in", at(n, self.mean(record(raw, self.some, module, "in"))[part], part))]
-        if name.startswith("position"):
-            return []
-        written = record(raw, self.some, raw.embed, "out")
-        over = written[:, n] - self.mean(written)
-
-        def change(x: Tensor) -> Tensor:
-            x[:, n] -= over
-            return x
-
-        return [(raw.layers[0], "in", change)]
+        """The edits that ablate a part of a set of makers."""
+        if found := re.fullmatch(r"(head )?(\d+)\.(\d+)", name):
+            is_head, layer, unit = found[1], int(found[2]), int(found[3])
+            if not is_head:
+                return [self.ablated("neurons", layer, [unit])]
+            size = self.clean.sites["z", layer].shape[-1] // self.model.config.num_attention_heads
+            return [self.ablated("z", layer, slice(unit * size, (unit + 1) * size))]
+        return [] if name.startswith("position") else [self.ablated("stream", -1)]
 
     def makers(self) -> None:
         sets = pd.read_parquet(self.folder / "maker_sets.parquet")
@@ -191,22 +122,16 @@ class Screen:
             self.say(f"{row['set']} ({row['parts'][:60]})", row["removed"], again)
 
     def links(self) -> None:
-        raw, n = self.raw, self.some.shape[1]
+        sites = {"mean ablation of attn_out": "attn_out", "mean ablation of the key": "k"}
         for row in self.effects.loc[self.effects["is_primary"]].to_dict("records"):
-            layers = layers_of(row["layers"])
             name = f"{row['link']}: {row['edit']}"
             if row["edit"] == "isolation":
-                mask = causal(n, len(self.some))
-                mask[:, :, self.target, : self.target] = torch.finfo(torch.float32).min
-                attention, _, _ = run(raw, self.some, mask=mask)
-                gained = mass(attention, self.target, self.reads) - mass(self.clean, self.target, self.reads)
+                alone = run(self.model, self.some, mask=isolating(self.some, self.target), reads=False)
+                gained = mass(alone, self.target, self.reads) - mass(self.clean, self.target, self.reads)
                 self.say(name, row["share"], float(gained.mean() / self.had.mean()))
-            elif row["edit"] in ("mean ablation of attn_out", "mean ablation of the key"):
-                attentions = [raw.layers[layer].self_attn for layer in layers]
-                modules = [one.k_proj if row["edit"].endswith("key") else one.o_proj for one in attentions]
-                means = [self.mean(record(raw, self.some, one, "out")) for one in modules]
-                changes = [(one, "out", at(self.sink, mean)) for one, mean in zip(modules, means, strict=True)]
-                self.say(name, row["share"], self.share_removed(changes))
+            elif row["edit"] in sites:
+                edits = [self.ablated(sites[row["edit"]], layer) for layer in layers_of(row["layers"])]
+                self.say(name, row["share"], self.share_removed(edits))
             elif row["link"] == "variance_neurons":
                 names = self.super_neurons()
                 changes = [one for each in names for one in self.part(each)]
@@ -224,26 +149,25 @@ class Screen:
 
     def placement(self) -> None:
         table = pd.read_parquet(self.folder / "placement.parquet")
-        bos = self.raw.model.config.bos_token_id
+        bos = self.model.config.bos_token_id
         plain = self.some[:, 1:] if bool((self.some[:, 0] == bos).any()) else self.some
         for row in table.to_dict("records"):
             ids, place, mask = plain.clone(), int(row["position"]), None
             if row["token"] == "bos":
                 ids[:, place] = bos
             if row["isolated"]:
-                mask = causal(ids.shape[1], len(ids))
-                mask[:, :, place, :place] = torch.finfo(torch.float32).min
-            attention, _, _ = run(self.raw, ids, mask=mask)
-            again = mass(attention, place, self.reads).mean()
+                mask = isolating(ids, place)
+            again = mass(run(self.model, ids, mask=mask, reads=False), place, self.reads).mean()
             self.say(f"{row['token']} at {place}{', isolated' * row['isolated']}", row["sink_mass"], float(again))
 
     def worth(self) -> None:
         row, n = self.effects.iloc[0], self.some.shape[1]
-        self.say("loss, nats", float(row["baseline_loss_nats"]), self.loss)
+        self.say("loss, nats", float(row["baseline_loss_nats"]), loss_of(self.clean, self.some))
         first = max(self.sink + 1, min(FIRST_QUERIES, n // 4))
-        mask = causal(n, len(self.some))
+        mask = isolating(self.some, 0)  # the first position sees only itself in any case
         mask[:, :, first:, self.sink] = torch.finfo(torch.float32).min
-        self.say("loss without the sink, nats", float(row["masked_loss_nats"]), run(self.raw, self.some, mask=mask)[2])
+        masked = run(self.model, self.some, mask=mask, reads=False)
+        self.say("loss without the sink, nats", float(row["masked_loss_nats"]), loss_of(masked, self.some))
 
 
 def layers_of(text: str) -> list[int]:
@@ -254,7 +178,7 @@ def layers_of(text: str) -> list[int]:
 
 def main(folder: str, model: str) -> int:
     """Print every claim and its second number; the number of those that are off."""
-    screen = Screen(Path(folder), Raw(model))
+    screen = Screen(Path(folder), model)
     for part in (screen.where, screen.makers, screen.links, screen.placement, screen.worth):
         part()
     for one in screen.left:
