@@ -37,14 +37,14 @@ def page(request, tmp_path_factory):
     return names
 
 
-def theirs(page, function, *more):
+def theirs(page, function, *more, behind=(), **options):
     """A result of ``transformer_lens.patching`` with the page's metric, and ours in the same shape."""
     ids = [page["lens"].tokenizer(one, add_special_tokens=False)["input_ids"][0] for one in (" the", " a")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function(
             page["lens"].bridge, page["corrupted_ids"], page["clean_cache"], *more,
-            lambda logits: (logits[:, -1, ids[0]] - logits[:, -1, ids[1]]).mean(),
+            lambda logits: (logits[:, -1, ids[0]] - logits[:, -1, ids[1]]).mean(), *behind, **options,
         ).double()  # fmt: skip
 
 
@@ -77,13 +77,8 @@ def test_patching_and_the_path(page):
     ours = values(page["every"]).view(lens.n_layers, -1, 3).permute(2, 0, 1)
     torch.testing.assert_close(ours, every, rtol=0.0, atol=1e-5)
     assert page["quick"].frame[["layer", "head"]].equals(page["heads"].frame[["layer", "head"]])
-    ids = [lens.tokenizer(one, add_special_tokens=False)["input_ids"][0] for one in (" the", " a")]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        direct = reference.get_act_patch_direct_path(
-            lens.bridge, page["corrupted_ids"], page["clean_cache"], page["corrupted_cache"],
-            lambda logits: (logits[:, -1, ids[0]] - logits[:, -1, ids[1]]).mean(), 0, 1, "q", verbose=False,
-        )  # fmt: skip
+    more = {"behind": (0, 1, "q"), "verbose": False}
+    direct = theirs(page, reference.get_act_patch_direct_path, page["corrupted_cache"], **more)
     assert page["path"].frame["value"].item() == pytest.approx(float(direct[1, 2]), abs=2e-5)
 
 

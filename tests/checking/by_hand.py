@@ -275,9 +275,11 @@ def shares_removed(zoo, tokens):
     clean = run(model, tokens)
     whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
 
+    def sink_at(where, **changed):
+        return float(mass(zoo, run(model, tokens, **changed, reads=False), where, layers=truth.locked).mean())
+
     def removed(edits):
-        left = mass(zoo, run(model, tokens, edits=edits, reads=False), at, layers=truth.locked).mean()
-        return 1 - float(left) / whole
+        return 1 - sink_at(at, edits=edits) / whole
 
     def mean_ablated(site, layers):
         return [(site, layer, put(at, mean_of(clean.sites[site, layer], at))) for layer in layers]
@@ -285,7 +287,7 @@ def shares_removed(zoo, tokens):
     there = torch.zeros_like(at)
     there[:, INTERIOR] = True
     mask = isolating(tokens, INTERIOR, reach=truth.reach)
-    alone = float(mass(zoo, run(model, tokens, mask=mask, reads=False), there, layers=truth.locked).mean())
+    alone = sink_at(there, mask=mask)
     before = float(mass(zoo, clean, there, layers=truth.locked).mean())
     found = {
         "aggregation_variance": (alone - before) / whole,

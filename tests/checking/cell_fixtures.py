@@ -59,7 +59,7 @@ def slowly():
     def outcomes(lens, tokens, edits, *, prompts=3, keys=(0, 3), sites=("resid_post", "z")):
         return [
             run_with(lens, part, edits, positions=keys, sites=sites, logits=True, quiet=True)
-            for part in parts_of(tokens, prompts)
+            for part in (tokens[at : at + prompts] for at in range(0, tokens.n_sequences, prompts))
         ]
 
     return outcomes
@@ -107,11 +107,4 @@ def cut(outcome, size):
             tensors={place: tensor[rows] for place, tensor in outcome.tensors.items()},
         )
         for rows in batches
-    ]
-
-
-def parts_of(tokens, size):
-    starts = range(0, tokens.n_sequences, size)
-    return [
-        replace(tokens, tokens=tokens.tokens[at : at + size], lengths=tokens.lengths[at : at + size]) for at in starts
     ]

@@ -287,35 +287,11 @@ def add_adapter(world: World) -> str | None:
     return "refused"
 
 
-def train_adapter(world: World) -> str:
-    own = [one for name, one in world.model.named_parameters() if "lora_" in name]
-    world.random.choice(own).data.add_(0.1)
-    return "refused"
-
-
-def scale_adapter(world: World) -> str:
-    layers = [one for one in world.base.modules() if hasattr(one, "set_scale")]
-    world.random.choice(layers).set_scale("default", world.random.uniform(2, 4))
-    return "refused"
-
-
-def merge_adapter(world: World) -> str:
-    world.model = world.model.merge_and_unload()
-    return "refused"
-
-
 def prune_weight(world: World) -> str:
     _, _, module = world.pick()
     prune.l1_unstructured(module, "weight", 0.3)
     if world.random.random() < 0.5:
         prune.remove(module, "weight")  # it writes into the parameter's memory in place of the mask
-    return "refused"
-
-
-def resize(world: World) -> str:
-    world.model.resize_token_embeddings(
-        world.model.config.vocab_size + world.random.choice((1, 8)), mean_resizing=False
-    )
     return "refused"
 
 
@@ -398,32 +374,22 @@ def failing_edit(world: World) -> str:
     def fails(x: Tensor, at: Any = None) -> Tensor:
         raise ArithmeticError("on purpose")
 
-    for run in (
-        lambda: run_with(world.lens, _TOKENS, edit("z", fails, layers=[1])),
-        lambda: stream(world.lens, _TOKENS, [Reading(name="fails", sites=("z",), function=fails)]),
-        lambda: patch(world.lens, _TOKENS, _OTHER, site="z", metric=fails, layers=(1,), progress=False),
-    ):
-        with contextlib.suppress(ArithmeticError, SinkLensError):
-            run()
-    return "reaches"
-
-
-def edit_that_runs(world: World) -> str:
-    def again(x: Tensor, at: Any = None) -> Tensor:
+    def runs(x: Tensor, at: Any = None) -> Tensor:
         run_with(world.lens, _TOKENS)
         return x
 
-    for run in (
-        lambda: run_with(world.lens, _TOKENS, edit("z", again, layers=[1])),
-        lambda: stream(world.lens, _TOKENS, [Reading(name="again", sites=("z",), function=again)]),
-    ):
-        try:
-            run()
-        except SinkLensError as error:
-            if "inside another one" not in str(error):
-                raise
-        else:
-            raise SilentlyWrongError("an edit ran the model")
+    for function, said in ((fails, "on purpose"), (runs, "inside another one")):
+        for run in (
+            lambda one=function: run_with(world.lens, _TOKENS, edit("z", one, layers=[1])),
+            lambda one=function: stream(world.lens, _TOKENS, [Reading(name="a", sites=("z",), function=one)]),
+        ):
+            try:
+                run()
+            except (ArithmeticError, SinkLensError) as error:
+                if said not in str(error):
+                    raise
+            else:
+                raise SilentlyWrongError(f"an edit went on: {said}")
     return "reaches"
 
 
@@ -433,6 +399,16 @@ def _replace(of: Any, name: str, change: Callable[[Tensor], Tensor]) -> None:
 
 _REFUSED: dict[str, Callable[[World], object]] = {
     "setting_of_the_model": lambda world: setattr(world.base.config, "num_hidden_layers", 1),
+    "train_adapter": lambda world: world.random.choice(
+        [one for name, one in world.model.named_parameters() if "lora_" in name]
+    ).data.add_(0.1),
+    "scale_adapter": lambda world: world.random.choice(
+        [one for one in world.base.modules() if hasattr(one, "set_scale")]
+    ).set_scale("default", world.random.uniform(2, 4)),
+    "merge_adapter": lambda world: setattr(world, "model", world.model.merge_and_unload()),
+    "resize": lambda world: world.model.resize_token_embeddings(
+        world.model.config.vocab_size + world.random.choice((1, 8)), mean_resizing=False
+    ),
     "change_type": lambda world: world.model.to(torch.float64 if world.base.dtype == torch.float32 else torch.float32),
     "replace_parameter": lambda world: _replace(world.pick()[2], "weight", lambda x: nn.Parameter(x.detach() * 1.3)),
     "replace_in_bridge": lambda world: _replace(
@@ -485,9 +461,9 @@ def _of_weights(change: Callable[[nn.Module], object]) -> Callable[[World], str]
 
 _OTHERS = (
     load_in_place, load_assigned, optimizer_step, change_buffer, replace_module, replace_buffer, setting_of_a_norm,
-    add_adapter, train_adapter, scale_adapter, merge_adapter, prune_weight, resize, remove_hook, own_forward,
+    add_adapter, prune_weight, remove_hook, own_forward,
     another_activation, layer_more_or_less, hook_point, hidden_states, compiled, kernel,
-    failing_edit, edit_that_runs,
+    failing_edit,
 )  # fmt: skip
 RULES: dict[str, Callable[[World], str | None]] = {
     **{name: _always("refused", change) for name, change in _REFUSED.items()},

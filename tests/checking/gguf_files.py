@@ -90,13 +90,10 @@ def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None, s
         if linear is not None:
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(linear)
-        for key, value in dict(said).items():
+        settings = {key: values[name] for key, name in named.items() if name in values} | dict(said)
+        for key, value in settings.items():
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{architecture}.{key}", value)
-        for key, name in named.items():
-            if name in values and key not in dict(said):
-                add = writer.add_float32 if isinstance(values[name], float) else writer.add_uint32
-                add(f"{architecture}.{key}", values[name])
         if not tied:
             add_tensor(writer, "output.weight", (96, 64))
         return writer
