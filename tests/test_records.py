@@ -128,10 +128,9 @@ def test_a_finished_run_is_kept_unless_overwriting_is_asked_for(tmp_path):
 def test_a_run_is_replaced_only_by_the_first_file_of_the_new_one(tmp_path):
     finished(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for options in ({"config": {"layer": 99}, "overwrite": True}, {"reopen": True}):
-        with pytest.raises(ValueError, match="no such layer"), start(tmp_path, **options):
-            raise ValueError("no such layer")
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(ValueError, match="no such layer"), start(tmp_path, config={"layer": 99}, overwrite=True):
+        raise ValueError("no such layer")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     code = (
         "import os, signal, sys; from sink_lens.records import create_run\n"
         "create_run(sys.argv[1], kind='trace', config={}, provenance={}, overwrite=True)\n"
@@ -145,6 +144,10 @@ def test_a_run_is_replaced_only_by_the_first_file_of_the_new_one(tmp_path):
 
 def test_a_finished_run_is_gone_on_with_where_it_can_be_added_to(tmp_path):
     before = finished(tmp_path)
+    record = (tmp_path / RUN_FILE).read_text()
+    with pytest.raises(RunError, match="no such device"), start(tmp_path, reopen=True):
+        raise RunError("no such device")
+    assert (tmp_path / RUN_FILE).read_text() == record  # a refusal leaves it
     with pytest.raises(KeyboardInterrupt), start(tmp_path, reopen=True):
         raise KeyboardInterrupt
     stopped = read_run(tmp_path)
