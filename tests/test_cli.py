@@ -104,14 +104,11 @@ def test_a_terminal_without_a_character_shows_its_number(tmp_path, encoding, sho
     assert done.stdout.endswith(shown + b" holds nothing\n")
 
 
-def test_names_are_shown_with_what_they_hide_spelled_out(tmp_path):
+def test_names_and_tables_are_shown_with_what_they_hide_spelled_out(capsys):
     with create_run("a\u202eb\x1b[31m", kind="trace", config={}, provenance={}) as writer:
         writer.write_text("table.csv", "a\n1\n")
     result = run("report", "a\u202eb\x1b[31m")
     assert result.stdout == "report: a⟨U+202E⟩b⟨U+001B⟩[31m/report.html\n"
-
-
-def test_tables_are_shown_with_what_their_texts_hide_spelled_out(capsys):
     table = Table("\u200bname", box=None)
     table.add_row("x\u202ey")
     console().print(table)

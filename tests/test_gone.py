@@ -25,10 +25,8 @@ def test_a_removed_command_or_option_says_what_to_use():
     assert result.exit_code == 2
     assert result.stderr == "error: sink-lens weigh was removed; use sink-lens card A B\n"
     result = CliRunner().invoke(app, ["trace", "--weigh", "3"])
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "error: --weigh of sink-lens trace was removed; use sink-lens card A B\n",
-    )
+    assert result.exit_code == 2
+    assert result.stderr == "error: --weigh of sink-lens trace was removed; use sink-lens card A B\n"
     assert "No such option: --weigh" in CliRunner().invoke(app, ["card", "--weigh", "3"]).stderr
 
 

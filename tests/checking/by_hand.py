@@ -10,8 +10,6 @@ import torch
 
 EARLIEST = 8
 """First position that counts among the other tokens in comparisons."""
-LARGE = 10.0
-"""Mean magnitude of a dimension that is large at other tokens too."""
 INTERIOR = 19
 """The position that is isolated."""
 
@@ -259,9 +257,9 @@ def present(zoo, tokens):
                 of = ran.sites[whole, layer][at][:, dimension]
                 shares.append(float((given / of).abs().mean()))
         found["neurons_dimension"] = min(shares) if supers else max(shares, default=0.0)
-    elif supers:  # how much larger the largest dimension is than the next, but for those that are as large elsewhere
+    elif supers:  # how much larger the largest dimension is than the next, but for those that are large elsewhere too
         streams = [ran.sites["stream", layer].abs() for layer in range(len(blocks(model)))]
-        top = [(x[at].mean(0) * (mean_of(x, at) < LARGE)).topk(2).values for x in streams]
+        top = [(x[at].mean(0) * (mean_of(x, at) < 10)).topk(2).values for x in streams]
         found["neurons_dimension"] = max(float(one[0] / one[1]) for one in top)
     if truth.outliers:
         found["dimension_key"] = _key_cosine(zoo, ran, at)

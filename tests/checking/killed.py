@@ -74,11 +74,6 @@ def tables(folder: str) -> dict[str, pd.DataFrame]:
     return {path.name: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
 
 
-def complete(folder: str) -> bool:
-    about = Path(folder) / "run.json"
-    return (Path(folder) / "report.html").exists() and json.loads(about.read_text())["status"] == "finished"
-
-
 def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> list[str]:
     """The tables that are not equal to the last bit; columns with times are left out."""
     found = sorted(set(one) ^ set(other))
@@ -121,7 +116,8 @@ def killed(name: str, *, kills: int, drawn: random.Random) -> list[str]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         done += 1
-        if complete(out):  # after its last file: it is compared, and begins again
+        page, about = Path(out) / "report.html", Path(out) / "run.json"
+        if page.exists() and json.loads(about.read_text())["status"] == "finished":  # compared, and begins again
             wrong += differing(whole, tables(out))
             shutil.rmtree(out)
     if not finished(run(arguments, out=out)):
