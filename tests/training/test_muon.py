@@ -8,7 +8,6 @@ import torch
 from rounding import assert_rows_close
 from safetensors.torch import load_file
 
-from sink_lens.errors import InputError
 from sink_lens.models.headnorm import undecayed
 from sink_lens.models.load import load
 from sink_lens.training.model import model_of
@@ -95,11 +94,6 @@ def test_a_key_bias_is_learned_without_decay_and_read_from_its_checkpoint_on_bot
         assert_rows_close(lens.bridge(tokens, use_cache=False), expected)
         bias.zero_()
         assert not torch.allclose(lens.plain(tokens, use_cache=False).logits, expected)
-
-
-def test_muon_is_not_sharded():
-    with pytest.raises(InputError, match="fsdp is asked for with the optimizer muon"):
-        config_of(optimizer="muon", fsdp=True, device=None)
 
 
 def test_a_training_that_was_stopped_goes_on_bit_for_bit(variant, tmp_path):

@@ -28,7 +28,7 @@ from sink_lens.training.loop import Loop, Order, learning_rate
 from sink_lens.training.model import model_of
 from sink_lens.training.train import check_processes, choose_device, train, trainer_arguments
 
-from .tiny_run import LENGTH, VOCAB_SIZE, config_of, data, rows, stop_at, trained
+from .tiny_run import LENGTH, VOCAB_SIZE, after_step, config_of, data, rows, stop_at, trained
 
 SCRIPT = Path(__file__).with_name("tiny_run.py")
 KEPT = [0, 1, 2, 4, 8, 12]
@@ -316,22 +316,13 @@ def test_a_killed_training_goes_on_bit_for_bit(whole, killed, place):
     same_run(whole.folder, out)
 
 
-def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tmp_path, monkeypatch):
-    out, forward = tmp_path / "run", Loop.training_step
-
-    def pressed(self, *given, **named):
-        if self.state.global_step == 6:
-            os.kill(os.getpid(), signal.SIGINT)
-        return forward(self, *given, **named)
-
-    before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(Loop, "training_step", pressed)
-    with pytest.raises(KeyboardInterrupt):
+def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tmp_path):
+    out, before = tmp_path / "run", signal.getsignal(signal.SIGINT)
+    with after_step(6, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(KeyboardInterrupt):
         trained(out)
     assert signal.getsignal(signal.SIGINT) is before
     assert read_run(out).status == "interrupted"
     assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 7
-    monkeypatch.setattr(Loop, "training_step", forward)
     trained(out)
     same_run(whole.folder, out)
 
@@ -403,7 +394,7 @@ def test_state_of_something_else_falls_back_to_the_checkpoint_before(whole, stop
     same_run(whole.folder, out)
 
 
-def test_state_of_something_else_in_the_only_checkpoint_is_one_line(whole, tmp_path):
+def test_state_of_something_else_in_the_only_checkpoint_or_none_at_all_is_one_line(whole, tmp_path):
     out = shutil.copytree(whole.folder, tmp_path / "run")
     only = out / "checkpoints/checkpoint-12"
     facts = checkpoint_files.read_checkpoint(only).facts
@@ -413,7 +404,12 @@ def test_state_of_something_else_in_the_only_checkpoint_is_one_line(whole, tmp_p
         CheckpointError, match=r"checkpoint-12 cannot be resumed from .*; need the weights and the.*--overwrite"
     ):
         trained(out)
-    assert only.exists()
+    (only / "optimizer.pt").unlink()
+    with (
+        pytest.warns(UserWarning, match="checkpoint-12 is damaged"),
+        pytest.raises(RunError, match="has checkpoints and none that training can go on from"),
+    ):
+        trained(out)
 
 
 def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(stopped, tmp_path):
@@ -423,16 +419,6 @@ def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(stopped, tmp_pa
     shutil.copytree(folder / "latest-10", folder / "latest-11")
     checkpoint_files.remove_superseded_checkpoints(folder, finished=False)
     assert checkpoint_files.read_checkpoint(folder / "checkpoint-8").resumable
-
-
-def test_where_no_checkpoint_is_whole_it_is_said(whole, tmp_path):
-    out = shutil.copytree(whole.folder, tmp_path / "run")
-    (out / "checkpoints/checkpoint-12/optimizer.pt").unlink()
-    with (
-        pytest.warns(UserWarning, match="checkpoint-12 is damaged"),
-        pytest.raises(RunError, match="has checkpoints and none that training can go on from"),
-    ):
-        trained(out)
 
 
 # --- what goes wrong
@@ -480,14 +466,12 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_whole(whole, tmp_pa
             raise OSError(errno.ENOSPC, "No space left on device")
         return save(thing, path, *given, **named)
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(
-        RunError, match=r"the checkpoint of step 8 cannot be written .*No space left.*latest-5\. Free some"
-    ):
+    said = r"the checkpoint of step 8 cannot be written .*No space left.*latest-5\. Free some"
+    with monkeypatch.context() as patched, pytest.raises(RunError, match=said):
+        patched.setattr(torch, "save", full)
         trained(out)
     assert not list((out / "checkpoints").glob(".part-*"))
     assert checkpoint_files.newest_checkpoint(out / "checkpoints").step == 5
-    monkeypatch.setattr(torch, "save", save)
     trained(out)
     same_run(whole.folder, out)
 
@@ -496,9 +480,6 @@ def test_too_little_room_is_seen_before_anything_is_written(tmp_path, monkeypatc
     monkeypatch.setattr(loop_module.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(RunError, match=r"checkpoint of step 0 cannot be written .*the disk is full; 1 bytes are free"):
         trained(tmp_path / "run")
-
-
-# --- watching
 
 
 def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_path, monkeypatch):
@@ -519,9 +500,6 @@ def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_
     assert seen == [KEPT[: n + 1] for n in range(len(KEPT))]
     assert read_run(watched.folder).missing == []
     same_run(whole.folder, watched.folder)
-
-
-# --- data from text
 
 
 def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, monkeypatch):
@@ -545,9 +523,6 @@ def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, mon
         train(config_of(data=str(text), tokenizer=str(made.folder / "tokenizer")), out=tmp_path / "c")
     with pytest.raises(InputError, match="the tokenizer nowhere cannot be read"):
         train(config_of(data=str(text), tokenizer="nowhere"), out=tmp_path / "c")
-
-
-# --- several processes
 
 
 def test_two_processes_are_one_process_with_the_doubled_batch(whole, tmp_path):

@@ -1,5 +1,6 @@
 """A training that takes seconds; run as a script, it kills itself at the step that it is given."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 
 from sink_lens.training import checkpoint_files
@@ -43,17 +43,25 @@ def trained(out, *, config=None, **options):
     return train(config_of() if config is None else config, out=out, data=data(), progress=False, **options)
 
 
-def stop_at(out, step, **options):
-    """A run folder whose training was stopped after a step."""
+@contextlib.contextmanager
+def after_step(n, do):
+    """Within the block, a training does this between step n and the next one."""
     own = Loop.training_step
 
-    def stopped(self, *given, **named):
-        if self.state.global_step == step:
-            raise KeyboardInterrupt
+    def step(self, *given, **named):
+        if self.state.global_step == n:
+            do()
         return own(self, *given, **named)
 
-    with mock.patch.object(Loop, "training_step", stopped), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(Loop, "training_step", step):
+        yield
+
+
+def stop_at(out, n, **options):
+    """A run folder whose training was stopped after a step."""
+    with after_step(n, mock.Mock(side_effect=KeyboardInterrupt)), contextlib.suppress(KeyboardInterrupt):
         trained(out, **options)
+        raise AssertionError("it was not stopped")
     return out
 
 
@@ -68,15 +76,6 @@ def _main(out, place):
             _main(f"{out}-forward", "forward")
         os.wait()
         _main(f"{out}-saving", "saving")
-    if place == "forward":
-        forward = Loop.training_step
-
-        def step(self, *given, **named):
-            if self.state.global_step == 7:
-                _kill()
-            return forward(self, *given, **named)
-
-        Loop.training_step = step
     if place == "saving":
         seal = checkpoint_files.seal_checkpoint
 
@@ -86,7 +85,8 @@ def _main(out, place):
             seal(folder, step=step, facts=facts)
 
         checkpoint_files.seal_checkpoint = half
-    trained(Path(out))
+    with after_step(7, _kill) if place == "forward" else contextlib.nullcontext():
+        trained(Path(out))
     leave_process_group()
 
 
