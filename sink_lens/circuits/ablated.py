@@ -161,6 +161,7 @@ class _CircuitPass:
         return self._replace_late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _keep_site(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
+        """Hook that stores a site's tensor of this pass in ``kept``, from the first position that differs on."""
         self.kept[site, layer] = x[:, self.begin :]
 
     def _store_output_change(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:

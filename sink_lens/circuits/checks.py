@@ -101,10 +101,7 @@ def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.Data
 def check_nodes(
     runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
 ) -> pd.DataFrame:
-    """Compare each node's real patch with its edges' scores; return the table of ``Circuit.check_nodes``.
-
-    ``difference`` is the effect of replacing all edges.
-    """
+    """Return the table of ``Circuit.check_nodes``; ``difference`` is the effect of replacing all edges."""
     graph, rows = scores.graph, _draw_pairs(runs, pairs, np.random.default_rng([seed, 8]))
     with tqdm(total=len(graph.writers), desc="real patches", unit="node", disable=not progress, leave=False) as bar:
         exact = exact_node_scores(runs.select_pairs(rows), advance=bar.update).mean(0)
@@ -160,6 +157,7 @@ def _patch_sample(
 
 
 def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
+    """Draw ``pairs`` of the pairs without replacement (all, if there are fewer); return their sorted indices."""
     return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 

@@ -199,6 +199,7 @@ class Graph:
 
     @cached_property
     def _before(self) -> tuple[int, ...]:
+        """For each reader, the number of writers that come before it."""
         stages = np.array([writer.stage for writer in self.writers])
         return tuple(int(np.searchsorted(stages, reader.stage)) for reader in self.readers)
 
@@ -230,7 +231,7 @@ class Graph:
 
     @cached_property
     def reader_of_node(self) -> np.ndarray:
-        """Mask [reader writer]: True if both are of one node (a head's query, and the head), which joins edges."""
+        """Mask [reader writer]: True if both belong to the same node, such as a head's query and the head's output."""
         found = np.zeros((len(self.readers), len(self.writers)), dtype=bool)
         for row, reader in enumerate(self.readers):
             for column, writer in enumerate(self.writers):

@@ -216,6 +216,7 @@ def _neuron_contributions(
 
 
 def _output_factor(total: Tensor, after: Any) -> Tensor:
+    """Return the factor by which the norm ``after`` a sublayer multiplies its output ``total``; 1 if it is None."""
     return post_norm_factor(total[:, None], after)[:, 0].double().cpu()
 
 

@@ -182,7 +182,7 @@ def _scores_by_inputs(
 def _scores_by_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Return scores [pair edge] and each pair's number of points, by gradients along one sublayer's output a time."""
+    """Return scores [pair edge] and each pair's number of points, by gradients along one sublayer at a time."""
     graph, (begin, difference) = runs.graph, runs.output_difference(rows)
     kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     groups: dict[tuple[str, int], list[int]] = {}

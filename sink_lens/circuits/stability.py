@@ -24,7 +24,7 @@ _AT_ONCE = 32
 def draw_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
-    """Draw bootstrap samples of pairs within each template; return each pair's weight, which sum to 1 in a sample."""
+    """Draw bootstrap samples of pairs within each template; return the weights of the pairs, a row per sample."""
     names = np.asarray(templates, dtype=object)
     weights = np.zeros((draws, len(names)), dtype=np.float32)
     for name in dict.fromkeys(names.tolist()):

@@ -25,13 +25,10 @@ def cell_of_patch(
     source: Mapping[tuple[str, int], Tensor],
     edits: tuple[Edit, ...] = (),
 ) -> Cell:
-    """Make the cell that puts the source run's values into one part of a site of the baseline run.
+    """Make the cell that puts the source run's values into one part of a site, beside the other ``edits``.
 
-    Args:
-        part: the part: its site, layers, positions, heads, keys and units.
-        run: (site, layer) -> tensor in the baseline run.
-        source: (site, layer) -> tensor in the source run. Positions before the first that differs are not patched.
-        edits: edits that are made beside the patch.
+    ``run`` and ``source``: (site, layer) -> tensor in the baseline run and in the source run. Positions before the
+    first at which these differ are left as they are.
     """
     site, begin = part.site, 0
     keys = [site_key(site, layer) for layer in part.layers or ()]

@@ -137,7 +137,7 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
 
 
 def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return position, layers and effect of each range of layers in which a position's patches have like effects."""
+    """Return (position, layers, value) of each range of layers in which patching a position does about the same."""
     runs: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
         layers: tuple[int, int] | None = None

@@ -110,7 +110,7 @@ class RunPair:
         return len(self.baseline) != self.run.n_sequences
 
     def can_change(self, part: Part) -> bool:
-        """Check whether patching a part can change the metric: both runs differ there, and the metric reads on."""
+        """Check whether the runs differ in a part of the site, and the metric reads something computed after it."""
         return self.is_before_metric(part) and self.has_difference(part)
 
     def is_before_metric(self, part: Part) -> bool:

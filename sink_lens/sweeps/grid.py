@@ -76,6 +76,7 @@ class EditGrid(OptionLists):
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
+        """Return the site to edit: the chosen one, else the one that this kind of edit always has, else neurons."""
         fixed = KINDS[self.kind].site if self.kind in KINDS else None
         return self.site or fixed or "neurons"
 

@@ -143,6 +143,7 @@ def _title(run: Run) -> str:
 
 
 def _least_effect(run: Run) -> float:
+    """Return the smallest effect, of either sign, that the page counts as a change; 0 if the run does not say."""
     return float(run.provenance.get("least_effect") or 0.0)
 
 
