@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from lenses import lens_of
 from safetensors.torch import save_file
 
 from sink_lens.data.tokens import TokenBatch
@@ -15,6 +16,7 @@ from sink_lens.sweeps.cells import cell_of, cells_of
 from sink_lens.sweeps.grid import EditGrid, Grid, control_axis, control_group
 
 LENGTH = 12
+TOKENS = TokenBatch.from_tensor(torch.full((1, LENGTH), 5))
 
 
 def places(lens, **grid):
@@ -26,7 +28,7 @@ def cells(lens, *grids, **options):
 
 
 def numbered(lens, *grids, **options):
-    return cells_of(Grid.of(*grids, **options), lens, TokenBatch.from_tensor(torch.full((1, LENGTH), 5)))
+    return cells_of(Grid.of(*grids, **options), lens, TOKENS)
 
 
 def drawn_of(spec):
@@ -34,7 +36,7 @@ def drawn_of(spec):
     return spec.part.indices_on(control_axis(spec))
 
 
-def test_the_last_axis_runs_fastest_and_options_faster_than_places(lens_of):
+def test_the_last_axis_runs_fastest_and_options_faster_than_places():
     found = places(lens_of("llama"), layers="0-1", positions=[[2, 3]], units=[5, "7-8"], site="neurons")
     assert [(place.part.layers, place.part.positions, place.part.units) for place in found] == [
         ((layer,), (2, 3), units) for layer in (0, 1) for units in ((5,), (7, 8))
@@ -50,7 +52,7 @@ def test_the_last_axis_runs_fastest_and_options_faster_than_places(lens_of):
     ]
 
 
-def test_left_out_axes_are_each_layer_and_all_of_the_rest(lens_of):
+def test_left_out_axes_are_each_layer_and_all_of_the_rest():
     found = places(lens_of("llama"))
     assert [place.part.layers for place in found] == [(0,), (1,), (2,)]
     assert all(
@@ -74,19 +76,19 @@ def test_left_out_axes_are_each_layer_and_all_of_the_rest(lens_of):
         ({"kind": "amplify", "positions": 2, "factors": (2.0,)}, 9),  # three centres
     ],
 )
-def test_the_size_is_the_number_of_places_and_of_distinct_cells(lens_of, grid, size):
+def test_the_size_is_the_number_of_places_and_of_distinct_cells(grid, size):
     lens = lens_of("llama")
     assert EditGrid(**grid).size(lens, n_positions=LENGTH) == size == len(places(lens, **grid))
     found, _ = cells(lens, EditGrid(**grid), controls=0)
     assert len({cell.identity for cell in found}) == size
 
 
-def test_a_factor_without_a_point_is_the_same_cell(lens_of):
+def test_a_factor_without_a_point_is_the_same_cell():
     whole, point = (cells(lens_of("llama"), EditGrid(kind="scale", factors=[given])) for given in (2, 2.0))
     assert [cell.identity for cell in whole[0]] == [cell.identity for cell in point[0]]
 
 
-def test_the_size_and_the_rest_of_a_grid_are_refused(lens_of):
+def test_the_size_and_the_rest_of_a_grid_are_refused():
     with pytest.raises(InputError, match="controls is -1; need a whole number from 0 on"):
         Grid(edits=(EditGrid(),), controls=-1)
     with pytest.raises(InputError, match="the grid has no edits; need at least one"):
@@ -135,7 +137,7 @@ def test_the_size_and_the_rest_of_a_grid_are_refused(lens_of):
         ),
     ],
 )
-def test_what_a_grid_cannot_mean_is_refused(lens_of, grid, text):
+def test_what_a_grid_cannot_mean_is_refused(grid, text):
     one = EditGrid()
     for name, value in grid.items():  # as a file gives it: the type hook of the tests would refuse some values before
         object.__setattr__(one, name, value)
@@ -144,12 +146,12 @@ def test_what_a_grid_cannot_mean_is_refused(lens_of, grid, text):
         cells(lens_of("llama"), one)
 
 
-def test_a_site_that_the_family_lacks_is_refused(lens_of):
+def test_a_site_that_the_family_lacks_is_refused():
     with pytest.raises(SiteError, match="no site 'gate'"):
         cells(lens_of("gpt2"), EditGrid(site="gate"))
 
 
-def test_controls_are_of_the_cell_s_group_with_none_of_its_units_and_no_more_than_asked_for(lens_of):
+def test_controls_are_of_the_cell_s_group_with_none_of_its_units_and_no_more_than_asked_for():
     found = numbered(lens_of("llama"), EditGrid(layers=1, units=[[1, 2], 5]), EditGrid(site="mlp_out"), controls=2)
     drawn = [found.columns[number]["where"] for number in found.drawn]
     assert (found.n, len(found.drawn), len(set(found.drawn))) == (5, 10, 10)
@@ -162,17 +164,17 @@ def test_controls_are_of_the_cell_s_group_with_none_of_its_units_and_no_more_tha
     assert few.controls == [[1], [0]]  # and is none of itself
 
 
-def test_a_control_is_made_where_it_was_drawn(lens_of, tokens_of):
+def test_a_control_is_made_where_it_was_drawn():
     lens = lens_of("llama")
     grid = EditGrid(layers=1, positions=[[2, 3]], units=[[3, 9]])
     _, controls = cells(lens, grid, controls=2)
     found = numbered(lens, grid, controls=2)
     for number, control in zip(found.drawn, controls, strict=True):
-        (one,) = found.every[number].make(References(lens, tokens_of()))
+        (one,) = found.every[number].make(References(lens, TOKENS))
         assert (one.layers, one.positions, one.units) == ((1,), (2, 3), drawn_of(control))
 
 
-def test_cells_of_as_many_units_in_one_layer_share_their_controls(lens_of):
+def test_cells_of_as_many_units_in_one_layer_share_their_controls():
     found, controls = cells(lens_of("llama"), EditGrid(layers=1, units=[1, 2, 3, [4, 5]]), controls=3)
     assert len({control_group(cell, axis="unit") for cell in found}) == 2
     assert len(controls) == 2 * 6  # three to spare, for those that turn out to be the cell itself
@@ -188,7 +190,7 @@ def test_cells_of_as_many_units_in_one_layer_share_their_controls(lens_of):
         ({"site": "z", "heads": [1], "units": [3]}, 12),
     ],
 )
-def test_controls_are_drawn_in_the_narrowest_axis(lens_of, grid, size):
+def test_controls_are_drawn_in_the_narrowest_axis(grid, size):
     found, controls = cells(lens_of("llama"), EditGrid(layers=1, **grid), controls=20)
     assert {drawn_of(control) for control in controls} == {(index,) for index in range(size)}  # every one, each once
     axis = next(name for name in ("unit", "head", "position") if f"{name}s" in grid)
@@ -196,7 +198,7 @@ def test_controls_are_drawn_in_the_narrowest_axis(lens_of, grid, size):
     assert drawn_of(found[0]) in {drawn_of(control) for control in controls}
 
 
-def test_controls_leave_out_what_cannot_be_one(lens_of):
+def test_controls_leave_out_what_cannot_be_one():
     _, controls = cells(lens_of("llama"), EditGrid(kind="isolate", layers=1, positions=[4]), controls=20)
     assert {drawn_of(control) for control in controls} == {(position,) for position in range(1, LENGTH)}
     grid = Grid.of(EditGrid(site="mlp_out", layers=1, positions=[2]), controls=20)
@@ -207,7 +209,7 @@ def test_controls_leave_out_what_cannot_be_one(lens_of):
     assert {tuple(own) for own in found.controls} == {()}
 
 
-def test_draws_depend_on_the_seed_and_on_nothing_else(lens_of):
+def test_draws_depend_on_the_seed_and_on_nothing_else():
     lens = lens_of("llama")
     grid = EditGrid(units=[[3, 9, 40]])
 
@@ -223,7 +225,7 @@ def test_draws_depend_on_the_seed_and_on_nothing_else(lens_of):
     assert units[0].isdisjoint(units[1])
 
 
-def test_a_grid_is_written_and_read_again(lens_of):
+def test_a_grid_is_written_and_read_again():
     lens = lens_of("llama")
     grid = Grid.of(
         EditGrid(kind="scale", site="z", heads=[[0, 1], 2], factors=(0.5, 2.0)),
