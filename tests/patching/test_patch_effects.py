@@ -69,7 +69,6 @@ def test_an_effect_has_its_interval_over_pairs_and_random_parts_beside_it():
 def test_controls_are_other_heads_units_or_positions_of_the_layer_and_none_of_its_own():
     for by, site, sizes, axis in (
         (("layer", "head"), "z", (T, 4, 12), 1),
-        (("layer", "position"), "z", (T, 4, 12), 0),
         (("layer", "position", "head"), "z", (T, 4, 12), 1),
         (("unit",), "neurons", (T, 80), 1),
     ):
@@ -91,22 +90,22 @@ def test_one_pair_has_no_interval():
     assert frame["control_effect"].notna().all()
 
 
-@pytest.mark.parametrize("name", ["zero", "scale", "scale by name", "set by name", "mean_ordinary", "mean_aligned"])
-def test_a_part_takes_any_edit(name):
+@pytest.mark.parametrize("put", ["a function", "scale", "set", "mean_ordinary", "mean_aligned"])
+def test_a_part_takes_any_edit(put):
     run = pair()[1]  # denoising patches the corrupted run
-    makes = {
-        "zero": edits.zero,
+    make = {
+        "a function": lambda site, **where: edits.scale(site, -1.0, **where),
         "scale": lambda site, **where: edits.scale(site, 3.0, **where),
-        "scale by name": lambda site, **where: edits.scale(site, 3.0, **where),
-        "set by name": lambda site, **where: edits.set(site, 3.0, **where),
+        "set": lambda site, **where: edits.set(site, 3.0, **where),
         "mean_ordinary": functools.partial(edits.mean_ordinary, lens(), run),
         "mean_aligned": functools.partial(edits.mean_aligned, lens(), run),
-    }
-    kind, by_name = name.partition(" ")[0], name.startswith("mean") or " " in name
-    options = {"factor": 3.0} if " " in name else {}
-    found = patched(site="z", by=("layer", "head"), put=kind if by_name else makes[name], **options)
+    }[put]
+    options = (
+        {"put": make} if put == "a function" else {"put": put} | ({"factor": 3.0} if put in ("scale", "set") else {})
+    )
+    found = patched(site="z", by=("layer", "head"), **options)
     for row, (layer, head) in enumerate(found.frame[["layer", "head"]].itertuples(index=False)):
-        one = makes[name]("z", layers=[layer], heads=[head])
+        one = make("z", layers=[layer], heads=[head])
         wanted = METRIC.function(run_with(lens(), run, [one], logits=True)).double()
         torch.testing.assert_close(found.values[row], wanted, rtol=1e-4, atol=1e-4)
     assert found.frame["changed"].all()
@@ -147,24 +146,16 @@ def test_words_are_tokens():
     words = metrics.logit_difference("!", "?", tokenizer)
     with pytest.raises(InputError, match=r"which has no prompt; need logit_difference\(\.\.\., prompt=TEXT\)"):
         metrics.evaluate(words, run)
-    for read in (words.on(tokens), metrics.logit_difference("!", "?", tokenizer, prompt="the cat")):
-        assert torch.equal(read.function(run), ids.function(run))
-        assert read.name == "logit difference (! − ?)"
+    assert torch.equal(words.on(tokens).function(run), ids.function(run))
     several = metrics.logit_difference(["!", "?"], ["?", "!"], tokenizer).on(tokens)
     assert torch.equal(several.function(run).abs(), ids.function(run).abs())
     other = TokenBatch.from_tensor(tokens.tokens.flip(0))
     found = patching.patch(lens(), tokens, other, metric=words, layers=[1], positions=[1], progress=False)
     assert found.metric == "logit difference (! − ?)"
-    with pytest.raises(InputError, match="the token is the text 'a'; need a tokenizer to read it, or its id"):
-        metrics.logit_difference("a", "b")
 
 
-def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
-    whole = patched(out=tmp_path / "whole", batch_size=1)
-    run = read_run(tmp_path / "whole")
-    assert run.provenance["corrupted_sha256"] == pair()[1].hash
-    assert list(run.tables["patches"]["effect"]) == pytest.approx(whole.frame["effect"].tolist())
-    assert run.tables["values"]["value"].to_numpy() == pytest.approx(whole.values.flatten().numpy())
+def stop_at_the_second_block(monkeypatch):
+    """Return a list that grows by each block, as it begins: the second one is interrupted."""
     map_block, blocks = Engine.map, []
 
     def stopping(self, block, take, **options):
@@ -173,17 +164,22 @@ def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return map_block(self, block, take, **options)
 
-    def counting(self, block, take, **options):
-        blocks.append(len(block.cells))
-        return map_block(self, block, take, **options)
-
-    two = {"out": tmp_path / "two", "batch_size": 1}
     monkeypatch.setattr(Engine, "map", stopping)
+    return blocks
+
+
+def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    whole = patched(out=tmp_path / "whole", batch_size=1)
+    run = read_run(tmp_path / "whole")
+    assert run.provenance["corrupted_sha256"] == pair()[1].hash
+    assert list(run.tables["patches"]["effect"]) == pytest.approx(whole.frame["effect"].tolist())
+    assert run.tables["values"]["value"].to_numpy() == pytest.approx(whole.values.flatten().numpy())
+    two = {"out": tmp_path / "two", "batch_size": 1}
     n_blocks = len(list((tmp_path / "whole").glob("block-*.parquet")))
     assert n_blocks > 2
+    blocks = stop_at_the_second_block(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         patched(**two)
-    monkeypatch.setattr(Engine, "map", counting)
     with pytest.raises(RunError, match="metric_name"):
         patched(**two, metric=metrics.sink_mass(0))
     again = patched(**two)
@@ -194,25 +190,15 @@ def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
         patched(**two)
 
 
-def score(logits):
-    return logits[:, -1, 7]
+def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path):
+    def score(logits):
+        return logits[:, -1, 7]
 
-
-@pytest.mark.parametrize(
-    ("metric", "name"),
-    [
-        (score, "score"),
-        (metrics.logit_difference(5, 6), "logit difference"),
-        (metrics.loss(), "loss"),
-        (metrics.sink_mass(2, layers=[1]), "sink mass at position 2, layers 1"),
-        (metrics.norm(0, layer=2), "norm of resid_post at position 0, layer 2"),
-    ],
-)
-def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path, metric, name):
-    patching.patch(lens(), *pair(), metric=metric, out=tmp_path / "run", progress=False)
-    part = page_content(read_run(tmp_path / "run"))
-    assert name in part.title or name.capitalize() in part.title
-    assert not any("sink mass at position 0" in said for said in [part.title, *part.headline])
+    for metric, name in ((score, "score"), (metrics.norm(0, layer=2), "norm of resid_post at position 0, layer 2")):
+        patching.patch(lens(), *pair(), metric=metric, out=tmp_path / name, progress=False)
+        part = page_content(read_run(tmp_path / name))
+        assert name in part.title or name.capitalize() in part.title
+        assert not any("sink mass at position 0" in said for said in [part.title, *part.headline])
 
 
 def test_pairs_without_a_patched_position_are_left_out_of_it():
@@ -244,32 +230,19 @@ def in_notebook(text):
     return found["f"]
 
 
-OWN = {
-    "metric": ("def g(run): return run.loss * {}\ndef f(run): return g(run)", lambda f: {"metric": f}),
-    "put": ("def f(site, **where): return edits.scale(site, {}, **where)", lambda f: {"put": f, "site": "z"}),
-    "edits": (
-        "def g(x): return x * {}\ndef f(x, at): return g(x)",
-        lambda f: {"edits": edits.edit("z", f, layers=[1])},
-    ),
-}
-
-
-@pytest.mark.parametrize("of", OWN)
-def test_a_stopped_run_does_not_go_on_with_a_function_that_was_redefined(tmp_path, monkeypatch, of):
-    text, options = OWN[of]
-    calls = []
-
-    def stopped(*given, **more):
-        calls.append(given)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return mapped(*given, **more)
-
-    mapped = Engine.map
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("def g(run): return run.loss * {}\ndef f(run): return g(run)", lambda f: {"metric": f}),
+        ("def f(site, **where): return edits.scale(site, {}, **where)", lambda f: {"put": f, "site": "z"}),
+        ("def g(x): return x * {}\ndef f(x, at): return g(x)", lambda f: {"edits": edits.edit("z", f, layers=[1])}),
+    ],
+    ids=["metric", "put", "edits"],
+)
+def test_a_stopped_run_does_not_go_on_with_a_function_that_was_redefined(tmp_path, monkeypatch, text, options):
     for name, own in (("a", text), ("b", text.replace(" return", " open_file; return"))):
-        calls.clear()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Engine, "map", stopped)
+            stop_at_the_second_block(patch)
             patched(out=tmp_path / name, batch_size=1, **options(in_notebook(own.format(2.0))))
     with pytest.raises(RunError, match="differs in code: "):
         patched(out=tmp_path / "a", batch_size=1, **options(in_notebook(text.format(3.0))))
@@ -286,54 +259,28 @@ def test_a_layer_below_0_counts_from_the_last(tmp_path):
     part = {"layers": [-1], "positions": [2], "controls": 0}
     found = patching.patch(own, tokens, tokens.flip(1), metric="loss", progress=False, **part)
     assert found.frame["layer"].tolist() == [2]
-    difference = metrics.logit_difference(5, 7)
-    for one in (
-        lambda last, first: run_with(own, tokens, edits.zero("z", layers=[last, first])).loss,
-        lambda last, first: run_with(own, tokens, edits.mean_all(own, tokens, "z", layers=[last, first])).loss,
-        lambda last, first: run_with(own, tokens, edits.isolate([3], layers=[last])).loss,
-        lambda last, first: (
-            run_with(own, tokens, edits.scalar(own, layer=last, neurons=[1, 2], dimensions=[0], factor=9.0)).loss
-        ),
-        lambda last, first: own.bridge.run_with_hooks(
-            tokens, fwd_hooks=edits.fwd_hooks(own, edits.zero("mlp_out", layers=[last]))
-        ),
-        lambda last, first: generate(own, tokens, edits.add("z", 9.0, layers=[last]), max_new_tokens=4).ids,
-        lambda last, first: (
-            direct_logit_attribution(own, tokens, 5, edits=edits.scale("resid_post", 2.0, layers=[first])).values
-        ),
-        lambda last, first: (
-            patching.patch(
-                own,
-                tokens,
-                tokens.flip(1),
-                metric="loss",
-                edits=edits.scale("z", 3.0, layers=[first]),
-                put=lambda site, **where: edits.zero(site, **{**where, "layers": [last]}),
-                progress=False,
-                **{**part, "layers": [last]},
-            ).values
-        ),
-        lambda last, first: torch.tensor(
-            patching.path_patch(
-                own, tokens, tokens.flip(1), sender=("z", first, 0), receiver=("q", last, 1), metric=difference
-            ).frame["effect"]
-        ),
-        lambda last, first: torch.tensor(
-            sweep(
-                own,
-                [cell_of(edits.zero("z", layers=[first]), name="mine")],
-                tokens=tokens,
-                metrics=metrics.sink_mass(0),
-                out=tmp_path / str(last),
-                progress=False,
-            ).frame["effect"]
-        ),
-        lambda last, first: [
-            next(EditGrid(site="z", layers=chosen).specs(own, n_positions=6)).part
-            for chosen in (first, [last, first], [[first, last]])
-        ],
-    ):
-        (found, wanted) = one(-1, -3), one(2, 0)
+
+    def everywhere(last, first):
+        some = [edits.zero("z", layers=[last, first]), edits.mean_all(own, tokens, "z", layers=[last, first])]
+        some += [edits.isolate([3], layers=[last])]
+        some += [edits.scalar(own, layer=last, neurons=[1, 2], dimensions=[0], factor=9.0)]
+        yield from (run_with(own, tokens, one).loss for one in some)
+        yield own.bridge.run_with_hooks(tokens, fwd_hooks=edits.fwd_hooks(own, edits.zero("mlp_out", layers=[last])))
+        yield generate(own, tokens, edits.add("z", 9.0, layers=[last]), max_new_tokens=4).ids
+        one = edits.scale("resid_post", 2.0, layers=[first])
+        yield direct_logit_attribution(own, tokens, 5, edits=one).values
+        asked = {"metric": "loss", "edits": edits.scale("z", 3.0, layers=[first]), "progress": False}
+        asked |= {"put": lambda site, **where: edits.zero(site, **{**where, "layers": [last]})}
+        yield patching.patch(own, tokens, tokens.flip(1), **asked, **{**part, "layers": [last]}).values
+        ends = {"sender": ("z", first, 0), "receiver": ("q", last, 1), "metric": metrics.logit_difference(5, 7)}
+        yield patching.path_patch(own, tokens, tokens.flip(1), **ends).frame["effect"].tolist()
+        cells, out = [cell_of(edits.zero("z", layers=[first]), name="mine")], tmp_path / str(last)
+        asked = {"metrics": metrics.sink_mass(0), "progress": False}
+        yield sweep(own, cells, tokens=tokens, out=out, **asked).frame["effect"].tolist()
+        for chosen in (first, [last, first], [[first, last]]):
+            yield next(EditGrid(site="z", layers=chosen).specs(own, n_positions=6)).part
+
+    for found, wanted in zip(everywhere(-1, -3), everywhere(2, 0), strict=True):
         assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted
     for call in (lambda: edits.freeze("z", {-1: torch.zeros(1)}), lambda: edits.normalise({-1: torch.ones(4)})):
         with pytest.raises(InputError, match="need layers counted from 0 on"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformer_lens.patching as reference
 from lenses import lens_of
+from prompt_pairs import pair
 from rounding import close
 
 from analyses.tiny_families import TINY_FAMILIES
@@ -19,13 +20,6 @@ from sink_lens.patching.path import path_patch
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
-
-
-def pair(*, length=7, at=2):
-    clean = torch.randint(3, 300, (2, length), generator=torch.Generator().manual_seed(0))
-    corrupted = clean.clone()
-    corrupted[:, at] = 3 + (clean[:, at] + 50) % 297
-    return clean, corrupted
 
 
 def value(found):
@@ -124,13 +118,9 @@ def test_positions_limit_both_ends():
         ({"sender": ("z", 0, 4), "receiver": ("q", 1)}, "heads: 4 does not exist; need 0 to 3"),
         ({"sender": ("z", 3), "receiver": ("q", 1)}, "layers: 3 does not exist"),
         ({"sender": ("mlp_out", 0, 1), "receiver": ("q", 1)}, "heads were chosen and 'mlp_out' has the axes"),
+        ({"sender": ("resid_mid", 0), "receiver": ("q", 1)}, "no site 'resid_mid'"),
     ],
 )
 def test_a_path_that_is_none_is_refused(ends, text):
-    with pytest.raises(InputError, match=text):
+    with pytest.raises((InputError, SiteError), match=text):
         path_patch(lens_of(), *pair(), **ends, metric=DIFFERENCE)
-
-
-def test_a_site_that_does_not_exist_is_refused():
-    with pytest.raises(SiteError, match="no site 'resid_mid'"):
-        path_patch(lens_of(), *pair(), sender=("resid_mid", 0), receiver=("q", 1), metric=DIFFERENCE)
