@@ -8,16 +8,17 @@ from sink_lens.circuits.choice import (
     draw_random_circuit,
     edges_between,
     greedy_edges,
-    largest_edges,
     node_scores,
     output_readers,
 )
 from sink_lens.circuits.graph import Graph
 from sink_lens.edits import metrics
 
+SMALL = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4)
+
 
 def test_a_chain_of_edges_is_connected_and_what_leads_nowhere_is_not():
-    graph = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4)
+    graph = SMALL
     chain = ["input->a0.kv0<v>", "a0.h1->m0", "m0->a1.h0<q>", "a1.h0->logits"]
     loose = ["a0.h0->a1.h1<q>", "m1->logits", "input->m1"]
     some = np.zeros(graph.n_edges, dtype=bool)
@@ -35,18 +36,13 @@ def test_a_random_circuit_has_as_many_edges_between_layers():
     found = greedy_edges(graph, values, 30, outputs=[len(graph.readers) - 1])
     other = draw_random_circuit(graph, found, generator=np.random.default_rng(1))
     layers = [np.array([one.layer for one in some]) for some in (graph.writers, graph.readers)]
-    for mask in (found, other):
-        assert mask.sum() == 30
     ends = [
-        sorted(zip(layers[0][graph.ends[1][one]], layers[1][graph.ends[2][one]], strict=True)) for one in (found, other)
+        sorted(zip(*(of[end[one]] for of, end in zip(layers, graph.ends[1:], strict=True)), strict=True))
+        for one in (found, other)
     ]
+    assert found.sum() == 30
     assert ends[0] == ends[1]
     assert (found != other).any()
-
-
-def test_largest_takes_magnitudes():
-    assert largest_edges(np.array([1.0, -3.0, 2.0]), 2).tolist() == [False, True, True]
-    assert largest_edges(np.array([1.0]), 0).sum() == 0
 
 
 def paths(graph, kept, *, outputs):
@@ -77,7 +73,7 @@ def test_connected_edges_are_those_on_a_path_that_can_be_walked(seed):
 
 
 def test_a_greedy_circuit_is_the_largest_edge_into_what_is_chosen_again_and_again():
-    graph = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4)
+    graph = SMALL
     values = np.random.default_rng(3).normal(size=graph.n_edges)
     opened, left = {len(graph.readers) - 1}, []
     for _ in range(12):
@@ -89,7 +85,7 @@ def test_a_greedy_circuit_is_the_largest_edge_into_what_is_chosen_again_and_agai
 
 
 def test_nodes_score_the_sum_of_their_edges_and_a_circuit_of_nodes_has_all_edges_between_them():
-    graph = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4)
+    graph = SMALL
     values = np.random.default_rng(0).normal(size=graph.n_edges)
     names = [one.name for one in graph.writers]
     scores = dict(zip(names, node_scores(graph, values), strict=True))
@@ -105,10 +101,8 @@ def test_nodes_score_the_sum_of_their_edges_and_a_circuit_of_nodes_has_all_edges
 
 
 def test_a_metric_is_read_at_the_logits_or_at_queries_and_keys_of_its_layers():
-    graph = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4)
-
     def outputs(metric):
-        return {graph.readers[one].name for one in output_readers(metric, graph)}
+        return {SMALL.readers[one].name for one in output_readers(metric, SMALL)}
 
     assert outputs(metrics.logit_difference([1], [2])) == outputs(metrics.loss()) == {"logits"}
     assert outputs(metrics.sink_mass(0, layers=[1])) == {"a1.h0<q>", "a1.h1<q>", "a1.kv0<k>"}

@@ -6,38 +6,34 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lenses import lens_of, speaking
+from lenses import lens_of
 from typer.testing import CliRunner
 
 from sink_lens import TokenBatch, circuits
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.cli import app
 from sink_lens.edits.mean_ablation import tokens_to_average
-from sink_lens.errors import InputError, RunError
+from sink_lens.errors import InputError
 
-from .tiny_runs import METRIC, SIX, circuit, exact_lens, pair, reference_pairs
+from .tiny_runs import METRIC, SIX, circuit, exact_lens, pair
 from .written_out import WithCircuit, WrittenOut
 
 
-def oracle(lens, names):
-    """(faithfulness of a circuit on three pairs, metric of no edge), by runs in which every reader sums its stream."""
-    clean, corrupted = pair(n=3, length=9)
+def metric_of(run):
+    """The metric of a run that is written out: every reader sums its own stream."""
     rows = torch.arange(3)
-
-    def metric(logits):
-        return float((logits[rows, -1, [5, 6, 9]] - logits[rows, -1, [7, 8, 10]]).mean())
-
-    with torch.no_grad():
-        whole, nothing = (metric(WrittenOut(lens, tokens).logits) for tokens in (clean, corrupted))
-        kept = metric(WithCircuit(lens, clean, kept=names, instead=corrupted).logits)
-    return (kept - nothing) / (whole - nothing), nothing
+    return float((run.logits[rows, -1, [5, 6, 9]] - run.logits[rows, -1, [7, 8, 10]]).mean())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_circuit_of_every_format_is_judged_to_the_value_of_a_run_written_out(tmp_path, family):
     lens, found = lens_of(family), circuit(family, edges=60)
     names = found.graph.names[found.chosen].tolist()
-    pairs, (expected, nothing) = pair(n=3, length=9), oracle(lens, names)
+    pairs = pair(n=3, length=9)
+    with torch.no_grad():
+        whole, nothing = (metric_of(WrittenOut(lens, tokens)) for tokens in pairs)
+        kept = metric_of(WithCircuit(lens, pairs[0], kept=names, instead=pairs[1]))
+    expected = (kept - nothing) / (whole - nothing)
     assert abs(expected - 1) > 0.05
     files = [found.save(tmp_path / name) for name in ("c.json", "c.pt", "mib", "c.parquet")]
     theirs = json.loads((tmp_path / "c.json").read_text())
@@ -104,30 +100,21 @@ def test_under_means_and_zero_only_edges_on_a_path_are_run_to_the_value_written_
             }[ablation]
             for one in run.written()
         ]
-        logits = {
-            "whole": run.logits,
-            "nothing": WithCircuit(lens, tokens, kept=[], instead=instead).logits,
-            "kept": WithCircuit(lens, tokens, kept=names, instead=instead).logits,
-            "loose": WithCircuit(lens, tokens, kept=[*names, *loose], instead=instead).logits,
-        }
-    rows = torch.arange(3)
-    value = {name: float((one[rows, -1, [5, 6, 9]] - one[rows, -1, [7, 8, 10]]).mean()) for name, one in logits.items()}
+        sets = {"nothing": [], "kept": names, "loose": [*names, *loose]}
+        value = {name: metric_of(WithCircuit(lens, tokens, kept=some, instead=instead)) for name, some in sets.items()}
     judged = circuits.evaluate(lens, (tokens, None), tmp_path / "c.csv", metric=METRIC, ablation=ablation, random=1)
     row = judged.frame.iloc[0]
     assert (row["n"], row["connected"]) == (len(names) + len(loose), len(names))
     assert row["value"] == pytest.approx(value["kept"], abs=1e-6)
     assert abs(value["loose"] - value["kept"]) > 1e-4
-    assert judged.gap.estimate == pytest.approx(value["whole"] - value["nothing"], abs=1e-6)
-
-
-class Harmful:
-    """Runs code when it is unpickled."""
-
-    def __reduce__(self):
-        return (print, ("this code was run",))
+    assert judged.gap.estimate == pytest.approx(metric_of(run) - value["nothing"], abs=1e-6)
 
 
 def test_no_code_of_a_file_is_run_and_a_circuit_of_another_model_is_refused(tmp_path, capsys):
+    class Harmful:
+        def __reduce__(self):
+            return (print, ("this code was run",))
+
     torch.save({"cfg": Harmful()}, tmp_path / "bad.pt")
     with pytest.raises(InputError, match="cannot be read as a circuit"):
         circuits.read(tmp_path / "bad.pt")
@@ -163,25 +150,6 @@ def test_scores_over_all_positions_are_not_put_beside_those_of_spans():
     assert np.isnan(found.rank_correlation)
     assert found.frame["other"].sum() == 2 * whole.n_edges
     assert "each of its edges counts 2 times: once in each span" in found.sentences[1]
-
-
-def test_a_run_does_not_go_on_with_another_circuit_or_other_corrupted_prompts_in_the_same_file(tmp_path):
-    pairs, file = reference_pairs(tmp_path / "pairs.jsonl", n=8), tmp_path / "c.csv"
-    fields = {"task": "file", "pairs_file": str(pairs), "pairs": 8, "method": "eap", "check": 0, "circuit": str(file)}
-    fields |= {"sizes": (1.0,), "random": 0, "nodes": False, "report": False, "out": tmp_path / "run"}
-    file.write_text("node\ninput\na0.h0\n")
-    circuits.run(speaking("llama"), **fields)
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    (tmp_path / "run" / "run.json").write_text(json.dumps(record | {"status": "running"}))
-    file.write_text("node\ninput\na0.h1\n")
-    with pytest.raises(RunError, match="circuit_sha256"):
-        circuits.run(speaking("llama"), **fields)
-    file.write_text("node\ninput\na0.h0\n")
-    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
-    rows = [row | {"corrupted": [*row["corrupted"][:-2], row["clean"][0], row["corrupted"][-1]]} for row in rows]
-    pairs.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(RunError, match="corrupted_sha256"):
-        circuits.run(speaking("llama"), **fields)
 
 
 def test_sizes_of_a_given_circuit_are_those_of_its_own_scores():

@@ -17,7 +17,7 @@ from sink_lens.edits import metrics
 from sink_lens.edits.named_metrics import import_function
 from sink_lens.errors import InputError, RunError
 
-from .tiny_runs import pair, reference_pairs
+from .tiny_runs import pair, reference_pairs, unfinish
 
 CODE = """
 import torch
@@ -58,8 +58,7 @@ def test_a_function_of_the_task_is_the_metric_that_it_returns(folder):
     own, named = run("own", metric="own_metrics:difference"), run("named")
     np.testing.assert_allclose(own.tables["edges"]["score"], named.tables["edges"]["score"], atol=1e-6)
     assert own.tables["summary"]["metric"].item() == "metric"
-    record = json.loads((folder / "own" / "run.json").read_text())
-    (folder / "own" / "run.json").write_text(json.dumps(record | {"status": "running"}))
+    unfinish(folder / "own")
     (folder / "own_metrics.py").write_text(CODE.replace("] - last[", "] - 2 * last["))
     sys.modules.pop("own_metrics")
     with pytest.raises(RunError, match="holds a run that differs in code"):
@@ -71,10 +70,8 @@ def test_the_command_imports_a_metric_and_a_file_of_settings_does_not(folder):
     lens.plain.save_pretrained("model")
     lens.tokenizer.save_pretrained("model")
     asked = ["circuit", "model", "--task", "file", "--pairs-file", "pairs.jsonl", "--pairs", "6", "--method", "eap"]
-    asked += [
-        "--check", "0", "--random", "0", "--no-nodes", "--sizes", "1", "--batch-size", "4", "--ablation",
-        "mean_ordinary",
-    ]  # fmt: skip
+    asked += ["--check", "0", "--random", "0", "--no-nodes", "--sizes", "1", "--batch-size", "4"]
+    asked += ["--ablation", "mean_ordinary"]
     said = CliRunner().invoke(app, [*asked, "--metric", "own_metrics:certainty", "--out", "run", "--json"])
     assert said.exit_code == 0, said.output
     summary = json.loads(said.stdout)["summary"]
@@ -106,7 +103,6 @@ def test_the_divergence_from_the_clean_run_is_that_of_its_predictions(folder):
         ("no_such_module:f", r"cannot be imported \(ModuleNotFoundError"),
         ("own_metrics:absent", "own_metrics has no function 'absent'"),
         ("own_metrics:number", "own_metrics has no function 'number'"),
-        (":f", "cannot be imported"),
     ],
 )
 def test_what_cannot_be_imported_is_refused(reference, says, folder):

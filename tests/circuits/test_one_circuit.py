@@ -8,6 +8,7 @@ import torch
 from lenses import speaking
 
 from analyses.zoo.mechanisms import wire
+from analyses.zoo.wiring import vocabulary
 from sink_lens import circuits, wrap
 from sink_lens.circuits.checks import cancelling_groups, patch_core
 from sink_lens.circuits.circuit import find_in_runs
@@ -148,8 +149,6 @@ def test_a_picture_is_the_strongest_part_and_a_circuit_of_its_own():
 
 def ids(row):
     """Prompts and answers of a row as a file of pairs has them."""
-    from analyses.zoo.wiring import vocabulary
-
     return row[0], vocabulary(row[1]), row[2], vocabulary(row[3])
 
 

@@ -76,7 +76,6 @@ def test_an_answer_is_the_token_that_it_is_behind_the_prompt():
         (json.dumps({"clean": [10**30, 2], "corrupted": [1, 2], "correct": 1, "incorrect": 2}), "clean is [1000"),
         (json.dumps({"clean": [1, 2], "corrupted": [1, 2], "correct": 10**30, "incorrect": 2}), "correct is 1000"),
         (json.dumps({"clean": [1, True], "corrupted": [1, 2], "correct": 1, "incorrect": 2}), "clean is [1, True]"),
-        (json.dumps({"clean": [-1, 2], "corrupted": [1, 2], "correct": 1, "incorrect": 2}), "clean is [-1, 2]"),
     ],
 )
 def test_lines_that_are_no_pair_are_refused(line, says, tmp_path):
@@ -87,7 +86,7 @@ def test_lines_that_are_no_pair_are_refused(line, says, tmp_path):
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["a\u2028b", "a\u0085b", "a\x0bb", "a\u2029b"])
+@pytest.mark.parametrize("text", ["a\u2028b", "a\x0bb"])
 def test_a_text_of_a_pair_may_hold_any_line_separator_but_a_new_line(text, tmp_path):
     row = {"clean": text, "corrupted": text, "correct": " x", "incorrect": " y"}
     line = json.dumps(row, ensure_ascii=False)
@@ -98,15 +97,16 @@ def test_a_text_of_a_pair_may_hold_any_line_separator_but_a_new_line(text, tmp_p
 ROW = {"clean": [3, 4, 5, 6], "corrupted": [3, 4, 5, 7], "correct": [8, 9], "incorrect": 10, "at": "1-2"}
 
 
-def write_rows(path, *rows):
+def pairs_of_file(path, *rows, **fields):
     path.write_text("\n".join(map(json.dumps, rows)))
-    return path
+    config = CircuitConfig(task="file", pairs_file=str(path), **fields)
+    return pairs.make_token_pairs(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
 
 
 def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
     rows = [{"clean": "a b", "corrupted": "c b", "correct": [" x", " y"], "incorrect": " z", "at": 1, "end": [-2, -1]}]
     rows += [rows[0] | {"clean": "a d", "correct": "|", "at": 0}]
-    write_rows(tmp_path / "p.jsonl", *rows)
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     table = pd.DataFrame([one | {"end": "-2,-1"} for one in rows]).assign(correct=[" x| y", "|"])
     table.to_csv(tmp_path / "p.csv", index=False)
     spans = {"subject": "at", "last": "end"}
@@ -131,14 +131,10 @@ def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
     ],
 )
 def test_a_span_or_an_answer_that_does_not_fit_is_refused_with_its_pair(second, says, tmp_path):
-    file = write_rows(tmp_path / "p.jsonl", ROW, {**ROW, "clean": [3, 4, 5, 8]} | second)
-    config = CircuitConfig(task="file", pairs_file=str(file), spans=("subject=at",))
     with pytest.raises(InputError, match=says):
-        pairs.make_token_pairs(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+        pairs_of_file(tmp_path / "p.jsonl", ROW, {**ROW, "clean": [3, 4, 5, 8]} | second, spans=("subject=at",))
 
 
 def test_a_pair_whose_answer_is_both_right_and_wrong_is_left_out(tmp_path):
-    file = write_rows(tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]})
-    config = CircuitConfig(task="file", pairs_file=str(file))
-    found = pairs.make_token_pairs(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+    found = pairs_of_file(tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]})
     assert [(one.correct, one.incorrect) for one in found] == [((8, 9), (10,))]

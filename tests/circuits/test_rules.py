@@ -9,9 +9,7 @@ from sink_lens.circuits import rules
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score_by_gradients
-from sink_lens.circuits.stream import apply_norm
 from sink_lens.models.load import wrap
-from sink_lens.models.weights import norm_weights
 
 from .tiny_runs import DENSE, exact_lens, runs_of
 from .written_out import HeldNorms, written_out
@@ -52,20 +50,6 @@ def test_rules_see_edges_that_a_saturated_softmax_and_norms_hide(name, ablation,
 
     assert share_found("gim") >= 0.8
     assert share_found(method) <= share_found("gim") - 0.25
-
-
-def test_a_held_norm_is_the_norm_and_its_gradient_takes_the_divisor_as_fixed():
-    lens = exact_lens("gpt2")
-    norm = norm_weights(lens, layer=0, which="attn_norm")
-    x = torch.randn(2, 5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    out = apply_norm(x, norm)
-    found = rules._with_fixed_divisor(out, None, seen={"a": x}, key="a", norm=norm)
-    assert torch.equal(found, out)
-    given = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    (gradient,) = torch.autograd.grad((found * given).sum(), x)
-    divisor = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True).add(norm.eps).sqrt()
-    part = given * norm.gain / divisor
-    torch.testing.assert_close(gradient, (part - part.mean(-1, keepdim=True)).detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_a_smoothed_pattern_is_the_pattern_with_the_slope_of_a_warmer_softmax():

@@ -33,15 +33,10 @@ def test_a_sample_bounds_the_edges_that_are_missed():
     assert check.outside_counts[0] <= check.most_outside <= check.n_outside == found.graph.n_edges - found.n_edges
 
 
-def test_a_sure_edge_is_in_every_draw_and_a_template_keeps_its_share():
-    values = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32) + np.array([9, 8, 0, 0, 0, 0])
+def test_a_template_keeps_its_share_of_every_draw_and_of_both_halves():
     weights = stability.draw_weights(["a"] * 10 + ["b"] * 30, draws=200, generator=np.random.default_rng(1))
     assert weights.sum(1) == pytest.approx(np.ones(200))
-    assert weights[:, :10].sum(1) == pytest.approx(np.full(200, 0.25))  # a template keeps its share
-    found = stability.inclusion_probabilities(values.astype(np.float32), weights, n=3)
-    assert found[:2] == pytest.approx([1, 1])
-    assert found.sum() == pytest.approx(3)
-    assert found[2:].max() < 1
+    assert weights[:, :10].sum(1) == pytest.approx(np.full(200, 0.25))
     first, second = stability.random_halves(["a"] * 5 + ["b"] * 5, generator=np.random.default_rng(2))
     assert sorted([*first, *second]) == list(range(10))
     assert len(first) == len(second) == 5

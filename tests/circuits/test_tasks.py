@@ -17,7 +17,7 @@ from sink_lens.edits import metrics
 from sink_lens.edits.metrics import evaluate
 from sink_lens.errors import InputError, RunError
 
-from .tiny_runs import pair, reference_pairs
+from .tiny_runs import pair, reference_pairs, unfinish
 
 
 def test_induction_begins_with_bos_unless_told_otherwise():
@@ -109,14 +109,22 @@ def test_a_span_by_pair_is_the_same_part_of_every_pair(tmp_path):
         with_spans(found.runs.select_pairs([0, 1]), task.spans)
 
 
-def test_a_run_does_not_go_on_with_other_answers_or_spans_in_the_same_file(tmp_path):
+def test_a_run_does_not_go_on_with_another_circuit_or_other_prompts_answers_or_spans_in_the_same_file(tmp_path):
     rows, fields = of_file(tmp_path, check=0, random=0, nodes=False, sizes=(1.0,), method="eap", report=False)
-    fields |= {"spans": ("subject=at",), "out": tmp_path / "run"}
+    file, first = tmp_path / "c.csv", {"correct": rows[0]["correct"][:1]}
+    fields |= {"spans": ("subject=at",), "out": tmp_path / "run", "circuit": str(file)}
+    file.write_text("node\ninput\na0.h0\n")
     circuits.run(speaking("llama"), **fields)
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    (tmp_path / "run" / "run.json").write_text(json.dumps(record | {"status": "running"}))
-    for change in ({"at": 1}, {"correct": rows[0]["correct"][:1]}):
-        others = [row | (change if "at" in change or not number else {}) for number, row in enumerate(rows)]
+    unfinish(tmp_path / "run")
+    for said, others in (
+        ("answers_sha256", [row | {"at": 1} for row in rows]),
+        ("answers_sha256", [rows[0] | first, *rows[1:]]),
+        ("corrupted_sha256", [row | {"corrupted": [*row["corrupted"][:-1], row["clean"][0]]} for row in rows]),
+    ):
         (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, others)))
-        with pytest.raises(RunError, match="answers_sha256"):
+        with pytest.raises(RunError, match=said):
             circuits.run(speaking("llama"), **fields)
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file.write_text("node\ninput\na0.h1\n")
+    with pytest.raises(RunError, match="circuit_sha256"):
+        circuits.run(speaking("llama"), **fields)

@@ -1,8 +1,11 @@
 """Pairs, runs and circuits of tiny models, for the tests of this folder."""
 
+import functools
 import json
 from dataclasses import replace
 
+import pandas as pd
+import prompt_pairs
 import torch
 from lenses import lens_of, speaking
 from mlps import BESIDE, EXPERTS
@@ -21,11 +24,7 @@ SIX = metrics.logit_difference([5, 6, 9, 4, 30, 31], [7, 8, 10, 2, 40, 41])
 """The metric of six pairs."""
 
 
-def pair(*, n=3, length=11, at=3):
-    clean = torch.randint(3, 300, (n, length), generator=torch.Generator().manual_seed(0))
-    corrupted = clean.clone()
-    corrupted[:, at] = 3 + (clean[:, at] + 50) % 297
-    return clean, corrupted
+pair = functools.partial(prompt_pairs.pair, n=3, length=11, at=3)
 
 
 def exact_lens(family):
@@ -44,21 +43,21 @@ def circuit(family="llama", **more):
     return circuits.find(more.pop("lens", None) or lens_of(family), *pair(n=6, length=9), **(given | more))
 
 
+def unfinish(folder):
+    """A finished run as one that was stopped."""
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"status": "running"}))
+
+
 def reference_pairs(path, *, n=24):
     """Pairs on which the tiny model has the larger logit for the first answer."""
     lens = speaking("llama")
     clean, corrupted = pair(n=n, length=9)
     with torch.no_grad():
         logits = lens.plain(clean).logits[:, -1]
-    rows = [
-        {
-            "clean": clean[row].tolist(),
-            "corrupted": corrupted[row].tolist(),
-            "correct": int(logits[row].argmax()),
-            "incorrect": int(logits[row].argmin()),
-            "template": str(row % 2),
-        }
-        for row in range(n)
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    rows = pd.DataFrame(
+        {"clean": clean.tolist(), "corrupted": corrupted.tolist(), "correct": logits.argmax(-1).tolist()}
+    )
+    rows = rows.assign(incorrect=logits.argmin(-1).tolist(), template=[str(row % 2) for row in range(n)])
+    path.write_text("\n".join(map(json.dumps, rows.to_dict("records"))))
     return path

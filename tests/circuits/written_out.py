@@ -45,7 +45,10 @@ class WrittenOut:
         return x + self.zeros[name]
 
     def norm(self, layer, path):
-        return (lambda x: x) if path is None else self.lens.layer(layer).get_submodule(path)
+        return (lambda x: x) if path is None else self.norm_of(self.lens.layer(layer).get_submodule(path))
+
+    def norm_of(self, module):
+        return module
 
     def projector(self, kind, layer):
         family = self.lens.family
@@ -93,22 +96,25 @@ class WrittenOut:
     def last_reader(self):
         def reader(x, hook):
             stream = self.own_stream("logits", self.kept["resid_post", self.lens.n_layers - 1])
-            return self.lens.plain.get_submodule(self.lens.family.final_norm)(stream)
+            return self.norm_of(self.lens.plain.get_submodule(self.lens.family.final_norm))(stream)
 
         return reader
 
+    def of_heads(self, layer):
+        """(what each head adds through the output projection alone, the bias, which belongs to no head)."""
+        z, o = self.kept["z", layer], self.attention(layer).get_submodule(self.lens.family.o)
+        bias = o(torch.zeros_like(z).flatten(2))
+        heads = torch.eye(self.lens.n_heads, dtype=torch.bool)[:, :, None]
+        return [o(torch.where(one, z, 0).flatten(2)) - bias for one in heads], bias
+
     def written(self):
-        """What every writer adds: a head's part goes through the output projection alone."""
+        """What every writer adds."""
         found = [self.kept["resid_pre", 0]]
         for layer in range(self.lens.n_layers):
-            z, o = self.kept["z", layer], self.attention(layer).get_submodule(self.lens.family.o)
-            nothing = o(torch.zeros_like(z).flatten(2))
-            total = o(z.flatten(2))
+            heads, _ = self.of_heads(layer)
+            total = self.attention(layer).get_submodule(self.lens.family.o)(self.kept["z", layer].flatten(2))
             factor = self.kept["attn_out", layer] / total  # a norm or a multiplier behind it, element by element
-            for head in range(self.lens.n_heads):
-                alone = torch.zeros_like(z)
-                alone[:, :, head] = z[:, :, head]
-                found.append((o(alone.flatten(2)) - nothing) * factor)
+            found += [one * factor for one in heads]
             found.append(self.kept["mlp_out", layer])
         return [one.detach() for one in found]
 
@@ -134,14 +140,10 @@ class WithCircuit(WrittenOut):
                 mlp = self.kept["mlp_out", one]
                 total = total + (mlp if self.holds(f"m{one}", name) else self.instead[at + self.lens.n_heads])
                 continue
-            z, o = self.kept["z", one], self.attention(one).get_submodule(self.lens.family.o)
-            bias = o(torch.zeros_like(z).flatten(2))  # belongs to no head
+            heads, bias = self.of_heads(one)
             total = total + bias
-            for head in range(self.lens.n_heads):
-                alone = torch.zeros_like(z)
-                alone[:, :, head] = z[:, :, head]
-                kept = self.holds(f"a{one}.h{head}", name)
-                total = total + (o(alone.flatten(2)) - bias if kept else self.instead[at + head])
+            for head, part in enumerate(heads):
+                total = total + (part if self.holds(f"a{one}.h{head}", name) else self.instead[at + head])
         return total
 
     def holds(self, writer, reader):
@@ -153,17 +155,7 @@ class WithCircuit(WrittenOut):
 class HeldNorms(WrittenOut):
     """The same with norms whose divisor is a constant of the backward pass."""
 
-    def norm(self, layer, path):
-        return self.held(super().norm(layer, path))
-
-    def last_reader(self):
-        def reader(x, hook):
-            stream = self.own_stream("logits", self.kept["resid_post", self.lens.n_layers - 1])
-            return self.held(self.lens.plain.get_submodule(self.lens.family.final_norm))(stream)
-
-        return reader
-
-    def held(self, module):
+    def norm_of(self, module):
         def norm(x):
             off, gain = module(torch.zeros_like(x)).detach(), module.weight.detach() + self.lens.family.gain_offset
             c = gain * (x - x.mean(-1, keepdim=True) if self.lens.family.centred_norm else x)
