@@ -173,7 +173,7 @@ def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: froz
 
 
 def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Make the readings of the stream at the sink positions, and of effective rank with and without these tokens."""
+    """Make readings: the states at sink positions, and the effective rank at ``positions`` with and without sinks."""
 
     def at_sinks(site: str) -> Callable[[LayerView], Tensor]:
         return lambda view: view[site][:, list(sink_positions)].float()

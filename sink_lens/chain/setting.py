@@ -174,7 +174,7 @@ class Setting:
         return early if early or self.location.steps else attention[:1]
 
     def layers_having(self, site: str, layers: Iterable[int]) -> list[int]:
-        """Return the given layers that have a site."""
+        """Return those of ``layers`` in which the model has ``site``."""
         return [layer for layer in layers if layer in self.lens.layers_with(site)]
 
     @property

@@ -192,7 +192,10 @@ class Runs:
         return writer_outputs(kept, graph=self.graph, weights=self.weights), self.metric_values(outcome)
 
     def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
-        """Return what replaces each writer's output under the ablation, from the position ``begin`` on."""
+        """Return the values that the ablation puts in place of each writer's output, for the pairs in ``rows``.
+
+        The values are those of the positions from ``begin`` on.
+        """
         if self.ablation == "resample":
             found = self.writer_outputs(rows, corrupted=True, begin=begin)[0]
         elif self.means is None:

@@ -316,7 +316,10 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
 
 
 def _add_outcome_hint(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
-    """Wrap a metric function so that its errors say that it was given an outcome, where it takes it for logits."""
+    """Wrap a user's metric: if it fails on an ``Outcome``, the error adds that a function of logits must be named so.
+
+    ``name`` is the metric's name in this error.
+    """
 
     @wraps(function)
     def told(run: Outcome) -> Any:

@@ -216,7 +216,7 @@ class _Reader:
         return _hash("built-in", name)
 
     def attribute_digest(self, value: Any, *rest: str) -> bytes:
-        """Hash an attribute of a module; for an installed module, its name and version."""
+        """Hash what ``value.a.b`` is, for ``rest`` = ("a", "b"); of an installed module, hash its name and version."""
         if not isinstance(value, types.ModuleType):
             return self.digest(value)
         if _is_installed(value.__name__):

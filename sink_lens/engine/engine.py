@@ -215,7 +215,7 @@ class Engine:
         return begin if min(reaching, default=begin) >= begin else self._begin_of_whole_edits(min(reaching))
 
     def _first_layer(self, touches: Touches) -> int:
-        """Return the first layer that edits at these sites touch; ``n_layers`` + 1 if no read number can change."""
+        """Return the lowest layer that edits with these touches change; n_layers + 1 if nothing measured changes."""
         n = self.lens.n_layers
         if not self.needs.is_changed_by(touches, n_layers=n):
             return n + 1

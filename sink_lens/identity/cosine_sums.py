@@ -115,7 +115,7 @@ class CosineSums:
         return (kept / sizes[:, None]).numpy()
 
     def direction(self, place: Place) -> np.ndarray:
-        """Return the contraction direction at a place [d_model]: the mean state of last positions, scaled to norm 1."""
+        """Return the contraction direction, [d_model], at a place: sequences' mean last state, scaled to norm 1."""
         mean = self.units[place][-1].double()
         return (mean / mean.norm()).numpy()
 

@@ -132,13 +132,12 @@ def ratios_to_median_norm(
 def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -> ScoreGap | None:
     """Find the gap between low and high scores: the lowest wide gap with a median of at least `least` above it.
 
-    A gap reaches from a score to `gap` times this score or further. The tokens within it may be a share `STRAY_FRAC` of
-    those above it, so none where fewer than 1 / `STRAY_FRAC` are above. Where there are several gaps, the
-    lowest decides that is at least half as wide as the widest, on the scale of the logarithm: a lower kind of sink
-    counts, a chance hole in the tail of the ordinary tokens does not. The threshold is in the widest step between two
-    scores of the gap.
+    A gap is a range from a score to at least `gap` times this score that is nearly empty: it may hold `STRAY_FRAC`
+    times as many tokens as lie above it. Of several gaps, the function takes the lowest one whose width (of the
+    logarithm) is at least half that of the widest. So a lower kind of sink counts, and a chance hole among ordinary
+    tokens does not. The threshold lies in the widest step between two scores of the gap.
 
-    None where there is no gap, which is the answer for models whose scores fall off evenly; nan is left out.
+    Returns the gap with its threshold, or None if there is no gap. Scores of nan are left out.
 
     Args:
         scores: scores of tokens, any shape.

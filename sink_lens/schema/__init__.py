@@ -224,7 +224,7 @@ def _read_tables(kind: str) -> tuple[Table, ...]:
 
 
 def _parse_column(name: str, text: str) -> list[Column]:
-    """Return the columns that a line of the TOML file describes, such as ``"float, nats. Meaning."``; usually one."""
+    """Parse a line of a TOML file, ``name = "float, nats. Meaning."``; two columns if it names two ends."""
     first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
     dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]
     meanings = {first: meaning}

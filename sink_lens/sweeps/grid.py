@@ -227,5 +227,5 @@ def control_group(spec: EditSpec, *, axis: str) -> Group:
 
 
 def control_axis(spec: EditSpec) -> str | None:
-    """Return the axis whose indices a control draws: unit, head or position, the first with chosen ones; else None."""
+    """Return the first of unit, head, position of which the edit names indices (a control draws others), or None."""
     return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)

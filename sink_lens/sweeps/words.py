@@ -131,7 +131,7 @@ def metric_names(frame: pd.DataFrame) -> list[str]:
 
 
 def n_failed(frame: pd.DataFrame) -> int:
-    """Count the cells that could not be computed."""
+    """Count the cells with an error in ``frame``, a sweep's table with a row for each cell and metric."""
     return len(set(frame["cell"].loc[frame["error"].notna()]))
 
 

@@ -489,5 +489,5 @@ def _rows_of_link(
 
 
 def _safe_text(value: Any) -> str:
-    """Return a text without characters that could harm a page; empty for a value that is no text."""
+    """Return a table's text with invisible characters made visible; empty for a value that is no text."""
     return visible(value, limit=400) if isinstance(value, str) else ""

@@ -235,7 +235,7 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
-    """Return caption and table: the contraction direction's cosine with preferred tokens and one dimension."""
+    """Return caption and table: cosines of the contraction direction with unembeddings and the largest dimension."""
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}

@@ -79,7 +79,7 @@ def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]
 
 
 def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """Draw each pair's ``tau_bar``, with each null as its mean ± 1.96 standard deviations."""
+    """Draw each pair's ``tau_bar`` over bars of its nulls, mean ± 1.96 standard deviations; models have ``names``."""
     axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
