@@ -40,16 +40,17 @@ def engine_of():
 def swept():
     """``swept(engine)``: every number, (cell, metric) -> float64 by sequence; no cell may have failed."""
 
-    def values(engine):
-        found = {}
-        for block in engine.blocks:
-            frame = engine.run(block)
-            assert frame["error"].isna().all(), frame["error"].dropna().tolist()
-            for (cell, metric), rows in frame.groupby(["cell", "metric"], sort=False):
-                found.setdefault((cell, metric), []).append(torch.tensor(rows["value"].to_numpy()))
-        return {place: torch.cat(parts) for place, parts in found.items()}
+    return numbers
 
-    return values
+
+def numbers(engine):
+    found = {}
+    for block in engine.blocks:
+        frame = engine.run(block)
+        assert frame["error"].isna().all(), frame["error"].dropna().tolist()
+        for (cell, metric), rows in frame.groupby(["cell", "metric"], sort=False):
+            found.setdefault((cell, metric), []).append(torch.tensor(rows["value"].to_numpy()))
+    return {place: torch.cat(parts) for place, parts in found.items()}
 
 
 @pytest.fixture(scope="session")

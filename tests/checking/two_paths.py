@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from cell_fixtures import numbers
 from lenses import lens_of
 from raw_models import raw_logits
 from rounding import gap
@@ -91,12 +92,7 @@ def sweep_and_single_runs(family: str) -> Iterator[Pair]:
     lens, tokens = lens_of(family), from_tensor(drawn(3, 10, seed=2), lengths=torch.tensor([10, 9, 10]))
     cells = [cell_of(one) for one in CELLS]
     engine = Engine(lens, tokens, cells, METRICS, plan=Plan(path="blocks", prompts=3, pack=3))
-    found: dict[tuple[int, str], torch.Tensor] = {}
-    for block in engine.blocks:
-        frame = engine.run(block)
-        assert frame["error"].isna().all(), frame["error"].dropna().tolist()
-        for (cell, metric), rows in frame.groupby(["cell", "metric"], sort=False):
-            found[int(cell), str(metric)] = torch.tensor(rows["value"].to_numpy())
+    found = numbers(engine)
     options = {"positions": (0, 6), "sites": ("resid_post",), "logits": True, "quiet": True}
     unedited = run_with(lens, tokens, (), **options)
     for cell, one in enumerate(CELLS):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cell_fixtures import numbers
 from lenses import ALL_FAMILIES, lens_of
 from rounding import MOVED, assert_close
 from spying import spied
@@ -14,7 +15,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
 from sink_lens.edits.isolation import isolate
 from sink_lens.edits.metrics import Metric, dominance, evaluate, logit_difference, loss, norm, sink_mass
-from sink_lens.engine.cells import Cell, cell_of, cone
+from sink_lens.engine.cells import cell_of, cone
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
@@ -52,19 +53,12 @@ def tokens_of():
     return from_tensor(ids, lengths=torch.tensor(LENGTHS))
 
 
-def part_of(site: str, position: int, *, n_kv_heads: int) -> dict[str, list[int]]:
-    """One position of a site, and where it has heads one of them."""
-    axes = SITES[site].axes.split()
-    where = {"positions": [position]}
-    if "kv_head" in axes:
-        return where | {"heads": [min(1, n_kv_heads - 1)]}
-    return where | {"heads": [1]} if "head" in axes else where
-
-
 def kinds_of(site: str, layer: int, position: int, *, n_kv_heads: int) -> list[Edit]:
     """Edits of each kind at one layer and from one position on."""
     layers = {"layers": [layer]} if SITES[site].per_layer else {}
-    part = part_of(site, position, n_kv_heads=n_kv_heads)
+    part, axes = {"positions": [position]}, SITES[site].axes.split()
+    if "head" in axes or "kv_head" in axes:
+        part["heads"] = [1 if "head" in axes else min(1, n_kv_heads - 1)]
     if site == "scores":  # what is masked stays masked
         return [scale(site, 0.1, **part, **layers), isolate([position], **layers)]
     found = [zero(site, **part | {"positions": [position, 18]}, **layers)]
@@ -106,20 +100,6 @@ def oracle(family: str):
     return [run_with(lens, tokens_of(), edits, batch_size=3, **options) for edits in cases_of(family)]
 
 
-def numbers(engine: Engine) -> dict[tuple[int, str], torch.Tensor]:
-    found = {}
-    for block in engine.blocks:
-        frame = engine.run(block)
-        assert frame["error"].isna().all(), frame["error"].dropna().tolist()
-        for (cell, metric), rows in frame.groupby(["cell", "metric"], sort=False):
-            found[cell, metric] = torch.tensor(rows["value"].to_numpy())
-    return found
-
-
-def cells_of(family: str) -> list[Cell]:
-    return [cell_of(edits) for edits in cases_of(family)]
-
-
 def metrics_of(family: str) -> tuple[Metric, ...]:
     return METRICS if 2 in lens_of(family).attention_layers else IN_HYBRIDS
 
@@ -135,12 +115,9 @@ def assert_every_cell_moves(family: str) -> None:
         assert max(moves) >= MOVED, (cell, cases_of(family)[cell], float(max(moves)))
 
 
+SETS = {"all": METRICS, "scored": SCORED, "late": METRICS[2:3], "early": (sink_mass(11, layers=[0, 1]),)}
 PACKS = Plan(path="blocks", prompts=3, pack=4)
 WAYS = {"bridge": replace(PACKS, path="bridge"), "lanes": replace(PACKS, pack=2, lanes=3, cut=False)}
-SETS = {
-    "all": METRICS, "scored": SCORED, "mass": METRICS[:1], "late": METRICS[2:3],
-    "early": (sink_mass(11, layers=[0, 1]),), "state": METRICS[3:4],
-}  # fmt: skip
 CASES = [
     pytest.param(family, metrics, PACKS, id=f"{family}-{name}", marks=pytest.mark.every_family if name == "all" else ())
     for family in ALL_FAMILIES
@@ -160,19 +137,18 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics, pl
     if metrics == METRICS:
         assert_every_cell_moves(family)
         metrics = metrics_of(family)
-    engine = Engine(lens, tokens_of(), cells_of(family), metrics, plan=plan)
+    engine = Engine(lens, tokens_of(), [cell_of(edits) for edits in cases_of(family)], metrics, plan=plan)
     found = numbers(engine)
     assert {cell for cell, _ in found} == set(range(len(cases_of(family))))
     for cell, outcome in enumerate(oracle(family)):
         for metric in metrics:
-            slow = evaluate(metric, outcome).double()
-            assert_close(found[cell, metric.name], slow)
+            assert_close(found[cell, metric.name], evaluate(metric, outcome).double())
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_where_the_check_keeps_a_plan_every_cell_agrees_with_the_bridge(family):
     """The check compares some cells, and these are all."""
-    kept = check_plan(lens_of(family), tokens_of(), cells_of(family), METRICS, plan=PACKS)
+    kept = check_plan(lens_of(family), tokens_of(), [cell_of(edits) for edits in cases_of(family)], METRICS, plan=PACKS)
     assert kept == PACKS
     assert kept.deviation < 1e-5 * 50  # of the largest norm
 
@@ -195,8 +171,7 @@ def rows_run(engine: Engine) -> list[tuple[str, int]]:
 
 def test_nothing_outside_the_cone_is_computed():
     lens = lens_of("llama")
-    edits = [scale("resid_pre", 0.5, layers=[1], positions=[at]) for at in (4, 15)]
-    cells = [cell_of(one) for one in edits]
+    cells = [cell_of(scale("resid_pre", 0.5, layers=[1], positions=[at])) for at in (4, 15)]
     both = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=PACKS)
     # 16 and 5 positions of three sequences, from layer 1 on
     assert rows_run(both) == [(name, 63) for name in ("q 1", "down 1", "q 2", "down 2")]
