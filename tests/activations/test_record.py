@@ -13,7 +13,7 @@ from spying import spied
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from analyses.tiny_families import TINY_FAMILIES, tiny
-from sink_lens.activations.record import LayerView, Reading, capture, estimate_bytes, stream
+from sink_lens.activations.record import Reading, capture, estimate_bytes, stream
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
@@ -56,24 +56,20 @@ def raw(family):
     path, attn, mlp, w_o, down = RAW[family]
     found = {}
 
-    def output(site, layer):
-        def hook(module, args, result):
-            found[site, layer] = result[0] if isinstance(result, tuple) else result
+    def listen(module, site, layer, *, before=False, heads=None):
+        def hook(module, args, result=None):
+            result = args if before else result
+            tensor = result[0] if isinstance(result, tuple) else result
+            found[site, layer] = tensor.unflatten(-1, heads) if heads else tensor
 
-        return hook
-
-    def argument(site, layer, *heads):
-        def hook(module, args):
-            found[site, layer] = args[0].unflatten(-1, heads) if heads else args[0]
-
-        return hook
+        module.register_forward_pre_hook(hook) if before else module.register_forward_hook(hook)
 
     for layer, block in enumerate(model.get_submodule(path)):
-        block.get_submodule(attn).register_forward_hook(output("attn_out", layer))
-        block.get_submodule(mlp).register_forward_hook(output("mlp_out", layer))
-        block.get_submodule(w_o).register_forward_pre_hook(argument("z", layer, 4, -1))
+        listen(block.get_submodule(attn), "attn_out", layer)
+        listen(block.get_submodule(mlp), "mlp_out", layer)
+        listen(block.get_submodule(w_o), "z", layer, before=True, heads=(4, -1))
         if down:
-            block.get_submodule(down).register_forward_pre_hook(argument("neurons", layer))
+            listen(block.get_submodule(down), "neurons", layer, before=True)
     ids = tokens()
     out = model(ids, output_hidden_states=True, output_attentions=True, use_cache=False)
     for layer in range(3):
@@ -84,6 +80,10 @@ def raw(family):
     found["final", 0] = out.hidden_states[3]
     # OPT flattens batch and position around its MLP
     return {key: x if len(x) == len(ids) else x.unflatten(0, (len(ids), -1)) for key, x in found.items()}
+
+
+def reading(name, *sites, of=lambda view: None):
+    return Reading(name=name, sites=sites, function=of)
 
 
 def keep(*names, layers=None):
@@ -99,9 +99,6 @@ def close(found, expected):
 
 def streamed_sites(family):
     return [name for name in sites_of(lens(family).family) if not SITES[name].observed]
-
-
-# --- the same numbers ---
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -121,9 +118,8 @@ def test_stream_equals_capture_in_batches_of_one_as_all_at_once(family):
     one_by_one = stream(lens(family), tokens(5), keep(*names), batch_size=1)
     kept = capture(lens(family), tokens(5), sites=names, path="plain")
     for name, layer in kept:
-        at = 3 if name == "final" else layer
-        assert close(together[name, at], kept[name, layer]), (name, layer)
-        assert close(one_by_one[name, at], kept[name, layer]), (name, layer)
+        for found in (together, one_by_one):
+            assert close(found[name, 3 if name == "final" else layer], kept[name, layer]), (name, layer)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -154,7 +150,7 @@ def test_a_bridge_with_a_tokenizer_leaves_token_tensors_as_they_are():
 
 
 def test_a_reading_sees_its_layer_and_which_tokens_are_real():
-    views: list[LayerView] = []
+    views, total = [], []
 
     def look(view):
         views.append(view)
@@ -162,7 +158,9 @@ def test_a_reading_sees_its_layer_and_which_tokens_are_real():
 
     ids, lengths, rows = tokens(), torch.tensor([LENGTH, 9]), torch.tensor([2, 4])
     batch = from_tensor(ids, lengths=lengths)
-    found = stream(lens("llama"), batch, [Reading(name="look", sites=("z", "attn_out"), function=look)], rows=rows)
+    sums = reading("sums", "resid_post", of=lambda view: total.append(view["resid_post"].sum()))
+    found = stream(lens("llama"), batch, [reading("look", "z", "attn_out", of=look), sums], rows=rows)
+    assert (found.values["sums"], len(total)) == ({}, 3)
     assert [view.layer for view in views] == [0, 1, 2]
     assert all(torch.equal(view.tokens, ids) and torch.equal(view.rows, rows) for view in views)
     assert all(view.valid.sum(1).tolist() == [LENGTH, 9] for view in views)
@@ -170,17 +168,8 @@ def test_a_reading_sees_its_layer_and_which_tokens_are_real():
     assert torch.equal(found.stacked("look")[1], found["look", 1])
 
 
-def test_a_reading_that_keeps_its_own_sums_gives_no_values():
-    total = []
-    only_sums = Reading(
-        name="sums", sites=("resid_post",), function=lambda view: total.append(view["resid_post"].sum())
-    )
-    assert stream(lens("llama"), tokens(), [only_sums]).values == {"sums": {}}
-    assert len(total) == 3
-
-
 def test_a_reading_that_changes_the_run_and_a_tensor_that_was_not_captured_are_refused():
-    changes = Reading(name="changes", sites=("attn_out",), function=lambda view: view["attn_out"].mul_(0).sum((1, 2)))
+    changes = reading("changes", "attn_out", of=lambda view: view["attn_out"].mul_(0).sum((1, 2)))
     with pytest.raises(InputError, match="the reading 'changes', layer 0 changed a tensor of the run in place"):
         stream(lens("llama"), tokens(), [changes])
     with pytest.raises(InputError, match=r"\('z', -1\) was not captured; need one of 'z', 2. Layers are counted"):
@@ -188,20 +177,15 @@ def test_a_reading_that_changes_the_run_and_a_tensor_that_was_not_captured_are_r
 
 
 def test_a_frame_has_one_row_a_number():
-    function = lambda view: view["z"].norm(dim=-1)[:, :4]  # noqa: E731 - [batch, 4 positions, 4 heads]
-    found = stream(lens("llama"), tokens(), [Reading(name="norm", sites=("z",), function=function)])
+    norm = reading("norm", "z", of=lambda view: view["z"].norm(dim=-1)[:, :4])  # [batch, 4 positions, 4 heads]
+    found = stream(lens("llama"), tokens(), [norm])
     frame = found.frame("norm", axes=("position", "head"))
     assert list(frame.columns) == ["layer", "sequence", "position", "head", "value"]
     assert len(frame) == 3 * 2 * 4 * 4
     row = frame[(frame.layer == 1) & (frame.sequence == 1) & (frame.position == 3) & (frame["head"] == 2)]
     assert row["value"].item() == found["norm", 1][1, 3, 2].item()
-    with pytest.raises(
-        InputError, match=r"'norm' has 2 axes after the sequence and 1 names were given: \['position'\]"
-    ):
+    with pytest.raises(InputError, match=r"'norm' has 2 axes after the sequence and 1 names were given: \['position'"):
         found.frame("norm", axes=("position",))
-
-
-# --- what runs, and what is kept ---
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -232,8 +216,8 @@ def test_nothing_of_a_pass_is_kept(request):
         assert all(tensor is None for tensor in alive)  # of the layer before the one before: gone already
         return view["resid_post"][:, 0]
 
-    reading = Reading(name="first", sites=("attn_in", "z", "resid_post"), function=first_token)
-    found = stream(lens("llama"), tokens(6), [reading], batch_size=2)
+    first = reading("first", "attn_in", "z", "resid_post", of=first_token)
+    found = stream(lens("llama"), tokens(6), [first], batch_size=2)
     assert len(seen) == 3 * 3 * 3
     assert all(reference() is None for reference in seen)
     # What is kept of a view is the view's numbers, not the storage that it looks into.
@@ -242,6 +226,7 @@ def test_nothing_of_a_pass_is_kept(request):
 
 def test_captured_tensors_share_no_storage():
     found = capture(lens("llama"), tokens(), sites=["resid_pre", "resid_post", "z", "z_raw"])
+    assert found.path == "bridge"  # where there is one
     storages = [tensor.untyped_storage().data_ptr() for tensor in found.tensors.values()]
     assert len(set(storages)) == len(storages)
     before = found["resid_pre", 1].clone()
@@ -290,11 +275,6 @@ def test_layers_and_positions_are_those_that_were_asked_for(path):
     assert torch.equal(found["final"], found["final", 0])
 
 
-def test_the_path_is_the_bridge_where_there_is_one():
-    assert capture(lens("llama"), tokens(), sites=["resid_post", "q"]).path == "bridge"
-    assert capture(lens("llama"), tokens(), sites=["resid_post", "pattern"]).path == "bridge"
-
-
 def test_a_hook_of_the_users_before_a_module_is_behind_the_site_on_both_paths():
     model = tiny("llama")
     attention = model.model.layers[1].self_attn
@@ -335,9 +315,6 @@ def test_a_bridge_that_delegates_its_attention_is_not_read_for_scores():
         capture(stock, tokens(), sites=["resid_post", "scores"], path="bridge")
 
 
-# --- the model is left as it was ---
-
-
 def state(model):
     hooks = sum(
         len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -361,7 +338,7 @@ def test_the_model_is_left_as_it_was_also_after_an_error(family):
 
     for sites in (("mass",), ("resid_post",)):
         with pytest.raises(ZeroDivisionError):
-            stream(model, tokens(), [Reading(name="fail", sites=sites, function=fail)])
+            stream(model, tokens(), [reading("fail", *sites, of=fail)])
         assert state(model) == before
     capture(model, tokens(), sites=["pattern", "z"], path="bridge")
     assert state(model) == before
@@ -369,13 +346,6 @@ def test_the_model_is_left_as_it_was_also_after_an_error(family):
         out = model.plain(tokens(), use_cache=False, output_hidden_states=True)
     assert torch.equal(out.logits, logits)
     assert len(out.hidden_states) == 4
-
-
-# --- refusals ---
-
-
-def nothing(view):
-    return None
 
 
 @pytest.mark.parametrize(
@@ -389,25 +359,15 @@ def nothing(view):
         (keep("mass"), {"keys": ()}, InputError, r"needs the columns of keys and no key was given"),
         (keep("z", layers=frozenset({3})), {}, InputError, r"layer 3 does not exist; need 0 to 2"),
         (keep("z"), {"batch_size": 0}, InputError, r"batch size is 0"),
-        ([Reading(name="none", sites=(), function=nothing)], {}, InputError, r"'none' names no site"),
+        ([reading("none")], {}, InputError, r"'none' names no site"),
+        ([reading("x", "final", "z")], {}, SiteError, r"need a reading of 'final' alone"),
         (
-            [Reading(name="x", sites=("final", "z"), function=nothing)],
-            {},
-            SiteError,
-            r"need a reading of 'final' alone",
-        ),
-        (
-            [Reading(name="mean", sites=("z",), function=lambda view: view["z"].mean())],
+            [reading("mean", "z", of=lambda view: view["z"].mean())],
             {},
             InputError,
-            r"'mean' gave a tensor of shape \(\) for 2 sequences; need the sequences as its first axis",
+            r"shape \(\) for 2 sequences; need",
         ),
-        (
-            [Reading(name="turned", sites=("z",), function=lambda view: view["z"].transpose(0, 1))],
-            {},
-            InputError,
-            r"'turned' gave a tensor of shape \(24, 2, 4, 12\) for 2 sequences",
-        ),
+        ([reading("turned", "z", of=lambda view: view["z"].mT[0])], {}, InputError, r"\(24, 12, 4\) for 2 sequences"),
     ],
 )
 def test_stream_refuses(readings, options, error, text):
@@ -415,21 +375,13 @@ def test_stream_refuses(readings, options, error, text):
         stream(lens("llama"), tokens(), readings, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"sites": ["nothing"]}, SiteError, r"no site 'nothing'"),
-        ({"sites": ["z"], "layers": [0, 3]}, InputError, r"layer 3 does not exist; need 0 to 2"),
-        ({"sites": ["z"], "positions": [0, 24]}, InputError, r"position 24 is outside the sequences; need 0 to 23"),
-        ({"sites": ["z"], "batch_size": -1}, InputError, r"batch size is -1"),
-    ],
-)
-def test_capture_refuses(options, error, text):
-    with pytest.raises(error, match=text):
-        capture(lens("llama"), tokens(), **options)
-
-
-def test_sequences_and_tokens_that_the_model_does_not_take_are_refused():
+def test_capture_and_tokens_that_the_model_does_not_take_are_refused():
+    with pytest.raises(SiteError, match=r"no site 'nothing'"):
+        capture(lens("llama"), tokens(), sites=["nothing"])
+    with pytest.raises(InputError, match=r"layer 3 does not exist; need 0 to 2"):
+        capture(lens("llama"), tokens(), sites=["z"], layers=[0, 3])
+    with pytest.raises(InputError, match=r"position 24 is outside the sequences; need 0 to 23"):
+        capture(lens("llama"), tokens(), sites=["z"], positions=[0, 24])
     with pytest.raises(InputError, match=r"the sequences have 257 tokens; LlamaForCausalLM takes at most 256"):
         capture(lens("llama"), tokens(1, 257), sites=["z"])
     with pytest.raises(InputError, match=r"token id 300 is outside the vocabulary of 300"):
@@ -437,7 +389,7 @@ def test_sequences_and_tokens_that_the_model_does_not_take_are_refused():
 
 
 def test_a_reading_of_the_final_norm_beside_one_of_each_layer_waits_at_its_own():
-    last = Reading(name="last", sites=("final",), function=lambda view: view["final"].norm(dim=-1))
+    last = reading("last", "final", of=lambda view: view["final"].norm(dim=-1))
     found = stream(lens("llama"), tokens(), [*keep("z"), last])
     alone, place = stream(lens("llama"), tokens(), [last]), ("last", lens("llama").n_layers)
     assert torch.equal(found[place], alone[place])

@@ -32,8 +32,8 @@ WITHOUT = [
 ]
 
 
-def drawn(model, *, length=64, seed=0):
-    return model.draw(8, length=length, generator=torch.Generator().manual_seed(seed))
+def drawn(model, *, length=64):
+    return model.draw(8, length=length, generator=torch.Generator().manual_seed(0))
 
 
 def f1(found, truth):
@@ -54,19 +54,22 @@ def test_a_model_without_a_sink_has_no_false_positive(name, family):
 
 
 @pytest.mark.parametrize("family", ZOO["spike"].families)
-def test_a_massive_activation_that_is_no_sink_is_marked_by_its_norm_alone(family):
+def test_a_massive_activation_that_is_no_sink_is_marked_by_its_norm_and_by_either(family):
     model = build("spike", family=family)
     tokens, lens = drawn(model), wrap(model.model)
-    found = sink_mask(lens, tokens, by="norm")
-    assert torch.equal(found, tokens == model.bos_id)
-    assert not sink_mask(lens, tokens).any()
+    by = {rule: sink_mask(lens, tokens, by=rule) for rule in ("attention", "norm", "either")}
+    assert torch.equal(by["norm"], tokens == model.bos_id)
+    assert torch.equal(by["either"], by["norm"])
+    assert not by["attention"].any()
 
 
-def test_a_sink_that_is_not_massive_is_marked_by_attention_alone():
+def test_a_sink_that_is_not_massive_is_marked_by_attention_and_by_either():
     model = build("key_bias", family="llama")
     tokens, lens = drawn(model), wrap(model.model)
-    assert torch.equal(sink_mask(lens, tokens), model.sinks(tokens))
-    assert not sink_mask(lens, tokens, by="norm").any()
+    by = {rule: sink_mask(lens, tokens, by=rule) for rule in ("attention", "norm", "either")}
+    assert torch.equal(by["attention"], model.sinks(tokens))
+    assert torch.equal(by["either"], by["attention"])
+    assert not by["norm"].any()
 
 
 def test_the_gap_is_stated_and_so_is_its_absence(caplog):
@@ -100,6 +103,9 @@ def test_padding_other_sequences_and_batch_size_change_no_score(by):
     lengths = torch.tensor([48, 30, 5, 1, 2, 17, 48, 33])
     together = sink_scores(lens, from_tensor(tokens, lengths=lengths), by=by)
     smaller = sink_scores(lens, from_tensor(tokens, lengths=lengths), by=by, batch_size=1)
+    marked = sink_mask(lens, from_tensor(tokens, lengths=lengths), by=by)
+    assert (marked.shape, marked.dtype) == (tokens.shape, torch.bool)
+    assert not marked[together.isnan()].any()  # padding
     for row, length in enumerate(lengths.tolist()):
         assert together[row, length:].isnan().all()
         assert not together[row, :length].isnan().any()
@@ -107,16 +113,6 @@ def test_padding_other_sequences_and_batch_size_change_no_score(by):
         if length > 1:
             alone = sink_scores(lens, tokens[row : row + 1, :length], by=by)
             torch.testing.assert_close(together[row, :length], alone[0], rtol=1e-4, atol=1e-4)
-
-
-def test_the_mask_is_false_at_padding():
-    model = build("delimiter")
-    batch = from_tensor(drawn(model), lengths=torch.full((8,), 40))
-    found = sink_mask(wrap(model.model), batch)
-    assert found.shape == batch.tokens.shape
-    assert found.dtype == torch.bool
-    assert not found[:, 40:].any()
-    assert found[:, :40].any()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss", "mistral"])
@@ -141,6 +137,8 @@ def test_what_cannot_be_marked_is_refused():
     lens = wrap(tiny("llama"))
     with pytest.raises(InputError, match="a sequence has a single token; need at least 2"):
         sink_mask(lens, torch.ones(2, 1, dtype=torch.int64))
+    with pytest.raises(InputError, match="a threshold was given for either; need by='attention' or by='norm'"):
+        sink_mask(lens, torch.ones(2, 8, dtype=torch.int64), by="either", threshold=2.0)
     with pytest.raises(InputError, match="the batch size is 0"):
         sink_mask(lens, torch.ones(2, 8, dtype=torch.int64), batch_size=0)
 
@@ -157,30 +155,16 @@ def test_the_first_tokens_of_the_default_model_are_marked_and_no_others():
             assert not found[:, 1:].any(), (bos, by)
 
 
-def test_either_marks_what_attention_or_norm_marks():
-    model = build("spike", family="llama")
-    tokens, lens = drawn(model), wrap(model.model)
-    by = {rule: sink_mask(lens, tokens, by=rule) for rule in ("attention", "norm", "either")}
-    assert torch.equal(by["either"], by["attention"] | by["norm"])
-    assert by["either"].any()
-    with pytest.raises(InputError, match="a threshold was given for either; need by='attention' or by='norm'"):
-        sink_mask(lens, tokens, by="either", threshold=2.0)
-
-
-# --- the rule of rates, and positions
-
-
-def at_rates(*rates):
-    return torch.tensor(rates)[None, None]
-
-
 def test_sink_positions_are_those_at_the_least_rate_strongest_first():
-    assert sink_positions(at_rates(0.05, 0.0, 0.7, 0.04, 0.2)) == (2, 4, 0)
-    assert sink_positions(at_rates(0.05, 0.0, 0.7, 0.04, 0.2), shortest=3) == (2, 0)
-    assert sink_positions(at_rates(0.2, 0.5, 0.2, 0.5), min_rate=0.1) == (1, 3, 0, 2)  # equal ones in their order
-    assert sink_positions(at_rates(0.1, 0.2, 0.3, 0.4, 0.5), most=2) == (4, 3)
-    assert sink_positions(at_rates(0.1, math.nan, math.nan)) == (0,)  # late keys that cannot be told
-    assert sink_positions(at_rates(math.nan, math.nan)) == ()
+    def positions(*rates, **options):
+        return sink_positions(torch.tensor(rates)[None, None], **options)
+
+    assert positions(0.05, 0.0, 0.7, 0.04, 0.2) == (2, 4, 0)
+    assert positions(0.05, 0.0, 0.7, 0.04, 0.2, shortest=3) == (2, 0)
+    assert positions(0.2, 0.5, 0.2, 0.5, min_rate=0.1) == (1, 3, 0, 2)  # equal ones in their order
+    assert positions(0.1, 0.2, 0.3, 0.4, 0.5, most=2) == (4, 3)
+    assert positions(0.1, math.nan, math.nan) == (0,)  # late keys that cannot be told
+    assert positions(math.nan, math.nan) == ()
 
 
 def test_a_trace_a_card_and_the_finder_see_one_sink():
