@@ -39,9 +39,6 @@ def rng():
     return np.random.default_rng(0)
 
 
-# --- effect
-
-
 def test_an_effect_is_edited_less_baseline_in_pairs():
     before = outcome([0.1, 0.2], [0.8, 0.6], loss=[1.0, 3.0])
     after = outcome([0.3, 0.4], [0.2, 0.4], loss=[2.0, 4.0])
@@ -51,8 +48,7 @@ def test_an_effect_is_edited_less_baseline_in_pairs():
     assert (row["ci_low"], row["ci_high"]) == pytest.approx((0.2, 0.2))  # both sequences gain the same
     row = table.loc[("mass", 1, SINK)]
     assert row[["baseline", "edited", "effect"]].tolist() == pytest.approx([0.7, 0.3, -0.4])
-    assert row["ci_low"] == pytest.approx(-0.6)
-    assert row["ci_high"] == pytest.approx(-0.2)
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx((-0.6, -0.2))
     losses = table.loc["loss_nats"].iloc[0]
     assert losses[["baseline", "edited", "effect", "n"]].tolist() == [2.0, 3.0, 1.0, 2]
 
@@ -72,10 +68,9 @@ def test_one_row_per_quantity_layer_and_key_and_one_of_the_loss():
 def test_a_norm_is_that_of_the_stream_at_the_key():
     state = torch.zeros(2, 1, 2, 4)
     state[1, 0, 1] = torch.tensor([3.0, 0.0, 4.0, 0.0])  # layer 2, the sink position: norm 5
-    before, after = outcome([0.1], [0.8]), outcome([0.1], [0.8], state=state)
-    table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "position"])
-    assert table.loc[("norm", 2, SINK), "effect"] == 5.0
-    assert table.loc[("norm", 1, SINK), "effect"] == 0.0
+    table = effect(outcome([0.1], [0.8]), outcome([0.1], [0.8], state=state), generator=rng())
+    norms = table.set_index(["quantity", "layer", "position"])["effect"]["norm"]
+    assert (norms[2, SINK], norms[1, SINK]) == (5.0, 0.0)
 
 
 def test_the_effect_of_an_edit_of_a_model_is_the_difference_of_its_runs(lens_of):
@@ -110,34 +105,18 @@ def test_padding_is_no_token_of_a_table(lens_of):
     assert (by_position["norm", 1, 8], by_position["norm", 1, 0]) == (1, 2)
 
 
-# --- by layer
-
-
 def test_a_layer_has_masses_at_both_positions():
-    state = torch.zeros(2, 2, 2, 4)  # layer, sequence, position, dimension
-    state[1, :, 1, 2] = torch.tensor([-6.0, -8.0])  # layer 2, the sink position: dimension 2 is the outlier
-    state[1, :, 0, 2] = 3.0
-    state[1, :, 0, 1] = 4.0
-    before = outcome([0.1, 0.3], [0.8, 0.6], state=state)
-    after = outcome([0.5, 0.7], [0.2, 0.4], state=state * 2)
+    before, after = outcome([0.1, 0.3], [0.8, 0.6]), outcome([0.5, 0.7], [0.2, 0.4])
     table = layer_table(before, after, target_position=TARGET, sink_position=SINK)
     assert table["layer"].tolist() == [1, 2]
-    row = table.iloc[1]
-    assert row[["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass"]].tolist() == pytest.approx(
-        [0.2, 0.6, 0.7, 0.3]
-    )
+    columns = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass"]
+    assert table.iloc[1][columns].tolist() == pytest.approx([0.2, 0.6, 0.7, 0.3])
 
 
-@pytest.mark.parametrize("position", [3, -1])
-def test_a_position_that_was_not_read_is_refused(position):
+def test_a_position_that_was_not_read_is_refused():
     run = outcome([0.1], [0.8])
-    with pytest.raises(
-        InputError, match=rf"position {position} was not read; need one of \[5, 0\]: pass it in positions"
-    ):
-        layer_table(run, run, target_position=position, sink_position=SINK)
-
-
-# --- shares
+    with pytest.raises(InputError, match=r"position 3 was not read; need one of \[5, 0\]: pass it in positions"):
+        layer_table(run, run, target_position=3, sink_position=SINK)
 
 
 def test_the_share_made_is_what_came_over_what_the_old_one_had():
@@ -162,11 +141,9 @@ def test_the_share_removed_is_what_left_over_what_was_there():
 def test_shares_are_of_the_chosen_layers():
     before, after = outcome([0.0, 0.0], [0.8, 0.4]), outcome([0.0, 0.0], [0.8, 0.4])
     after.mass[1, ..., 1] = 0  # layer 2 only
-    assert removed_share(before, after, sink_position=SINK, layers=[1], generator=rng()).estimate == 0.0
-    assert removed_share(before, after, sink_position=SINK, layers=[2], generator=rng()).estimate == 1.0
-    assert removed_share(before, after, sink_position=SINK, layers=[1, 2], generator=rng()).estimate == pytest.approx(
-        0.5
-    )
+    for layers, share in (([1], 0.0), ([2], 1.0), ([1, 2], 0.5)):
+        found = removed_share(before, after, sink_position=SINK, layers=layers, generator=rng())
+        assert found.estimate == pytest.approx(share)
 
 
 def test_a_share_of_nothing_is_undefined_and_one_of_one_sequence_has_no_interval():
@@ -178,29 +155,20 @@ def test_a_share_of_nothing_is_undefined_and_one_of_one_sequence_has_no_interval
     assert math.isnan(found.low)
 
 
-# --- outcomes
-
-
 @pytest.mark.parametrize(
     ("new", "old", "expected"),
     [
-        (0.0, 0.2, "removed"),
         (0.0, 0.4, "removed"),  # half of 0.8 is enough
         (0.1, 0.2, "removed"),
         (0.2, 0.2, "relocated"),  # a quarter of 0.8 is enough
-        (0.6, 0.2, "relocated"),
         (0.3, 0.6, "shared"),
         (0.1, 0.6, "unchanged"),
-        (0.0, 0.8, "unchanged"),
         (0.0, 0.9, "unchanged"),
     ],
 )
 def test_outcomes(new, old, expected):
     before, after = outcome([0.0], [0.8]), outcome([new], [old])
     assert classify_change(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2]) == expected
-
-
-# --- refused
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,9 @@ from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
 
-BATCH, LENGTH = 2, 12
 
-
-def tokens(batch=BATCH):
-    return torch.randint(3, VOCAB_SIZE, (batch, LENGTH), generator=torch.Generator().manual_seed(4))
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(4))
 
 
 @pytest.mark.parametrize(
@@ -38,19 +36,15 @@ def test_an_empty_or_doubled_choice_is_refused(where, text):
     ("site", "where", "text"),
     [
         ("z", {"layers": [3]}, "layer 3 of the edit 'zero z' does not exist; need 0 to 2"),
-        ("z", {"layers": [-4]}, "layer -4 of the edit 'zero z' does not exist"),
         ("z", {"layers": [2, -1]}, r"the edit 'zero z' names layers twice: \[2, -1\] of 3; need each once"),
         ("final", {"layers": [1]}, "layer 1 of the edit 'zero final' does not exist; need 0 to 0"),
         ("z", {"positions": [12]}, "position 12 of the edit 'zero z' does not exist; need 0 to 11"),
-        ("pattern", {"positions": [12]}, "position 12 of the edit 'zero pattern' does not exist; need 0 to 11"),
         ("scores", {"keys": [-2]}, "key -2 of the edit 'zero scores' does not exist; need 0 to 11"),
         ("z", {"heads": [4]}, "head 4 of the edit 'zero z' does not exist; need 0 to 3"),
         ("v", {"heads": [2]}, "kv-head 2 of the edit 'zero v' does not exist; need 0 to 1"),
         ("neurons", {"units": [80]}, "neuron 80 of the edit 'zero neurons' does not exist; need 0 to 79"),
-        ("resid_post", {"units": [48]}, "dimension 48 of the edit 'zero resid_post' does not exist; need 0 to 47"),
         ("z", {"units": [12]}, "dimension of the head 12 of the edit 'zero z' does not exist; need 0 to 11"),
         ("mlp_out", {"heads": [0]}, "chooses heads and 'mlp_out' has the axes 'batch position d_model'"),
-        ("pattern", {"units": [0]}, "chooses units and 'pattern' has the axes 'batch head query key'"),
         ("z", {"keys": [0]}, "chooses keys and 'z' has the axes .*; need a site that has keys"),
     ],
 )
@@ -112,7 +106,6 @@ def test_an_edit_that_gives_no_number_is_named_with_its_layer(lens_of, bad):
     [
         (lambda x, at: x[:, 1:], r"gave \(2, 11, 4, 12\) at layer 0; need a tensor of the shape .*\(2, 12, 4, 12\)"),
         (lambda x, at: 0.0, "gave float at layer 0"),
-        (lambda x, at: None, "gave NoneType at layer 0"),
         (lambda x, at: x.to(torch.complex64), "gave complex numbers at layer 0"),
     ],
 )
@@ -128,10 +121,8 @@ def test_a_change_in_place_is_refused(lens_of, where):
         run_with(lens, tokens(), edit("z", lambda x, at: x.mul_(2), **where))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "gpt2", "opt"])
-@pytest.mark.parametrize(
-    "one", [zero("scores"), set_value("scores", 1.0, positions=[4], keys=[9]), scale("scores", -1.0)]
-)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "gpt2"])
+@pytest.mark.parametrize("one", [zero("scores"), set_value("scores", 1.0, positions=[4], keys=[9])])
 def test_opening_what_the_mask_blocks_is_refused(lens_of, family, one):
     with pytest.raises(EditError, match=r"changes masked scores at layer 0, so that tokens would see later"):
         run_with(lens_of(family), tokens(), one)
@@ -146,28 +137,18 @@ def test_opening_what_is_beyond_the_window_is_refused(lens_of):
 
 def test_a_row_without_an_open_score_is_refused(lens_of):
     blocked = set_value("scores", float("-inf"), positions=[5])
-    with pytest.raises(EditError, match=r"not finite under the edits 'scores = -inf'"):
-        run_with(lens_of("llama"), tokens(), blocked)
-    with pytest.raises(EditError, match=r"not finite under the edits 'scores = -inf'"):
-        run_with(lens_of("llama"), tokens(), blocked, layers=[0], loss=False)
+    for options in ({}, {"layers": [0], "loss": False}):
+        with pytest.raises(EditError, match=r"not finite under the edits 'scores = -inf'"):
+            run_with(lens_of("llama"), tokens(), blocked, **options)
 
 
 @pytest.mark.parametrize(
     ("values", "where", "text"),
     [
-        (
-            torch.zeros(2, 12, 48),
-            {},
-            r"'z' of layer 1 have the shape \(2, 12, 48\); the chosen part has \(2, 12, 4, 12\)",
-        ),
-        (torch.zeros(4, 12), {}, r"have the shape \(4, 12\)"),
+        (torch.zeros(2, 12, 48), {}, r"of layer 1 have the shape \(2, 12, 48\); the chosen part has \(2, 12, 4, 12\)"),
         (torch.zeros(()), {}, r"have the shape \(\)"),
         (torch.zeros(3, 12, 4, 12), {}, r"have the shape \(3, 12, 4, 12\)"),
-        (
-            torch.zeros(2, 12, 4, 12),
-            {"heads": [2]},
-            r"the chosen part has \(2, 12, 1, 12\); need that shape, or size 1 where",
-        ),
+        (torch.zeros(2, 12, 4, 12), {"heads": [2]}, r"has \(2, 12, 1, 12\); need that shape, or size 1 where"),
     ],
 )
 def test_held_values_of_another_shape_are_refused(lens_of, values, where, text):
@@ -187,14 +168,3 @@ def test_the_bridge_is_as_before_after_an_error(lens_of):
     with pytest.raises(EditError):
         run_with(lens, tokens(), scale("resid_pre", float("nan"), layers=[1]))
     assert torch.equal(run_with(lens, tokens(), logits=True).logits, before)
-
-
-def test_the_label_is_the_user_s_or_says_what_is_done():
-    assert zero("z", label="mine").label == "mine"
-    assert [one.label for one in (zero("z"), scale("q", 0.5), set_value("v", 2.0), clamp("k", low=0.0))] == [
-        "zero z",
-        "q x 0.5",
-        "v = 2",
-        "clamp k",
-    ]
-    assert edit("z", lambda x, at: x).label == "z"

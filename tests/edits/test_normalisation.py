@@ -13,13 +13,13 @@ from sink_lens.edits.normalisation import head_rms_norm, natural_rms, variance_c
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import VOCAB_SIZE, planted
+from sink_lens.models.tiny import VOCAB_SIZE
 
 BATCH, LENGTH, LAYER, N_HEADS = 2, 14, 1, 4
 
 
-def tokens(seed=1, batch=BATCH, length=LENGTH):
-    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(seed))
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
 def draw(*shape, seed=2):
@@ -30,11 +30,11 @@ def logits(lens, edits=()):
     return run_with(lens, tokens(), edits, logits=True, loss=False).logits
 
 
-def z_after(lens, edits=(), layer=LAYER):
-    return run_with(lens, tokens(), edits, sites=("z_raw",)).tensors["z_raw", layer]
+def z_after(lens, edits):
+    return run_with(lens, tokens(), edits, sites=("z_raw",)).tensors["z_raw", LAYER]
 
 
-def constant_z(lens, value):
+def constant_z(value):
     """An edit after which every z of the layer is the value: all values are, and rows of the pattern sum to 1."""
     return set_value("v", value, layers=[LAYER])
 
@@ -42,33 +42,33 @@ def constant_z(lens, value):
 def test_calibration_by_hand(lens_of):
     # z = 3 everywhere. Around 1: 1 + 2 (3 - 1) = 5; around 0: 2 * 3 = 6.
     lens, centre = lens_of("llama"), {LAYER: torch.ones(4, 12)}
-    around = [constant_z(lens, 3.0), variance_calibration(2.0, centre=centre, positions=[2])]
+    around = [constant_z(3.0), variance_calibration(2.0, centre=centre, positions=[2])]
     found = z_after(lens, around)
     torch.testing.assert_close(found[:, 2], torch.full((BATCH, 4, 12), 5.0))
     torch.testing.assert_close(found[:, 3], torch.full((BATCH, 4, 12), 3.0))
-    scaled = z_after(lens, [constant_z(lens, 3.0), variance_calibration(2.0, layers=[LAYER])])
+    scaled = z_after(lens, [constant_z(3.0), variance_calibration(2.0, layers=[LAYER])])
     torch.testing.assert_close(scaled, torch.full((BATCH, LENGTH, 4, 12), 6.0))
 
 
 def test_the_norm_by_hand(lens_of):
     # Every z is 3 or -3 in a head: RMS 3, so that z / RMS is the sign, and the target is what remains.
     lens = lens_of("llama")
-    both = [constant_z(lens, 3.0), set_value("v", -3.0, layers=[LAYER], units=[0])]
+    both = [constant_z(3.0), set_value("v", -3.0, layers=[LAYER], units=[0])]
     found = z_after(lens, [*both, head_rms_norm(0.5, layers=[LAYER], eps=0.0)])
     torch.testing.assert_close(found[..., 1:], torch.full((BATCH, LENGTH, 4, 11), 0.5))
     torch.testing.assert_close(found[..., 0], torch.full((BATCH, LENGTH, 4), -0.5))
     # eps 27: 3 / sqrt(9 + 27) = 1/2.
-    found = z_after(lens, [constant_z(lens, 3.0), head_rms_norm(1.0, layers=[LAYER], eps=27.0)])
+    found = z_after(lens, [constant_z(3.0), head_rms_norm(1.0, layers=[LAYER], eps=27.0)])
     torch.testing.assert_close(found, torch.full((BATCH, LENGTH, 4, 12), 0.5))
 
 
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (torch.tensor([1.0, 2.0, 3.0, 4.0]), lambda head, unit: head + 1.0),
+        (torch.arange(1.0, 5.0), lambda head, unit: head + 1.0),
         (torch.arange(12.0), lambda head, unit: unit),
         (torch.arange(48.0).view(4, 12), lambda head, unit: 12.0 * head + unit),
-        (torch.tensor([[1.0], [2.0], [3.0], [4.0]]), lambda head, unit: head + 1.0),
+        (torch.arange(1.0, 5.0)[:, None], lambda head, unit: head + 1.0),
         (torch.arange(12.0)[None], lambda head, unit: unit),
     ],
     ids=["head", "d_head", "both", "head-1", "1-d_head"],
@@ -76,11 +76,11 @@ def test_the_norm_by_hand(lens_of):
 def test_the_target_is_by_head_by_dimension_or_both(lens_of, target, expected):
     lens = lens_of("llama")
     by_hand = torch.tensor([[float(expected(head, unit)) for unit in range(12)] for head in range(4)])
-    found = z_after(lens, [constant_z(lens, 3.0), head_rms_norm({LAYER: target}, eps=0.0)])
+    found = z_after(lens, [constant_z(3.0), head_rms_norm({LAYER: target}, eps=0.0)])
     torch.testing.assert_close(found[1, 4], by_hand)
-    found = z_after(lens, [constant_z(lens, 3.0), head_rms_norm({LAYER: target}, eps=0.0, heads=[2, 0])])
+    found = z_after(lens, [constant_z(3.0), head_rms_norm({LAYER: target}, eps=0.0, heads=[2, 0])])
     torch.testing.assert_close(found[1, 4, [0, 2]], by_hand[[0, 2]])
-    assert torch.equal(found[1, 4, [1, 3]], z_after(lens, constant_z(lens, 3.0))[1, 4, [1, 3]])
+    assert torch.equal(found[1, 4, [1, 3]], z_after(lens, constant_z(3.0))[1, 4, [1, 3]])
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -97,8 +97,7 @@ def test_calibration_is_the_same_edit_of_the_raw_model(lens_of, raw_run, family)
     one = variance_calibration(factor, layers=[LAYER], positions=places, heads=heads, centre={LAYER: mu})
     found = logits(lens, one)
     assert_rows_close(found, raw_run(family, tokens(), [("z_raw", LAYER, by_hand)]))
-    assert_moved(found, logits(lens_of(family)))
-    assert (found - logits(lens)).norm() > 1e-3 * found.norm()
+    assert_moved(found, logits(lens))
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -118,8 +117,7 @@ def test_the_norm_is_that_of_hugging_face_in_the_raw_model(lens_of, raw_run, fam
 
     found = logits(lens, head_rms_norm(target, eps=1e-5))
     assert_rows_close(found, raw_run(family, tokens(), [by_hand(0), by_hand(2)]))
-    assert_moved(found, logits(lens_of(family)))
-    assert (found - logits(lens)).norm() > 1e-3 * found.norm()
+    assert_moved(found, logits(lens))
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -134,83 +132,27 @@ def test_a_factor_of_1_changes_no_bit_whatever_the_centre(lens_of, family):
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_natural_size_is_the_mean_over_tokens_from_the_eighth_on(lens_of, family):
-    lens, lengths = lens_of(family), torch.tensor([14, 10])
-    batch = from_tensor(tokens(), lengths=lengths)
+    lens, batch = lens_of(family), from_tensor(tokens(), lengths=torch.tensor([14, 10]))
     found = natural_rms(lens, batch)
     z = capture(lens, batch, sites=("z_raw",)).tensors
     assert list(found) == [0, 1, 2]
     for layer in range(3):
         for head in range(N_HEADS):
-            sizes = [
-                z["z_raw", layer][sequence, position, head].square().mean().sqrt()
-                for sequence in range(BATCH)
-                for position in range(8, int(lengths[sequence]))
-            ]
-            assert len(sizes) == 8
-            torch.testing.assert_close(found[layer][head], torch.stack(sizes).mean())
-    some = natural_rms(lens, batch, layers=[2])
+            own = z["z_raw", layer][:, :, head].square().mean(-1).sqrt()  # sequence, position
+            torch.testing.assert_close(found[layer][head], torch.cat([own[0, 8:14], own[1, 8:10]]).mean())
+    some = natural_rms(lens, batch, layers=[2], first_position=9)
     assert list(some) == [2]
-    assert torch.equal(some[2], found[2])
-
-
-def test_what_stands_at_padding_or_before_the_first_position_does_not_set_the_natural_size(lens_of):
-    lens = lens_of("llama")
-    other = tokens()
-    other[1, 10:] = tokens(seed=5)[1, 10:]
-    lengths = torch.tensor([14, 10])
-    one, two = (natural_rms(lens, from_tensor(ids, lengths=lengths)) for ids in (tokens(), other))
-    assert all(torch.equal(one[layer], two[layer]) for layer in range(3))
-    early = natural_rms(lens, tokens(), first_position=0)[0]
-    assert not torch.allclose(early, natural_rms(lens, tokens())[0])
-
-
-@torch.no_grad()
-def test_a_planted_size_of_values_is_found_and_normalised_away():
-    """Values of one key-value head ten times as large: its two heads, and no other; the norm makes it no difference."""
-    plain, loud = wrap(tiny("llama")), tiny("llama")
-    loud.model.layers[LAYER].self_attn.v_proj.weight[12:] *= 10
-    loud = wrap(loud)
-    natural, found = natural_rms(plain, tokens()), natural_rms(loud, tokens())
-    torch.testing.assert_close(found[LAYER] / natural[LAYER], torch.tensor([1.0, 1.0, 10.0, 10.0]))
-    normed = [logits(lens, head_rms_norm({LAYER: natural[LAYER]}, eps=0.0)) for lens in (plain, loud)]
-    assert (normed[0] - normed[1]).norm() < 1e-5 * normed[0].norm()
-    assert (logits(plain) - logits(loud)).norm() > 0.1 * logits(plain).norm()
-
-
-def test_a_sink_that_a_neuron_makes_outlives_them_and_their_effect_on_the_loss_is_read():
-    truth = planted()
-    lens, layers = wrap(truth.model), range(truth.layer + 1, 5)
-    ids = tokens(length=32)
-    ids[:, 0] = truth.bos_id
-    before = run_with(lens, ids)
-    natural = natural_rms(lens, ids)
-    masses = {}
-    for name, one in {
-        "norm": head_rms_norm(natural),
-        "calibration": variance_calibration(0.0, positions=[0]),
-        "neuron": zero("neurons", layers=[truth.layer], units=[truth.neuron]),
-    }.items():
-        after = run_with(lens, ids, one)
-        assert not torch.equal(after.loss, before.loss)
-        masses[name] = (after.mass_at(0, layers=layers) / before.mass_at(0, layers=layers)).mean()
-    assert masses["norm"] > 0.9
-    assert masses["calibration"] > 0.9
-    assert masses["neuron"] < 0.5
+    torch.testing.assert_close(some[2][3], torch.cat([own[0, 9:14], own[1, 9:10]]).mean())
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
         (lambda: variance_calibration(float("nan")), "the factor is nan; need a finite number, or one for each head"),
-        (lambda: variance_calibration(torch.tensor([1.0, float("inf")])), "need a finite number, or one for each head"),
-        (
-            lambda: variance_calibration(2.0, layers=[0, 1], centre={1: torch.zeros(4, 12)}),
-            r"no centre for layers \[0\]; need one tensor per layer",
-        ),
+        (lambda: variance_calibration(2.0, layers=[0, 1], centre={1: draw(4, 12)}), r"no centre for layers \[0\]"),
         (lambda: head_rms_norm(float("inf")), "the target is inf; need a finite number, or layer -> tensor"),
         (lambda: head_rms_norm({0: torch.ones(4)}, layers=[2]), r"no target for layers \[2\]"),
         (lambda: head_rms_norm(1.0, eps=-1.0), "eps is -1.0; need 0 or a small positive number"),
-        (lambda: head_rms_norm(1.0, eps=float("nan")), "eps is nan"),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(make, text):
@@ -222,10 +164,8 @@ def test_numbers_that_mean_nothing_are_refused(make, text):
     ("one", "text"),
     [
         (variance_calibration(torch.ones(3)), r"factor of layer 0 has the shape \(3, 1\); need the model's 4 heads"),
-        (variance_calibration(torch.ones(2), heads=[1, 0]), r"the factor of layer 0 has the shape \(2, 1\)"),
         (head_rms_norm({1: torch.ones(5)}), r"target of layer 1 has the shape \(5,\); need the model's 4 heads, its"),
         (head_rms_norm({1: torch.ones(12, 4)}), r"shape \(12, 4\); need .* heads first"),
-        (head_rms_norm({1: torch.ones(1, 4, 12)}), r"shape \(1, 4, 12\)"),
     ],
 )
 def test_tensors_of_another_shape_are_refused(lens_of, one, text):
@@ -255,18 +195,9 @@ def test_the_norm_of_a_token_without_values_needs_eps(lens_of):
     [
         ({"first_position": 14}, "no real token stands at position 14 or after it; need longer .* at most 14 tokens"),
         ({"first_position": -1}, "no real token stands at position -1"),
-        ({"layers": []}, "no layers were given"),
         ({"layers": [3]}, "layer 3 does not exist; need 0 to 2"),
     ],
 )
 def test_a_natural_size_of_nothing_is_refused(lens_of, options, text):
     with pytest.raises(InputError, match=text):
         natural_rms(lens_of("llama"), tokens(), **options)
-
-
-def test_edits_say_what_they_are():
-    assert variance_calibration(0.5).label == "calibration x 0.5"
-    assert variance_calibration(torch.ones(4)).label == "calibration x a factor by head"
-    assert head_rms_norm(2.0).label == "head RMSNorm, target 2"
-    assert head_rms_norm({1: torch.ones(4)}, label="mine").label == "mine"
-    assert head_rms_norm({1: torch.ones(4), 0: torch.ones(4)}).layers == (1, 0)
