@@ -1,4 +1,4 @@
-"""Tiny models shared by the tests of sweeps, sequences of different lengths, and the slow way to every number."""
+"""Sequences of different lengths, engines of cells over them, and the slow way to every number."""
 
 from dataclasses import replace
 
