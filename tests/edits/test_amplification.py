@@ -17,6 +17,7 @@ from sink_lens.measures.reductions import expand_kv
 from sink_lens.models.tiny import VOCAB_SIZE
 
 P = 5
+TOKENS = torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(3))
 
 
 @functools.cache
@@ -24,13 +25,9 @@ def means_of(family):
     return centring_means(lens_of(family), n_tokens=128)
 
 
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(3))
-
-
 @functools.cache
 def unedited(lens):
-    return run_with(lens, tokens(), logits=True, loss=False).logits
+    return run_with(lens, TOKENS, logits=True, loss=False).logits
 
 
 def by_number(value):
@@ -75,7 +72,7 @@ def test_each_head_has_its_own_mean():
 def test_factor_1_changes_nothing(family, centre):
     lens = lens_of(family)
     one = amplify(1.0, positions=[P], layers=[0, 1, 2], centre=centre, means=means_of(family))
-    assert torch.equal(run_with(lens, tokens(), one, logits=True, loss=False, quiet=True).logits, unedited(lens))
+    assert torch.equal(run_with(lens, TOKENS, one, logits=True, loss=False, quiet=True).logits, unedited(lens))
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -85,9 +82,9 @@ def test_it_is_the_edit_of_the_raw_model(raw_run, family):
     def five_times(z):
         z[:, P] = mu + 5 * (z[:, P] - mu)
 
-    expected = raw_run(family, tokens(), [("z_raw", 1, five_times)])
+    expected = raw_run(family, TOKENS, [("z_raw", 1, five_times)])
     one = amplify(5.0, positions=[P], layers=[1], means=means_of(family))
-    found = run_with(lens_of(family), tokens(), one, logits=True, loss=False).logits
+    found = run_with(lens_of(family), TOKENS, one, logits=True, loss=False).logits
     assert_rows_close(found, expected)
     clean = unedited(lens_of(family))
     assert_rows_close(found[:, :P], clean[:, :P])

@@ -13,9 +13,7 @@ from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
 
-
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(4))
+TOKENS = torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(4))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,7 @@ def test_an_empty_or_doubled_choice_is_refused(where, text):
 )
 def test_a_place_that_does_not_exist_is_refused(lens_of, site, where, text):
     with pytest.raises(InputError, match=text):
-        run_with(lens_of("llama"), tokens(), zero(site, **where))
+        run_with(lens_of("llama"), TOKENS, zero(site, **where))
 
 
 def test_what_is_no_choice_and_no_change_is_refused():
@@ -87,9 +85,9 @@ def test_edits_of_a_delegated_attention_are_refused(lens_of, site):
     inner = copy.deepcopy(tiny("opt", attn_implementation="eager"))
     stock = wrap(build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config))
     with pytest.raises(SiteError, match=rf"so edits of '{site}' change nothing; need"):
-        run_with(stock, tokens(), scale(site, 0.5))
-    found = run_with(stock, tokens(), scale("z", 0.5, layers=[1]), logits=True)
-    expected = run_with(lens_of("opt"), tokens(), scale("z", 0.5, layers=[1]), logits=True)
+        run_with(stock, TOKENS, scale(site, 0.5))
+    found = run_with(stock, TOKENS, scale("z", 0.5, layers=[1]), logits=True)
+    expected = run_with(lens_of("opt"), TOKENS, scale("z", 0.5, layers=[1]), logits=True)
     torch.testing.assert_close(found.logits, expected.logits, rtol=0.0, atol=1e-5)
     torch.testing.assert_close(found.mass, expected.mass, rtol=0.0, atol=1e-6)
 
@@ -98,7 +96,7 @@ def test_edits_of_a_delegated_attention_are_refused(lens_of, site):
 def test_an_edit_that_gives_no_number_is_named_with_its_layer(lens_of, bad):
     one = edit("z", lambda x, at: x.double() * bad if at.layer == 1 else x + 1, label="divided")
     with pytest.raises(EditError, match=r"the edit 'divided' of 'z' gave numbers that are not finite at layer 1; need"):
-        run_with(lens_of("llama"), tokens(), one)
+        run_with(lens_of("llama"), TOKENS, one)
 
 
 @pytest.mark.parametrize(
@@ -111,35 +109,35 @@ def test_an_edit_that_gives_no_number_is_named_with_its_layer(lens_of, bad):
 )
 def test_a_result_of_another_shape_is_refused(lens_of, change, text):
     with pytest.raises(EditError, match=text):
-        run_with(lens_of("llama"), tokens(), edit("z", change))
+        run_with(lens_of("llama"), TOKENS, edit("z", change))
 
 
 @pytest.mark.parametrize("where", [{}, {"positions": [3]}])
 def test_a_change_in_place_is_refused(lens_of, where):
     lens = lens_of("llama")
     with pytest.raises(EditError, match="the edit 'z' changed its values in place; need new values: clone them first"):
-        run_with(lens, tokens(), edit("z", lambda x, at: x.mul_(2), **where))
+        run_with(lens, TOKENS, edit("z", lambda x, at: x.mul_(2), **where))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "gpt2"])
 @pytest.mark.parametrize("one", [zero("scores"), set_value("scores", 1.0, positions=[4], keys=[9])])
 def test_opening_what_the_mask_blocks_is_refused(lens_of, family, one):
     with pytest.raises(EditError, match=r"changes masked scores at layer 0, so that tokens would see later"):
-        run_with(lens_of(family), tokens(), one)
+        run_with(lens_of(family), TOKENS, one)
 
 
 def test_opening_what_is_beyond_the_window_is_refused(lens_of):
     reach = set_value("scores", 1.0, positions=[11], keys=[2])
     with pytest.raises(EditError, match=r"changes masked scores .* or tokens beyond their window"):
-        run_with(lens_of("mistral"), tokens(), reach)
-    run_with(lens_of("llama"), tokens(), reach)  # no window: the key is open
+        run_with(lens_of("mistral"), TOKENS, reach)
+    run_with(lens_of("llama"), TOKENS, reach)  # no window: the key is open
 
 
 def test_a_row_without_an_open_score_is_refused(lens_of):
     blocked = set_value("scores", float("-inf"), positions=[5])
     for options in ({}, {"layers": [0], "loss": False}):
         with pytest.raises(EditError, match=r"not finite under the edits 'scores = -inf'"):
-            run_with(lens_of("llama"), tokens(), blocked, **options)
+            run_with(lens_of("llama"), TOKENS, blocked, **options)
 
 
 @pytest.mark.parametrize(
@@ -154,17 +152,17 @@ def test_a_row_without_an_open_score_is_refused(lens_of):
 def test_held_values_of_another_shape_are_refused(lens_of, values, where, text):
     for batch_size in (1, 2):
         with pytest.raises(EditError, match=text):
-            run_with(lens_of("llama"), tokens(), freeze("z", {1: values}, **where), batch_size=batch_size)
+            run_with(lens_of("llama"), TOKENS, freeze("z", {1: values}, **where), batch_size=batch_size)
 
 
 def test_an_edit_behind_the_layers_that_are_run_says_so(lens_of):
     with pytest.warns(UserWarning, match="'zero z' changed nothing: the run ended before the layers that it edits"):
-        run_with(lens_of("llama"), tokens(), zero("z", layers=[2]), layers=[0], loss=False)
+        run_with(lens_of("llama"), TOKENS, zero("z", layers=[2]), layers=[0], loss=False)
 
 
 def test_the_bridge_is_as_before_after_an_error(lens_of):
     lens = lens_of("llama")
-    before = run_with(lens, tokens(), logits=True).logits
+    before = run_with(lens, TOKENS, logits=True).logits
     with pytest.raises(EditError):
-        run_with(lens, tokens(), scale("resid_pre", float("nan"), layers=[1]))
-    assert torch.equal(run_with(lens, tokens(), logits=True).logits, before)
+        run_with(lens, TOKENS, scale("resid_pre", float("nan"), layers=[1]))
+    assert torch.equal(run_with(lens, TOKENS, logits=True).logits, before)

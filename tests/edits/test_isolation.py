@@ -13,14 +13,11 @@ from sink_lens.measures.reductions import expand_kv
 from sink_lens.models.tiny import VOCAB_SIZE
 
 P, LENGTH = 9, 16
-
-
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+TOKENS = torch.randint(3, VOCAB_SIZE, (2, LENGTH), generator=torch.Generator().manual_seed(3))
 
 
 def run(lens, edits=(), *, logits=False):
-    return run_with(lens, tokens(), edits, positions=(P,), sites=("pattern", "v", "z_raw"), logits=logits, loss=False)
+    return run_with(lens, TOKENS, edits, positions=(P,), sites=("pattern", "v", "z_raw"), logits=logits, loss=False)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -46,7 +43,7 @@ def test_it_is_the_mask_of_the_raw_model(lens_of, raw_run, family):
         scores[:, :, P, :P] = torch.finfo(scores.dtype).min
 
     layers = range(lens_of(family).n_layers)
-    expected = raw_run(family, tokens(), [("scores", layer, block) for layer in layers])
+    expected = raw_run(family, TOKENS, [("scores", layer, block) for layer in layers])
     found = run(lens_of(family), isolate([P]), logits=True).logits
     assert_rows_close(found, expected)
     assert_moved(found, run(lens_of(family), logits=True).logits)
@@ -71,7 +68,7 @@ def test_only_the_chosen_layers_isolate(lens_of):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_padding_stays(lens_of, family):
-    batch = from_tensor(tokens(), lengths=torch.tensor([LENGTH, 12]))
+    batch = from_tensor(TOKENS, lengths=torch.tensor([LENGTH, 12]))
     found = run_with(lens_of(family), batch, isolate([P]), positions=(P,), sites=("pattern",), loss=True)
     assert (found.tensors["pattern", 1][1, :, :12, 12:] == 0).all()
     assert found.loss.isfinite().all()

@@ -16,10 +16,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
 
 BATCH, LENGTH, LAYER, N_HEADS = 2, 14, 1, 4
-
-
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+TOKENS = torch.randint(3, VOCAB_SIZE, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
 def draw(*shape, seed=2):
@@ -27,11 +24,11 @@ def draw(*shape, seed=2):
 
 
 def logits(lens, edits=()):
-    return run_with(lens, tokens(), edits, logits=True, loss=False).logits
+    return run_with(lens, TOKENS, edits, logits=True, loss=False).logits
 
 
 def z_after(lens, edits):
-    return run_with(lens, tokens(), edits, sites=("z_raw",)).tensors["z_raw", LAYER]
+    return run_with(lens, TOKENS, edits, sites=("z_raw",)).tensors["z_raw", LAYER]
 
 
 def constant_z(value):
@@ -96,7 +93,7 @@ def test_calibration_is_the_same_edit_of_the_raw_model(lens_of, raw_run, family)
 
     one = variance_calibration(factor, layers=[LAYER], positions=places, heads=heads, centre={LAYER: mu})
     found = logits(lens, one)
-    assert_rows_close(found, raw_run(family, tokens(), [("z_raw", LAYER, by_hand)]))
+    assert_rows_close(found, raw_run(family, TOKENS, [("z_raw", LAYER, by_hand)]))
     assert_moved(found, logits(lens))
 
 
@@ -116,7 +113,7 @@ def test_the_norm_is_that_of_hugging_face_in_the_raw_model(lens_of, raw_run, fam
         return ("z_raw", layer, change)
 
     found = logits(lens, head_rms_norm(target, eps=1e-5))
-    assert_rows_close(found, raw_run(family, tokens(), [by_hand(0), by_hand(2)]))
+    assert_rows_close(found, raw_run(family, TOKENS, [by_hand(0), by_hand(2)]))
     assert_moved(found, logits(lens))
 
 
@@ -132,7 +129,7 @@ def test_a_factor_of_1_changes_no_bit_whatever_the_centre(lens_of, family):
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_natural_size_is_the_mean_over_tokens_from_the_eighth_on(lens_of, family):
-    lens, batch = lens_of(family), from_tensor(tokens(), lengths=torch.tensor([14, 10]))
+    lens, batch = lens_of(family), from_tensor(TOKENS, lengths=torch.tensor([14, 10]))
     found = natural_rms(lens, batch)
     z = capture(lens, batch, sites=("z_raw",)).tensors
     assert list(found) == [0, 1, 2]
@@ -170,24 +167,24 @@ def test_numbers_that_mean_nothing_are_refused(make, text):
 )
 def test_tensors_of_another_shape_are_refused(lens_of, one, text):
     with pytest.raises(EditError, match=text):
-        run_with(lens_of("llama"), tokens(), one)
+        run_with(lens_of("llama"), TOKENS, one)
 
 
 def test_a_target_that_could_be_by_head_or_by_dimension_is_refused():
     square = wrap(tiny("llama", head_dim=4, num_key_value_heads=4))
     with pytest.raises(EditError, match=r"as many heads as dimensions of a head; need an axis of size 1 beside it"):
-        run_with(square, tokens(), head_rms_norm({0: torch.ones(4)}))
+        run_with(square, TOKENS, head_rms_norm({0: torch.ones(4)}))
     factor = torch.tensor([1.0, 0.0, 1.0, 1.0])
-    after = run_with(square, tokens(), variance_calibration(factor, layers=[0]), sites=("z",)).tensors["z", 0]
+    after = run_with(square, TOKENS, variance_calibration(factor, layers=[0]), sites=("z",)).tensors["z", 0]
     assert (after[:, :, 1] == 0).all()
     assert (after[:, :, [0, 2, 3]] != 0).any()
 
 
 def test_the_norm_of_a_token_without_values_needs_eps(lens_of):
     lens, nothing = lens_of("llama"), zero("v", layers=[LAYER])
-    run_with(lens, tokens(), [nothing, head_rms_norm(1.0, layers=[0, LAYER])])
+    run_with(lens, TOKENS, [nothing, head_rms_norm(1.0, layers=[0, LAYER])])
     with pytest.raises(EditError, match=r"'head RMSNorm, target 1' of 'z_raw' gave numbers that are not finite"):
-        run_with(lens, tokens(), [nothing, head_rms_norm(1.0, layers=[LAYER], eps=0.0)])
+        run_with(lens, TOKENS, [nothing, head_rms_norm(1.0, layers=[LAYER], eps=0.0)])
 
 
 @pytest.mark.parametrize(
@@ -200,4 +197,4 @@ def test_the_norm_of_a_token_without_values_needs_eps(lens_of):
 )
 def test_a_natural_size_of_nothing_is_refused(lens_of, options, text):
     with pytest.raises(InputError, match=text):
-        natural_rms(lens_of("llama"), tokens(), **options)
+        natural_rms(lens_of("llama"), TOKENS, **options)

@@ -18,14 +18,11 @@ DENSE = tuple(family for family in TINY_FAMILIES if family != "gpt_oss")
 """Families whose down-projection is a module; experts are in tests/models/test_experts.py."""
 LAYER, POSITIONS = 1, [5, 0, 11]
 ENTRIES = {"layer": LAYER, "neurons": [60, 3], "dimensions": [7, 0, 41]}
-
-
-def tokens():
-    return torch.randint(3, VOCAB_SIZE, (2, 14), generator=torch.Generator().manual_seed(3))
+TOKENS = torch.randint(3, VOCAB_SIZE, (2, 14), generator=torch.Generator().manual_seed(3))
 
 
 def logits(lens, edits=()):
-    return run_with(lens, tokens(), edits, logits=True, loss=False).logits
+    return run_with(lens, TOKENS, edits, logits=True, loss=False).logits
 
 
 def down(model):
@@ -49,7 +46,7 @@ def weighted(model, factor):
 def test_it_is_the_change_of_the_weights(lens_of, raw_of, raw_run, family, factor):
     lens = lens_of(family)
     found = logits(lens, scalar(lens, **ENTRIES, factor=factor))
-    assert_rows_close(found, raw_run(family, tokens(), model=weighted(raw_of(family), factor)))
+    assert_rows_close(found, raw_run(family, TOKENS, model=weighted(raw_of(family), factor)))
     assert_moved(found, logits(lens))
 
 
@@ -64,7 +61,7 @@ def test_at_positions_it_is_the_change_of_the_weights_there_alone(lens_of, raw_o
 
     changes = [("neurons", LAYER, lambda view: seen.append(view.clone())), ("down_out", LAYER, there)]
     one = scalar(lens_of(family), **ENTRIES, positions=POSITIONS)
-    assert_rows_close(logits(lens_of(family), one), raw_run(family, tokens(), changes))
+    assert_rows_close(logits(lens_of(family), one), raw_run(family, TOKENS, changes))
 
 
 def test_it_goes_together_with_edits_of_the_neurons_in_either_order(lens_of, raw_of, raw_run):
@@ -72,7 +69,7 @@ def test_it_goes_together_with_edits_of_the_neurons_in_either_order(lens_of, raw
     entries = scalar(lens, **ENTRIES)
     double = scale("neurons", 2.0, layers=[LAYER])
     changes = [("neurons", LAYER, lambda view: view.mul_(2))]
-    expected = raw_run("llama", tokens(), changes, model=weighted(raw_of("llama"), 0.0))
+    expected = raw_run("llama", TOKENS, changes, model=weighted(raw_of("llama"), 0.0))
     assert_rows_close(logits(lens, [entries, double]), expected)
     assert_rows_close(logits(lens, [double, entries]), expected)
 
