@@ -1,6 +1,5 @@
 """``capture`` and ``stream`` against each other and against Hugging Face alone; what they keep and refuse."""
 
-import copy
 import functools
 import gc
 import weakref
@@ -9,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lenses import lens_of as lens
+from lenses import stock_opt
 from spying import spied
-from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import Reading, capture, estimate_bytes, stream
@@ -302,8 +301,7 @@ def test_hooks_that_stand_on_the_bridge_act_or_are_refused():
 
 def test_a_bridge_that_delegates_its_attention_is_not_read_for_scores():
     """The stock adapter of OPT computes in Hugging Face; its hook of the scores carries the pattern."""
-    inner = copy.deepcopy(tiny("opt", attn_implementation="eager"))
-    stock = wrap(build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config))
+    stock = stock_opt()
     assert stock.uneditable == {"scores", "pattern"}
     found = capture(stock, tokens(), sites=["scores", "pattern"])
     assert found.path == "plain"

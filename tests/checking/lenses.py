@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import torch
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from analyses.tiny_families import (
     BY_LAYER_FAMILIES,
@@ -38,6 +39,12 @@ def speaking(family: str = "llama") -> LensModel:
 def tokens(sequences: int = 2, length: int = 24, *, seed: int = 1) -> torch.Tensor:
     """Random ids of ordinary tokens."""
     return torch.randint(3, VOCAB_SIZE, (sequences, length), generator=torch.Generator().manual_seed(seed))
+
+
+def stock_opt(kernel: str = "eager") -> LensModel:
+    """OPT under the adapter of TransformerLens itself, which leaves attention to Hugging Face."""
+    inner = tiny("opt", attn_implementation=kernel)
+    return wrap(build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config))
 
 
 def changed() -> list[str]:

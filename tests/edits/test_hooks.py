@@ -1,16 +1,12 @@
 """Edits that this model, these tokens or these values have no place for are refused, and say why."""
 
-import copy
-
 import pytest
 import torch
-from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from lenses import stock_opt
 
-from analyses.tiny_families import tiny
 from sink_lens.edits.constructors import EditError, clamp, edit, freeze, resample, scale, set_value, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
-from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(4))
@@ -82,8 +78,7 @@ def test_what_is_no_choice_and_no_change_is_refused():
 
 @pytest.mark.parametrize("site", ["scores", "pattern"])
 def test_edits_of_a_delegated_attention_are_refused(lens_of, site):
-    inner = copy.deepcopy(tiny("opt", attn_implementation="eager"))
-    stock = wrap(build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config))
+    stock = stock_opt()
     with pytest.raises(SiteError, match=rf"so edits of '{site}' change nothing; need"):
         run_with(stock, TOKENS, scale(site, 0.5))
     found = run_with(stock, TOKENS, scale("z", 0.5, layers=[1]), logits=True)

@@ -4,9 +4,9 @@ import functools
 
 import pytest
 import torch
+from lenses import stock_opt
 from rounding import assert_close, assert_moved, assert_rows_close
 from spying import spied
-from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import capture
@@ -176,14 +176,10 @@ def test_what_cannot_be_read_is_refused(lens_of, options, error, text):
 
 
 def test_a_bridge_that_does_not_show_its_attention_is_refused():
-    def stock(kernel):
-        inner = tiny("opt", attn_implementation=kernel)
-        return wrap(build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config))
-
     with pytest.raises(SiteError, match="delegates its attention to a kernel that gives no pattern; need the eager"):
-        run_with(stock("sdpa"), tokens())
+        run_with(stock_opt("sdpa"), tokens())
     with pytest.raises(SiteError, match="so it does not show 'scores' as used; need a"):
-        run_with(stock("eager"), tokens(), sites=("scores",))
+        run_with(stock_opt(), tokens(), sites=("scores",))
 
 
 def test_a_loss_over_a_large_vocabulary_is_right_to_1e_5():
