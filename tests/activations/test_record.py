@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lenses import lens_of as lens
-from lenses import stock_opt
+from lenses import stock_opt, tokens
 from spying import spied
 
 from analyses.tiny_families import TINY_FAMILIES, tiny
@@ -19,7 +19,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, KernelError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES, sites_of
-from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
+from sink_lens.models.tiny import tiny_tokenizer
 
 LENGTH = 24
 RAW = {  # layers, then within a layer: attention and MLP as they add to the stream, W_O, down-projection
@@ -41,10 +41,6 @@ RAW |= dict.fromkeys(("gemma3", "olmo2"), RAW["gemma2"])
 def captured(family, path):
     model = lens(family)
     return capture(model, tokens(), sites=sites_of(model.family), path=path)
-
-
-def tokens(batch=2, length=LENGTH):
-    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
 @functools.cache
