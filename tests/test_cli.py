@@ -172,9 +172,6 @@ def test_the_command_and_not_the_library_quiets_others_and_lets_threads_sleep_so
         assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
-# --- report, cache
-
-
 @pytest.fixture
 def models(tmp_path, monkeypatch):
     """Two converted models, one of them cut short."""

@@ -294,9 +294,6 @@ def named(group, before=""):
 EVERY = [*named(typer.main.get_command(cli.app))]
 
 
-# --- each command once
-
-
 def test_every_command_is_asked():
     assert {name.split()[0] for name in COMMANDS} == set(EVERY)
 
@@ -406,9 +403,6 @@ def test_a_loss_above_its_bound_is_code_1_and_a_higher_bound_is_kept(done):
     assert (again.exit_code, again.stdout) == (0, "card worse\n")
 
 
-# --- help
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_help_fits_80_columns_and_names_no_types(name):
     text, _, examples = run(name, "--help", width=80).stdout.partition("\nExamples:")
@@ -447,8 +441,6 @@ def test_every_example_of_the_help_is_a_command_that_is_taken(name, tmp_path, mo
             assert run(*words).exit_code == 0, line
     assert len(made) == sum("--example" not in line for line in lines if name != "status")
 
-
-# --- what is refused
 
 LONG = "a" * 5000
 REFUSED = {
@@ -574,9 +566,6 @@ def test_an_option_that_would_do_nothing_is_refused():
     assert (done.exit_code, "--only was given without --figures" in done.stderr) == (2, True)
 
 
-# --- pages that are not drawn
-
-
 ISOLATE = meant("isolate RANDOM --target-position 5 --layers 0")
 
 
@@ -631,9 +620,6 @@ def test_figures_are_not_written_over_a_file_of_a_run_and_leave_the_page_where_t
     (kept / "report.html").write_text("before")
     assert run("report", kept, "--figures", tmp_path / "more", "--format", "gif").exit_code == 2
     assert (kept / "report.html").read_text() == "before"
-
-
-# --- stopped, failed
 
 
 DOORS = {

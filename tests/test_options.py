@@ -139,8 +139,6 @@ def test_lists_paths_and_whole_numbers_from_python_are_taken(tmp_path):
         make_config(Toy, None, {"many_word": 3})
 
 
-# --- every command
-
 OTHERS = {str: "other", int: 7, float: 0.25, bool: True}
 SPECIAL = {
     "factors": (0.5, 3.0),

@@ -106,9 +106,6 @@ def test_what_makes_no_interval_is_refused(call, given, text):
         call(*given, generator=generator(), **options)
 
 
-# --- many rows at once
-
-
 def test_each_row_has_the_estimate_of_its_paired_difference_to_the_last_bit():
     a, b = generator(10).normal(size=(2, 50, 11))
     found = paired_differences(a, b, generator=generator())
@@ -161,9 +158,6 @@ def test_rows_of_one_unit_of_equal_differences_and_no_rows():
     (flat,) = paired_differences([[2.0, 3.0, 4.0]], [[1.0, 2.0, 3.0]], generator=generator())
     assert flat == Interval(estimate=1.0, low=1.0, high=1.0, n=3)
     assert paired_differences(np.zeros((0, 4)), np.zeros((1, 4)), generator=generator()) == []
-
-
-# --- studentised intervals
 
 
 def coverage(make, truth, *, n, samples=600):

@@ -207,10 +207,12 @@ class _StderrHandler(logging.StreamHandler):
     """Log handler that writes to stderr, with invisible characters spelled out."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a message while the progress bars are cleared."""
         with _pause_bars():
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a message, with invisible characters spelled out."""
         return for_terminal(super().format(record))
 
 

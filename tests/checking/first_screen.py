@@ -24,10 +24,6 @@ from transformers import AutoModelForCausalLM
 FIRST_QUERIES = 8
 
 
-def show(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-
-
 def mass(run: Run, position: int, layers: list[int]) -> Tensor:
     """Mean attention of later queries to a position, over heads and layers, by sequence."""
     return run.pattern[layers][..., position + 1 :, position].mean((0, 2, 3))
@@ -67,7 +63,7 @@ class Screen:
     def say(self, claim: str, said: float, again: float, *, relative: bool = False) -> None:
         wrong = abs(said - again) > (0.01 * abs(said) + 1e-6 if relative else 0.005)
         self.off += wrong
-        show(f"{'OFF ' if wrong else 'ok  '} {claim}: {said:.4f}, again {again:.4f}")
+        sys.stdout.write(f"{'OFF ' if wrong else 'ok  '} {claim}: {said:.4f}, again {again:.4f}\n")
 
     def ablated(self, site: str, layer: int, part: Any = slice(None)) -> tuple:
         """The edit that puts the mean of the other tokens in the place of a part of a site, at the sink."""
@@ -182,7 +178,7 @@ def main(folder: str, model: str) -> int:
     for part in (screen.where, screen.makers, screen.links, screen.placement, screen.worth):
         part()
     for one in screen.left:
-        show(f"not recomputed: {one}")
+        sys.stdout.write(f"not recomputed: {one}\n")
     return screen.off
 
 
