@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from sink_lens.records import create_run
+from ..report.circuits import write_run
 
 LAYERS, HEADS, GROUP, EDGES = 6, 4, 2, 200
 PATTERN = np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.2, 0.2, 0.6, 0], [0.1, 0.7, 0.1, 0.1]], dtype=np.float32)
@@ -47,11 +47,9 @@ def a_run(folder, *, seed=0, edges=None, model="tiny", config=None):
     curve["n"] = (curve["share"] * len(edges)).round().astype(int)
     curve = curve.assign(faithfulness=[0.25, 0.75, 0.01], low=[0.2, 0.7, 0.0], high=[0.3, 0.8, 0.1])
     circuit = edges.loc[edges["in_circuit"]].sort_values("score", key=abs, ascending=False)
-    core = pd.DataFrame({"edge": circuit["edge"].head(20), "core": [True] * 5 + [False] * 15})
-    with create_run(folder, kind="circuit", config=config, provenance=known, expects=("edges",)) as writer:
-        writer.write_table("prompt", pd.DataFrame({"position": range(4), "text": ["The", " cat", " <b>", " sat"]}))
-        writer.write_table("attention", pd.DataFrame(PARTS))
-        writer.write_tensors("attention_patterns", {"a5.h1": PATTERN})
-        for name, frame in {"edges": edges, "circuit": circuit, "curve": curve, "core": core}.items():
-            writer.write_table(name, frame)
-    return folder
+    return write_run(
+        folder, "circuit", config=config, provenance=known, expects=("edges",), edges=edges, circuit=circuit,
+        prompt={"position": range(4), "text": ["The", " cat", " <b>", " sat"]}, attention=PARTS, curve=curve,
+        core={"edge": circuit["edge"].head(20), "core": [True] * 5 + [False] * 15},
+        tensors={"attention_patterns": {"a5.h1": PATTERN}},
+    )  # fmt: skip

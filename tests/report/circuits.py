@@ -13,32 +13,39 @@ VERDICTS = dict(zip(LINKS, ("holds", "fails", "holds", "undecided", "undecided",
 SHARES = dict(zip(LINKS, (0.5, 0.6, 0.75, 0.18, 0.26, 0.95), strict=True))
 
 
-def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8):
+def grid(**axes):
+    """A row for each combination of the axes' values."""
+    return pd.MultiIndex.from_product(axes.values(), names=list(axes)).to_frame(index=False)
+
+
+def write_run(folder, kind, *, config=None, provenance=None, expects=(), tensors=None, **tables):
+    """A finished run of these tables, of which the summary is a CSV file."""
+    record = {"config": config or {}, "provenance": provenance or {}, "expects": expects}
+    with create_run(folder, kind=kind, **record) as writer:
+        for name, frame in tables.items():
+            (writer.write_csv if name == "summary" else writer.write_table)(name, pd.DataFrame(frame))
+        for name, values in (tensors or {}).items():
+            writer.write_tensors(name, values)
+    return folder
+
+
+def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2):
     """The tables of a trace with these growth steps, and as many super neurons in each of their layers."""
-    grid = pd.MultiIndex.from_product([range(n_layers), range(n_heads)], names=["layer", "head"]).to_frame(index=False)
-    found = {"chain": CHAIN}
-    found |= {"heads": grid.assign(sink_position=0, sink_score=(grid["layer"] + grid["head"] / 100) / n_layers)}
-    found["heads"]["sink_rate"] = (found["heads"]["sink_score"] > 0.3).astype(float)
-    found["tokens"] = pd.DataFrame(
-        {"sequence": np.repeat([0, 1], length), "position": np.tile(np.arange(length), 2), "text": "a"}
-    )
+    heads = grid(layer=range(n_layers), head=range(n_heads)).assign(sink_position=0)
+    heads["sink_score"] = (heads["layer"] + heads["head"] / 100) / n_layers
+    found = {"chain": CHAIN, "heads": heads.assign(sink_rate=(heads["sink_score"] > 0.3).astype(float))}
+    found["tokens"] = grid(sequence=range(2), position=range(8)).assign(text="a")
     layer = np.arange(n_layers)
     found["layers"] = pd.DataFrame({"layer": layer, "sink_position": 0, "dominance_ratio": 10.0 + layer})
     found["growth_steps"] = pd.DataFrame(
-        [
-            {"step": n, "first_layer": a, "last_layer": b, "outlier_dimension": 40 + n, "ratio_before": 1.0}
-            for n, (a, b) in enumerate(steps)
-        ],
-        columns=["step", "first_layer", "last_layer", "outlier_dimension", "ratio_before"],
-    ).assign(ratio_after=9.0)
-    rows = [
-        {"layer": at, "neuron": 100 + n, "contribution_share": 0.5 / (n + 1), "is_super": n < supers}
-        for first, last in steps
-        for at in range(first, last + 1)
-        for n in range(supers + 1)
-    ]
-    columns = ["layer", "neuron", "contribution_share", "is_super"]
-    found["neurons"] = pd.DataFrame(rows, columns=columns).assign(sink_position=0, contribution=1.0)
+        [(n, first, last, 40 + n) for n, (first, last) in enumerate(steps)],
+        columns=["step", "first_layer", "last_layer", "outlier_dimension"],
+    ).assign(ratio_before=1.0, ratio_after=9.0)
+    inside = [layer for first, last in steps for layer in range(first, last + 1)]
+    neurons = grid(layer=inside, neuron=range(100, 101 + supers)).assign(sink_position=0, contribution=1.0)
+    found["neurons"] = neurons.assign(
+        contribution_share=0.5 / (neurons["neuron"] - 99), is_super=neurons["neuron"] < 100 + supers
+    )
     rows = []
     for link in LINKS:
         common = {"link": link, "ci_low": 0.1, "ci_high": 9.0, "verdict": VERDICTS[link], "criterion": "is over 1"}
@@ -46,28 +53,20 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
         rows.append(common | {"statistic": "intervention_share", "value": SHARES[link], "is_primary": False})
         rows.append(common | {"statistic": f"of_{link}", "value": 2.5, "is_primary": True})
     found["links"] = pd.DataFrame(rows).assign(null_name="random_init", null_value=1.0)
+    share = np.array([*SHARES.values()])
     found["effects"] = pd.DataFrame(
         {
-            "link": list(LINKS), "edit": "intervention", "layers": "0-2", "position": [5, *[0] * 5],
-            "read_layers": "3-6,8-11", "share": [SHARES[link] for link in LINKS], "control_share": 0.01,
-            "is_primary": True,
+            "link": LINKS, "edit": "intervention", "layers": "0-2", "position": [5, *[0] * 5],
+            "read_layers": "3-6,8-11", "share": share, "control_share": 0.01, "is_primary": True,
+            "ci_low": share - 0.05, "ci_high": share + 0.05,
         }
     )  # fmt: skip
-    found["effects"] = found["effects"].assign(
-        ci_low=found["effects"]["share"] - 0.05, ci_high=found["effects"]["share"] + 0.05
-    )
     survives = {"z": 0.0, "neurons": 0.25, "dimensions": 0.8, "key": 0.0}
-    found["mediation"] = pd.DataFrame(
-        [
-            {"intervention": kind, "frozen": hold, "step": n, "surviving_share": share, "control_surviving_share": 1.0}
-            for kind in ("isolation", "natural")
-            for n in range(len(steps))
-            for hold, share in survives.items()
-        ],
-        columns=["intervention", "frozen", "step", "surviving_share", "control_surviving_share"],
+    freezes = grid(intervention=["isolation", "natural"], step=range(len(steps)), frozen=list(survives))
+    found["mediation"] = freezes.assign(
+        surviving_share=freezes["frozen"].map(survives).astype(float), control_surviving_share=1.0
     )
-    found["paths"] = path_rows(len(steps))
-    return found
+    return found | {"paths": path_rows(len(steps))}
 
 
 def path_rows(steps):
@@ -100,23 +99,14 @@ def path_rows(steps):
     return pd.DataFrame(found)
 
 
-def patterns(*, n_layers=12, n_heads=4, length=8):
-    """uint8 patterns (layer, head, query, key): everything goes to the first key."""
-    found = np.zeros((n_layers, n_heads, length, length), dtype=np.uint8)
-    found[..., 0] = 255
-    return found
-
-
-def traced(folder, *, frames=None, without=(), n_layers=12, n_heads=4, length=8):
-    """A finished run of these tables, but for some."""
+def traced(folder, *, frames=None, without=(), n_layers=12, n_heads=4):
+    """A finished run of these tables, but for some; everything goes to the first key."""
     frames = tables() if frames is None else frames
-    provenance = {"model": "toy", "n_layers": n_layers, "n_heads": n_heads, "weights_sha256": "ab"}
-    config = {"threshold": 0.3, "min_sink_rate": 0.05}
-    with create_run(folder, kind="trace", config=config, provenance=provenance, expects=(*frames,)) as writer:
-        for name, frame in frames.items():
-            if name not in without:
-                writer.write_table(name, frame)
-        if "patterns" not in without:
-            kept = patterns(n_layers=n_layers, n_heads=n_heads, length=length)
-            writer.write_tensors("patterns", {"pattern": kept})
-    return folder
+    kept = np.zeros((n_layers, n_heads, 8, 8), dtype=np.uint8)
+    kept[..., 0] = 255
+    return write_run(
+        folder, "trace", config={"threshold": 0.3, "min_sink_rate": 0.05}, expects=(*frames,),
+        provenance={"model": "toy", "n_layers": n_layers, "n_heads": n_heads, "weights_sha256": "ab"},
+        tensors={} if "patterns" in without else {"patterns": {"pattern": kept}},
+        **{name: frame for name, frame in frames.items() if name not in without},
+    )  # fmt: skip

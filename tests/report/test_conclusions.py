@@ -9,38 +9,35 @@ from sink_lens.chain.page import trace as trace_page
 from sink_lens.errors import InputError
 from sink_lens.identity.pages import fingerprint
 from sink_lens.patching import page as patch
-from sink_lens.records import create_run, read_run
+from sink_lens.records import read_run
 from sink_lens.report.html import page_content
 from sink_lens.sweeps.config import SweepConfig
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.words import cell_name
 
+from .circuits import write_run
+
 
 def a_run(folder, kind, *, config=None, provenance=None, **frames):
-    record = {"config": config or {}, "provenance": provenance or {}}
-    with create_run(folder, kind=kind, expects=tuple(frames), **record) as writer:
-        for name, frame in frames.items():
-            (writer.write_csv if name == "summary" else writer.write_table)(name, pd.DataFrame(frame))
-    return read_run(folder)
+    record = {"config": config, "provenance": provenance, "expects": tuple(frames)}
+    return read_run(write_run(folder, kind, **record, **frames))
+
+
+MAKERS = {"set": ["half"], "control_of": "", "removed": 0.6, "ci_low": 0.5, "ci_high": 0.7, "n": 8, "target": "sink"}
 
 
 @pytest.mark.parametrize(("elsewhere", "said"), [(0, "that were not used"), (12, "that were used")])
 def test_a_page_says_whether_the_makers_were_chosen_on_other_sequences(tmp_path, elsewhere, said):
-    sets = {"set": ["half"], "control_of": "", "size": 1, "parts": "1.2", "removed": 0.6, "ci_low": 0.5, "ci_high": 0.9}
-    summary = (
-        [{"quantity": "sequences_elsewhere", "value": elsewhere}] if elsewhere else [{"quantity": "a", "value": 1}]
-    )
-    config = {"intervention_sequences": 20}
-    tables = {"maker_sets": sets | {"target": "sink", "control_largest": 0.0}, "summary": summary}
-    run = a_run(tmp_path / "run", "trace", config=config, provenance={"sequences": 32}, **tables)
-    see, _ = trace_tables._maker_table(run)
+    summary = {"quantity": ["sequences_elsewhere" if elsewhere else "a"], "value": elsewhere}
+    record = {"config": {"intervention_sequences": 20}, "provenance": {"sequences": 32}, "summary": summary}
+    sets = MAKERS | {"size": 1, "parts": "1.2", "control_largest": 0.0}
+    see, _ = trace_tables._maker_table(a_run(tmp_path / "run", "trace", maker_sets=sets, **record))
     assert said in see
 
 
 def test_one_part_is_ablated_and_two_are(tmp_path):
-    sets = {"set": ["half"], "control_of": "", "removed": 0.6, "target": "sink", "ci_low": 0.5, "ci_high": 0.7, "n": 8}
     for parts, said in (("1.2", "L1.N2 is ablated"), ("1.2, 1.3", "L1.N2 and L1.N3 are ablated")):
-        frame = sets | {"size": parts.count(",") + 1, "parts": parts, "control_largest": 0.02}
+        frame = MAKERS | {"size": parts.count(",") + 1, "parts": parts, "control_largest": 0.02}
         run = a_run(tmp_path / parts, "trace", maker_sets=frame)
         beside = "([50%, 70%], 8 sequences; random parts: at most 2%)"
         assert ("60%", f"of the sink is lost if {said} {beside}") in story.headline_numbers(run)
@@ -75,22 +72,26 @@ def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
 
 
 def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_path):
-    readings = [{"step": step, "key": "rate_first", "layer": pd.NA, "value": 0.02, "unit": "1"} for step in (0, 8)]
-    frame = pd.DataFrame(readings).astype({"layer": "Int64"})
-    alarms = pd.DataFrame(
-        {"step": pd.Series(dtype=int), "rule": pd.Series(dtype=str), "sentence": pd.Series(dtype=str)}
-    )
-    part = page_content(a_run(tmp_path / "run", "monitor", monitor=frame, alarms=alarms))
+    readings = {"step": [0, 8], "key": "rate_first", "layer": pd.array([pd.NA] * 2, dtype="Int64"), "value": 0.02}
+    alarms = pd.DataFrame({"step": [0], "rule": "", "sentence": ""}).head(0)
+    part = page_content(a_run(tmp_path / "run", "monitor", monitor=readings | {"unit": "1"}, alarms=alarms))
     assert part.title == "Training watched: no sink is born (2.0% of heads at the end)"
     assert "No alarm." in part.headline
     assert [table.title for table in part.tables] == ["Readings"]
 
 
+def swept(*, effect, ci_low, ci_high, **more):
+    rows = pd.DataFrame({"effect": effect, "ci_low": ci_low, "ci_high": ci_high}).assign(kind="zero", site="z", **more)
+    where = [f"layer {layer}" for layer in (1, 2, 3)]
+    return rows.assign(cell=range(3), where=where, metric="loss", error=pd.array([None] * 3, dtype="string"))
+
+
 def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
-    rows = pd.DataFrame({"cell": range(3), "kind": "zero", "site": "z", "where": ["layer 1", "layer 2", "layer 3"]})
-    rows = rows.assign(effect=[-0.1, -0.5, -0.3], ci_low=[-0.2, -0.6, -0.4], ci_high=[0.1, -0.4, -0.2])
-    rows = rows.assign(control_effect=0.01, over_low=-1.0, over_high=-0.1, error=pd.array([None] * 3, dtype="string"))
-    cells = pd.concat([rows.assign(metric="sink mass"), rows.assign(metric="loss")])
+    rows = swept(
+        effect=[-0.1, -0.5, -0.3], ci_low=[-0.2, -0.6, -0.4], ci_high=[0.1, -0.4, -0.2], control_effect=0.01,
+        over_low=-1.0, over_high=-0.1,
+    )  # fmt: skip
+    cells = pd.concat([rows.assign(metric="sink mass"), rows])
     shown = page_content(a_run(tmp_path / "run", "sweep", cells=cells))
     assert shown.title == (
         "2 of 3 edits change sink mass. The largest change is −0.5 [−0.6, −0.4], by zero head output (z), layer 2"
@@ -105,9 +106,7 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
 
 
 def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path):
-    rows = pd.DataFrame({"cell": range(3), "kind": "zero", "site": "z", "where": ["layer 1", "layer 2", "layer 3"]})
-    rows = rows.assign(effect=[0.5, 0.003, 0.002], ci_low=[0.4, 0.002, 0.001], ci_high=[0.6, 0.004, 0.003], n=2)
-    cells = rows.assign(metric="loss", error=pd.array([None] * 3, dtype="string"))
+    cells = swept(effect=[0.5, 0.003, 0.002], ci_low=[0.4, 0.002, 0.001], ci_high=[0.6, 0.004, 0.003], n=2)
     shown = page_content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.01}, cells=cells))
     assert shown.title == (
         "1 of 3 edits changes loss. The largest change is 0.5 [0.4, 0.6]†, by zero head output (z), layer 1"
@@ -143,14 +142,8 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
     assert patch._prompt_sentences(run) == ["changed (clean/corrupted): 1 ·Paris/·Rome"]
 
 
-@pytest.mark.parametrize(
-    ("row", "name"),
-    [
-        ({"name": "mine", "kind": "zero"}, "mine"),
-        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": 0.5}, "scale head output (z) x 0.5, layer 1"),
-        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": 2.0}, "scale head output (z) x 2, layer 1"),
-        ({"kind": "zero", "site": "z", "where": "layer 1", "factor": float("nan")}, "zero head output (z), layer 1"),
-    ],
-)
-def test_cells_that_differ_in_strength_have_names_of_their_own_on_the_page(row, name):
-    assert cell_name(row) == name
+def test_cells_that_differ_in_strength_have_names_of_their_own_on_the_page():
+    row = {"kind": "scale", "site": "z", "where": "layer 1"}
+    for factor, times in ((0.5, " x 0.5"), (float("nan"), "")):
+        assert cell_name(row | {"factor": factor}) == f"scale head output (z){times}, layer 1"
+    assert cell_name({"name": "mine", "kind": "zero"}) == "mine"

@@ -11,24 +11,24 @@ from matplotlib.text import Annotation
 from sink_lens.chain.page.circuit import ChainCircuit
 from sink_lens.circuits.picture import draw_edges
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import create_run, read_run
+from sink_lens.records import read_run
 from sink_lens.report import circuit_of, diagram, sketches
 from sink_lens.report.diagram import Arrow, Box, Diagram
 from sink_lens.report.style import figure_svg
 
-from .circuits import tables, traced
+from .circuits import tables, traced, write_run
 
-WIDTHS = [("page", None), ("paper", 3.25), ("paper", 5.5), ("paper", 6.75)]
-
-
-def edges():
-    """A circuit of edges: strong ones into the logits, grouped keys, one that lowers the metric."""
-    rows = [("a23.h3", "logits", 0.31), ("a23.h0", "logits", 0.12), ("a23.h1", "logits", 0.11)]
-    rows += [("a24.h4", "logits", -0.16), ("a20.h0", "a23.h3<q>", 0.18), ("a17.h4", "a20.kv0<v>", 0.14)]
-    rows += [("m17", "a20.kv0<v>", 0.09), ("a19.h2", "a20.h0<q>", 0.06), ("m0", "a8.h1<q>", 0.1)]
-    rows += [("a8.h1", "a17.kv1<v>", 0.08), ("input", "m0", 0.22), ("m0", "a17.h4<q>", 0.07), ("m0", "logits", 0.05)]
-    table = pd.DataFrame(rows, columns=["writer", "reader", "share"])
-    return table.assign(score=4 * table["share"], edge=table["writer"] + "->" + table["reader"])
+EDGES = pd.DataFrame(
+    [
+        ("a23.h3", "logits", 0.31), ("a23.h0", "logits", 0.12), ("a23.h1", "logits", 0.11), ("a24.h4", "logits", -0.16),
+        ("a20.h0", "a23.h3<q>", 0.18), ("a17.h4", "a20.kv0<v>", 0.14), ("m17", "a20.kv0<v>", 0.09),
+        ("a19.h2", "a20.h0<q>", 0.06), ("m0", "a8.h1<q>", 0.1), ("a8.h1", "a17.kv1<v>", 0.08), ("input", "m0", 0.22),
+        ("m0", "a17.h4<q>", 0.07), ("m0", "logits", 0.05),
+    ],
+    columns=["writer", "reader", "share"],
+)  # fmt: skip
+"""A circuit of edges: strong ones into the logits, grouped keys, one that lowers the metric."""
+EDGES = EDGES.assign(score=4 * EDGES["share"], edge=EDGES["writer"] + "->" + EDGES["reader"])
 
 
 def chain(tmp_path, **named):
@@ -44,18 +44,16 @@ def by_step(circuit):
     return ChainCircuit(about=circuit.about, nodes=nodes, edges=pd.concat([drawn, into], ignore_index=True))
 
 
-def diagrams(tmp_path):
-    whole = chain(tmp_path)
-    yield sketches.sketch_chain(whole)
-    yield sketches.sketch_chain(by_step(whole))
-    yield sketches.sketch_chain(circuit_of(traced(tmp_path / "with paths")))
-    yield sketches.sketch_edges(edges(), group=3, title="Indirect objects", unit="of the logit difference")
-
-
 def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(tmp_path):
-    for drawn in diagrams(tmp_path):
+    whole = chain(tmp_path)
+    for drawn in (
+        sketches.sketch_chain(whole),
+        sketches.sketch_chain(by_step(whole)),
+        sketches.sketch_chain(circuit_of(traced(tmp_path / "with paths"))),
+        sketches.sketch_edges(EDGES, group=3, title="Indirect objects", unit="of the logit difference"),
+    ):
         assert all(len(box.text.split()) <= 8 for box in drawn.boxes)
-        for style, width in WIDTHS:
+        for style, width in (("page", None), ("paper", 3.25), ("paper", 5.5), ("paper", 6.75)):
             figure = diagram.draw_diagram(drawn, style=style, width=width)
             assert faults(figure) == [], (drawn.title, style, width)
             said = [text.get_text() for text in figure.axes[0].texts]
@@ -82,8 +80,7 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
 def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
     circuit = chain(tmp_path)
     pooled, parted = sketches.sketch_chain(circuit), sketches.sketch_chain(by_step(circuit))
-    texts = [box.text for box in pooled.boxes]
-    assert texts == [
+    assert [box.text for box in pooled.boxes] == [
         "position 0", "averaged values z", "attention output after W_O",
         "6 super neurons, layers 1–2, 7", "dimensions 40, 41", "the sink's key", "sink in 28 heads",
     ]  # fmt: skip
@@ -101,16 +98,12 @@ def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_
 
 
 def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
-    drawn = sketches.sketch_edges(edges(), group=3, most=4)
-    assert {(one.source, one.target): one.label for one in drawn.arrows} == {
-        ("a23.h3", "metric"): "31%",
-        ("a20.h0", "a23.h3"): "18%",
-        ("a24.h4", "metric"): "−16%",
-    }  # fmt: skip
+    drawn = sketches.sketch_edges(EDGES, group=3, most=4)
+    arrows = {("a23.h3", "metric"): "31%", ("a20.h0", "a23.h3"): "18%", ("a24.h4", "metric"): "−16%"}
+    assert {(one.source, one.target): one.label for one in drawn.arrows} == arrows
     assert {box.text for box in drawn.boxes} == {"L23.H3", "L20.H0", "L24.H4", "logits"}
-    more = sketches.sketch_edges(
-        edges(), group=3, most=6
-    )  # an edge into the shared value leads to the head that is drawn
+    more = sketches.sketch_edges(EDGES, group=3, most=6)
+    # an edge into the shared value leads to the head that is drawn
     assert ("a17.h4", "a20.h0") in {(one.source, one.target) for one in more.arrows}
 
 
@@ -124,9 +117,7 @@ def sink_edges():
 
 def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(tmp_path):
     config, sizes = {"task": "text", "metric_layers": [4, 5]}, {"n_layers": 6, "n_heads": 4, "n_kv_heads": 2}
-    with create_run(tmp_path / "run", kind="circuit", config=config, provenance=sizes) as run:
-        run.write_table("circuit", sink_edges())
-    circuit = circuit_of(tmp_path / "run")
+    circuit = circuit_of(write_run(tmp_path, "circuit", config=config, provenance=sizes, circuit=sink_edges()))
     assert circuit.outputs == ["a4.kv1<k>", "a4.kv0<k>", "a5.h1<q>", "a5.kv0<k>"]
     for width in (None, 3.25):
         figure = circuit.draw("paper", width=width)
@@ -141,22 +132,13 @@ def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(
 def test_edges_that_lead_nowhere_and_runs_without_a_circuit_are_refused(tmp_path):
     with pytest.raises(RunError, match="no edge of the circuit leads to the metric"):
         sketches.sketch_edges(sink_edges())
-    folder = write_run(tmp_path / "other", "tokens", heads=pd.DataFrame({"layer": [0]}))
+    folder = write_run(tmp_path / "other", "tokens", heads={"layer": [0]})
     with pytest.raises(RunError, match=r"is a run of tokens, which has no circuit.*sink-lens circuit MODEL"):
         circuit_of(folder)
 
 
-def write_run(folder, kind, **frames):
-    with create_run(
-        folder, kind=kind, config={"site": "resid_pre", "metric": "logit_difference"}, provenance={}
-    ) as run:
-        for name, frame in frames.items():
-            run.write_table(name, frame)
-    return folder
-
-
 def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
-    runs = [traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=edges())]
+    runs = [traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=EDGES)]
     for folder in runs:
         circuit = circuit_of(folder)
         for name in ("column.png", "column.svg", "column.pdf", "a.json"):
@@ -164,7 +146,11 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
             assert file.stat().st_size > 500
         with pytest.raises(InputError, match=r"need (\.html, )?\.json, \.png, \.svg or \.pdf"):
             circuit.save(tmp_path / "circuit.doc")
-        assert faults(circuit.draw("page")) == []
+        page = circuit.draw("page")
+        assert faults(page) == []
+        drawn = figure_svg(page, name="circuit")
+        assert "fill: var(--card)" in drawn
+        assert "fill: #ffffff" not in drawn  # white boxes under light text, in a dark page
         figure = circuit.draw("paper")
         assert figure.save(tmp_path / "more" / f"{folder.name}.svg").read_bytes().startswith(b"<?xml")
         with pytest.raises(InputError, match=r"need \.png, \.svg or \.pdf"):
@@ -180,13 +166,6 @@ def test_undefined_numbers_are_drawn_as_such(tmp_path):
     assert all(np.isnan(arrow.share) for arrow in drawn.arrows)
     assert "No link of this run was intervened on" in drawn.says
     assert faults(diagram.draw_diagram(drawn, style="paper")) == []
-
-
-def test_boxes_of_a_page_stand_on_its_own_paper(tmp_path):
-    for folder in (traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=edges())):
-        drawn = figure_svg(circuit_of(folder).draw("page"), name="circuit")
-        assert "fill: var(--card)" in drawn
-        assert "fill: #ffffff" not in drawn  # white boxes under light text, in a dark page
 
 
 def arrows_of(figure):

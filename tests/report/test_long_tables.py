@@ -5,41 +5,32 @@ import json
 import numpy as np
 import pandas as pd
 
-from sink_lens.records import RunLog, create_run, read_log, read_run
+from sink_lens.records import RunLog, read_log, read_run
 from sink_lens.records.long_tables import shorten_table
 from sink_lens.report import html
 from sink_lens.report.html import page_content
 from sink_lens.report.style import canvas, panel, thin_lines
 
-from .test_pages import CONFIGS
-
-KEYS = ("rate_first", "mass_first", "max_activation")
+from .circuits import grid, write_run
 
 
 def readings(steps):
     """Two layers' and the model's readings, of which no two are alike."""
-    grid = pd.MultiIndex.from_product([range(0, 10 * steps, 10), KEYS, [0, 1, pd.NA]], names=["step", "key", "layer"])
-    frame = grid.to_frame(index=False).astype({"layer": "Int64"})
+    keys = ("rate_first", "mass_first", "max_activation")
+    frame = grid(step=range(0, 10 * steps, 10), key=keys, layer=[0, 1, pd.NA]).astype({"layer": "Int64"})
     return frame.assign(value=np.arange(len(frame)) / len(frame), unit="1")
-
-
-def a_run(folder, kind, tables):
-    with create_run(folder, kind=kind, config=CONFIGS.get(kind, {}), provenance={}, expects=()) as writer:
-        for name, frame in tables.items():
-            writer.write_table(name, frame)
-    return folder
 
 
 def test_a_long_monitor_shows_the_last_readings_and_counts_all(tmp_path, monkeypatch):
     monkeypatch.setattr(html, "MOST_READ", 900)
     whole = readings(500)
-    run = read_run(a_run(tmp_path / "run", "monitor", {"monitor": whole}))
+    run = read_run(write_run(tmp_path / "run", "monitor", monitor=whole))
     part = page_content(run)
     assert "the last of 500 readings" in " ".join(part.headline)
     assert "At step 4,990" in " ".join(part.headline)
     (said,) = [note for note in part.notes if "is made from" in note]
     assert "Monitor has 4,500 rows; this page is made from" in said
-    short = page_content(read_run(a_run(tmp_path / "short", "monitor", {"monitor": whole[whole["step"] > 4800]})))
+    short = page_content(read_run(write_run(tmp_path / "short", "monitor", monitor=whole[whole["step"] > 4800])))
     assert part.tables[-1].table.rows[:19] == short.tables[-1].table.rows  # to the digit
     assert not [note for note in short.notes if "is made from" in note]
 

@@ -20,15 +20,17 @@ from sink_lens.report.html import page_text, render
 from sink_lens.schema import table_of
 from sink_lens.text import number, visible
 
-from .circuits import CHAIN, LINKS, NODES
+from .circuits import CHAIN, LINKS, NODES, grid, write_run
 
-LAYERS, HEADS, LENGTH, SUPERS = 30, 9, 64, {(1, 1234): 0.61, (1, 77): 0.22, (11, 300): 0.48, (11, 15): 0.09}
+LAYERS, HEADS, LENGTH, SUPERS = 30, 9, 64, {(1, 3): 0.61, (1, 7): 0.22, (11, 2): 0.48, (11, 5): 0.09}
 IN_WORDS = {link: f"{NODES[index]} → {NODES[index + 1]}" for index, link in enumerate(LINKS)}
 HOSTILE = (
     "<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "\"'><svg onload=alert(3)>", "‮evil‏",
     "$\\frac{1}{0}$", "a" * 10_000, "\x00\x1b[31m\ufffe", "{{ 7 * 7 }}",
 )  # fmt: skip
 ODD = ("$x$", "<b>", "‮", "日本", "a&b", "\\frac", "_^", "'")
+SIZE = {"layers": 6, "heads": 4, "length": 16}
+SMALL = SIZE | {"neurons": 40}
 PARTS = (
     ("heads",),
     ("layers", "conditions", "growth_steps"),
@@ -39,70 +41,37 @@ PARTS = (
 """Every file of a run, in groups that a folder may lack."""
 
 
-def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=None, seed=0):
+def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400):
     """Plausible tables of a model with a sink at position 0 and growth steps at layers 1 to 2 and 11."""
-    draw = np.random.default_rng(seed)
-    supers = SUPERS if supers is None else supers
-    grid = pd.MultiIndex.from_product([range(layers), range(heads)], names=["layer", "head"]).to_frame(index=False)
-    strength = 1 / (1 + np.exp(-(grid["layer"] - 3) * 1.2)) * draw.beta(6, 2, len(grid))
-    frames = {
-        "chain": CHAIN,
-        "heads": grid.assign(
-            sink_position=0,
-            sink_score=strength,
-            sink_rate=(strength > 0.3).astype(float),
-            sink_mass=strength * 0.98,
-            entropy=2 - strength,
-            label=np.where(strength > 0.3, "no-op", "none"),
-        ),
-    }
-    layer = np.arange(layers)
-    ratio = np.where(layer < 1, 1.1, np.where(layer < 2, 6.0, np.where(layer < 11, 30.0, 110.0)))
-    ratio = ratio * np.linspace(1, 1.1, layers)
+    draw, layer = np.random.default_rng(0), np.arange(layers)
+    each = grid(layer=layer, head=range(heads))
+    strength = 1 / (1 + np.exp(-(each["layer"] - 3) * 1.2)) * draw.beta(6, 2, len(each))
+    is_sink = strength > 0.3
+    scored = {"sink_score": strength, "sink_rate": is_sink.astype(float), "sink_mass": strength * 0.98}
+    scored |= {"entropy": 2 - strength, "label": np.where(is_sink, "no-op", "none")}
+    frames = {"chain": CHAIN, "heads": each.assign(sink_position=0, **scored)}
+    ratio = np.select([layer < 1, layer < 2, layer < 11], [1.1, 6.0, 30.0], 110.0) * np.linspace(1, 1.1, layers)
     frames["layers"] = pd.DataFrame(
         {"layer": layer, "sink_position": 0, "norm_ratio": ratio, "outlier_value": -ratio * 12.5, "sink_mass": 0.5}
     )
-    place = np.arange(length)
-    rows = []
-    for site in ("resid_pre", "z", "attn_out", "mlp_out", "resid_post"):
-        for at in layer:
-            law = (1 + at / layers) / (place + 1) ** (0.3 + 0.2 * at / layers)
-            noise = np.exp(draw.normal(0, 0.05, length))
-            norm = np.where(place == 0, ratio[at], 1.0) * 20
-            s1 = np.where(place == 0, 0.0, law * noise)
-            rows.append(
-                pd.DataFrame({"layer": at, "site": site, "position": place, "s1": s1, "s2": law * noise, "norm": norm})
-            )
-    frames["positions"] = pd.concat(rows, ignore_index=True)
-    rows = []
-    for at in (1, 2, 11):
-        table = pd.DataFrame({"layer": at, "neuron": range(neurons), "sink_position": 0})
-        share = draw.normal(0, 0.004, neurons)
-        spike = np.exp(draw.normal(0, 0.7, neurons))
-        for (of, neuron), value in supers.items():
-            if of == at:
-                share[neuron % neurons], spike[neuron % neurons] = value, 300 * value
-        rank = draw.permutation(neurons) + 1
-        table = table.assign(
-            activation=spike * 0.2,
-            spike_ratio=spike,
-            contribution=share * 900,
-            contribution_share=share,
-            outlier_dimension=378,
-            gate_norm_rank=pd.array(rank, dtype="Int64"),
-            up_norm_rank=pd.array(draw.permutation(neurons) + 1, dtype="Int64"),
-            column_kurtosis=draw.gamma(2, 5, neurons),
-            is_super=share > 0.05,
-        )
-        rows.append(table)
-    frames["neurons"] = pd.concat(rows, ignore_index=True)
-    rows = []
-    for at in layer:
-        names = [378, *draw.choice(np.setdiff1d(np.arange(576), [378]), 15, replace=False)]
-        values = np.concatenate([[-ratio[at] * 12.5], draw.normal(0, 6, 15)])
-        table = pd.DataFrame({"layer": at, "sink_position": 0, "dimension": names, "value": values})
-        rows.append(table.assign(dominance_ratio=ratio[at] * 2.4, is_outlier=(table.index == 0) & (at > 0)))
-    frames["dimensions"] = pd.concat(rows, ignore_index=True)
+    at = grid(site=("resid_pre", "z", "attn_out", "mlp_out", "resid_post"), layer=layer, position=range(length))
+    depth, first = at["layer"] / layers, at["position"] == 0
+    law = (1 + depth) / (at["position"] + 1) ** (0.3 + 0.2 * depth) * np.exp(draw.normal(0, 0.05, len(at)))
+    frames["positions"] = at.assign(s1=law.mask(first, 0.0), s2=law, norm=20 * np.where(first, ratio[at["layer"]], 1.0))
+    at = grid(layer=[1, 2, 11], neuron=range(neurons))
+    planted = pd.MultiIndex.from_frame(at).map(SUPERS)
+    share = np.where(planted.isna(), draw.normal(0, 0.004, len(at)), planted)
+    spike = np.where(planted.isna(), np.exp(draw.normal(0, 0.7, len(at))), 300 * planted)
+    rank = at["neuron"].astype("Int64") + 1
+    made = {"activation": spike * 0.2, "spike_ratio": spike, "contribution": share * 900, "contribution_share": share}
+    made |= {"outlier_dimension": 378, "gate_norm_rank": rank, "up_norm_rank": rank, "is_super": share > 0.05}
+    frames["neurons"] = at.assign(sink_position=0, column_kurtosis=draw.gamma(2, 5, len(at)), **made)
+    at = grid(layer=layer, dimension=[378, *range(0, 300, 20)])
+    outlier, size = at["dimension"] == 378, ratio[at["layer"]]
+    frames["dimensions"] = at.assign(
+        sink_position=0, value=np.where(outlier, -size * 12.5, draw.normal(0, 6, len(at))), dominance_ratio=size * 2.4,
+        is_outlier=outlier & (at["layer"] > 0),
+    )  # fmt: skip
     steps = [(0, 1, min(2, layers - 1), 1.1, 31.0, 0, 378), (1, 11, 11, 32.0, 112.0, 0, 378)]
     names = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension"]
     frames["growth_steps"] = pd.DataFrame([step for step in steps if step[2] < layers], columns=names)
@@ -112,59 +81,44 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
             "s2_ratio": [3.2, 3.9], "outlier_dimensions": ["378", "378,12"], "loss_nats": [3.61, 3.55],
         }
     )  # fmt: skip
-    verdicts = dict(zip(LINKS, ["holds", "fails", "holds", "holds", "undecided", "holds"], strict=True))
-    rows = []
-    for link, verdict in verdicts.items():
-        criterion = "holds if the interval of ratio is over 1.5 and over other_positions, random_init"
-        for statistic, primary in (("ratio", True), ("beside_it", False)):
-            for null, null_value in (("other_positions", 1.04), ("random_init", 1.11)):
-                row = (link, statistic, 3.21, 3.05, 3.4, null, null_value, criterion, verdict, primary)
-                rows.append(row)
-    frames["key_split"] = pd.DataFrame({"layer": layer[2:], "key_cosine_sink": 0.9, "key_cosine_other_positions": 0.4})
     parts = {"key_cosine_random_dimensions": 0.1, "dimension": 4.0, "rest": 1.0, "bias": 0.0, "random_dimensions": 0.1}
-    frames["key_split"] = frames["key_split"].assign(**parts, logit_advantage_sink=5.0)
-    names = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value"]
-    frames["links"] = pd.DataFrame(rows, columns=[*names, "criterion", "verdict", "is_primary"])
+    parts |= {"key_cosine_sink": 0.9, "key_cosine_other_positions": 0.4, "logit_advantage_sink": 5.0}
+    frames["key_split"] = pd.DataFrame({"layer": layer[2:], **parts})
+    rows = grid(link=LINKS, statistic=["ratio", "beside_it"], null_name=["other_positions", "random_init"])
+    verdicts = dict(zip(LINKS, ["holds", "fails", "holds", "holds", "undecided", "holds"], strict=True))
+    frames["links"] = rows.assign(
+        value=3.21, ci_low=3.05, ci_high=3.4, null_value=rows["null_name"].map({"other_positions": 1.04}).fillna(1.11),
+        criterion="holds if the interval of ratio is over 1.5 and over other_positions, random_init",
+        verdict=rows["link"].map(verdicts), is_primary=rows["statistic"] == "ratio",
+    )  # fmt: skip
+    at = grid(sequence=range(2), position=range(length))
     words = ["Call", " me", " Ish", "mael", ".", " Some", " years", " ago"]
-    frames["tokens"] = pd.DataFrame(
-        {
-            "sequence": np.repeat([0, 1], length),
-            "position": np.tile(place, 2),
-            "token_id": draw.integers(0, 49_000, 2 * length),
-            "text": [words[index % len(words)] for index in range(2 * length)],
-        }
-    )
+    texts = [words[index % len(words)] for index in range(len(at))]
+    frames["tokens"] = at.assign(token_id=draw.integers(0, 49_000, len(at)), text=texts)
     return frames
 
 
 def few(*names, layers=3, heads=2, length=9, neurons=9):
     """Some tables of a small run, for a page that is drawn sooner."""
-    return {
-        name: frame
-        for name, frame in tables(layers=layers, heads=heads, length=length, neurons=neurons).items()
-        if name in names
-    }
+    made = tables(layers=layers, heads=heads, length=length, neurons=neurons)
+    return {name: frame for name, frame in made.items() if name in names}
 
 
-def patterns(*, layers=LAYERS, heads=HEADS, length=LENGTH, seed=0):
+def patterns(*, layers=LAYERS, heads=HEADS, length=LENGTH):
     """uint8 patterns, layer x head x query x key, with the sink of `tables` in the first column."""
-    draw = np.random.default_rng(seed)
-    n = min(length, 64)
-    scores = draw.gamma(0.3, 1, (layers, heads, n, n)) * np.tril(np.ones((n, n)))
-    scores[..., 0] += np.linspace(0.01, 1, layers)[:, None, None] * np.arange(1, n + 1) * 2
+    scores = np.random.default_rng(0).gamma(0.3, 1, (layers, heads, length, length)) * np.tri(length)
+    scores[..., 0] += np.linspace(0.01, 1, layers)[:, None, None] * np.arange(1, length + 1) * 2
     return np.round(scores / scores.sum(-1, keepdims=True) * 255).astype(np.uint8)
 
 
 SUMMARY = pd.DataFrame(
     {
         "quantity": ["sink_position", "sink_rate", "growth_steps", "effective_rank"],
-        "value": [0, 0.74193548, "1-2, 11", 3.62222],
-        "ci_low": [np.nan, 0.721, np.nan, 3.4],
-        "ci_high": [np.nan, 0.763, np.nan, 3.9],
-        "unit": ["position", "share of layers and heads", "layers", None],
+        "value": [0, 0.74193548, "1-2, 11", 3.62222], "ci_low": [np.nan, 0.721, np.nan, 3.4],
+        "ci_high": [np.nan, 0.763, np.nan, 3.9], "unit": ["position", "share of layers and heads", "layers", None],
         "note": [None, "sink score over 0.3", None, "middle layer"],
     }
-)
+)  # fmt: skip
 
 
 def synthetic_run(folder, *, frames=None, summary=SUMMARY, drawn=None, without=(), **provenance):
@@ -172,29 +126,31 @@ def synthetic_run(folder, *, frames=None, summary=SUMMARY, drawn=None, without=(
     frames = tables() if frames is None else frames
     config = {"model": "default", "threshold": 0.3, "min_sink_rate": 0.05, "super_share": 0.05, "growth_factor": 2.0}
     known = {
-        "model": "SmolLM2-135M-Instruct (synthetic)",
-        "weights_sha256": "ab" * 32,
+        "model": "SmolLM2-135M-Instruct (synthetic)", "weights_sha256": "ab" * 32, "tokens_sha256": "cd" * 32,
         "notes": ["the default model's weights are quantised (Q4_1); what is traced is the quantised model"],
-        "tokens_sha256": "cd" * 32,
-        "bos_condition": "auto",
-        "dtype": "float32",
-        "kernel": "sdpa",
-        "versions": {"python": "3.11", "torch": "2.13.0", "transformers": None},
-        "seeds": {"tokens": None, "bootstrap": 0},
-        "thresholds": {"threshold": 0.3},
-    }
-    expects = (*frames, "summary", "patterns", "report")
-    with create_run(
-        folder, kind="trace", config=config, provenance=known | provenance, expects=expects, overwrite=True
-    ) as writer:
-        for name, frame in frames.items():
-            if name not in without:
-                writer.write_table(name, frame)
-        if "summary" not in without:
-            writer.write_csv("summary", summary)
-        if "patterns" not in without:
-            writer.write_tensors("patterns", {"pattern": patterns() if drawn is None else drawn})
-    return folder
+        "bos_condition": "auto", "dtype": "float32", "kernel": "sdpa", "thresholds": {"threshold": 0.3},
+        "versions": {"python": "3.11", "torch": "2.13.0"}, "seeds": {"tokens": None, "bootstrap": 0},
+    }  # fmt: skip
+    return write_run(
+        folder, "trace", config=config, provenance=known | provenance,
+        expects=(*frames, "summary", "patterns", "report"),
+        tensors={} if "patterns" in without else {"patterns": {"pattern": patterns() if drawn is None else drawn}},
+        **{name: frame for name, frame in (frames | {"summary": summary}).items() if name not in without},
+    )  # fmt: skip
+
+
+def hostile_run(folder):
+    """A run whose every text wants to be more than text; half of its tokens are merely odd."""
+    size = {"layers": 4, "heads": 3, "length": 16}
+    frames = few("heads", "links", "conditions", "tokens", "growth_steps", "neurons", **size)
+    frames["tokens"]["text"] = [*HOSTILE, *ODD] * 2
+    frames["conditions"]["condition"] = HOSTILE[1:3]
+    frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
+    frames["links"]["null_name"] = HOSTILE[0]
+    return synthetic_run(
+        folder, frames=frames, summary=SUMMARY.assign(note=HOSTILE[1]), drawn=patterns(**size), model=HOSTILE[0],
+        notes=list(HOSTILE), prompts={text: text for text in HOSTILE},
+    )  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -239,20 +195,14 @@ def assert_harmless(text):
     return page
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are made and not drawn: for tests of what stands around them."""
-    monkeypatch.setattr("sink_lens.report.html.figure_svg", lambda figure, *, name: f"<svg id='{name}'></svg>")
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return synthetic_run(tmp_path_factory.mktemp("runs") / "whole")
+    return render(synthetic_run(tmp_path_factory.mktemp("runs") / "whole"))
 
 
 @pytest.fixture(scope="module")
 def page(whole):
-    return assert_harmless(render(whole).read_text(encoding="utf-8"))
+    return assert_harmless(whole.read_text(encoding="utf-8"))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -273,14 +223,14 @@ def test_nothing_but_the_page_is_written(tmp_path):
         "[72%, 76%]",
         "Outlier dimension at position 0: 378.",
         "in 2 steps: layers 1 to 2 (×28.2) and layer 11 (×3.5)",
-        "4 super neurons: L1.N34, L11.N300, L1.N77 and L11.N15",
+        "4 super neurons: L1.N3, L11.N2, L1.N7 and L11.N5",
         "quantised (Q4_1)",
         "traced, not assumed",
         "4 of 6 links hold, 1 fails and 1 is undecided",
     ],
 )
 def test_the_headline_says_what_was_found(page, said):
-    # 31.0 / 1.1 = 28.2; 112 / 32 = 3.5; neuron 1234 of a layer of 400 is 1234 - 3 x 400 = 34
+    # 31.0 / 1.1 = 28.2; 112 / 32 = 3.5
     assert said in page.text
 
 
@@ -291,40 +241,24 @@ def test_every_link_has_a_line_with_its_verdict(page, link):
     assert "3.21" in line
     assert "[3.05, 3.4]" in line
     assert "other positions 1.04" in line
-    judged = page.text.split("How each link is judged", 1)[1]
-    assert judged.split(IN_WORDS[link], 1)[1].startswith(
-        " holds if the interval of ratio is over 1.5 and over other po"
-    )
-
-
-@pytest.mark.parametrize("key", ["circuit", "scores", "mass", "variance", "norms", "dims", "neurons", "qk"])
-def test_every_figure_is_drawn_with_a_sentence(page, key):
-    places = [index for index, (_, attributes) in enumerate(page.elements) if attributes.get("id") == f"{key}-figure"]
-    after = [tag for tag, _ in page.elements[places[0] : places[0] + 9]]
-    assert "figcaption" in after
-    assert "svg" in after
+    judged = page.text.split("How each link is judged", 1)[1].split(IN_WORDS[link], 1)[1]
+    assert judged.startswith(" holds if the interval of ratio is over 1.5 and over other po")
 
 
 def test_ids_are_once_and_every_reference_has_its_target(page, whole):
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    text = (whole / "report.html").read_text(encoding="utf-8")
-    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+    assert set(re.findall(r"url\(#([^)]+)\)", whole.read_text(encoding="utf-8"))) <= set(ids)
     assert {target[1:] for _, at in page.elements if (target := at.get("href", "")).startswith("#")} <= set(ids)
 
 
-@pytest.mark.parametrize(
-    "value", ["ab" * 32, "cd" * 32, "sdpa", "2.13.0", "seeds.bootstrap", "thresholds.threshold", "config.super_share"]
-)
-def test_the_provenance_stands_at_the_foot(page, value):
-    assert value in page.text.split("Where these numbers come from")[1]
-
-
-def test_super_neurons_and_arms_are_listed(page):
-    listed = page.text.split("Tables", 1)[1]
-    assert "378,12" in listed
-    assert "0.61" in listed
-    assert "3.55" in listed
+def test_provenance_super_neurons_and_arms_are_listed(page):
+    foot, listed = (page.text.split(title, 1)[1] for title in ("Where these numbers come from", "Tables"))
+    for value in ("ab" * 32, "cd" * 32, "sdpa", "2.13.0", "seeds.bootstrap", "thresholds.threshold"):
+        assert value in foot
+    assert "config.super_share" in foot
+    for value in ("378,12", "0.61", "3.55"):
+        assert value in listed
 
 
 def test_the_heads_of_tables_say_what_the_schema_says(page):
@@ -337,23 +271,8 @@ def test_the_heads_of_tables_say_what_the_schema_says(page):
         assert page.text.count(meaning) == said.count(meaning)
 
 
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory):
-    """The page of a run whose every text wants to be more than text; half of its tokens are merely odd."""
-    frames = few("heads", "links", "conditions", "tokens", "growth_steps", "neurons", layers=4, heads=3, length=16)
-    frames["tokens"]["text"] = [*HOSTILE, *ODD] * 2
-    frames["conditions"]["condition"] = HOSTILE[1:3]
-    frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
-    frames["links"]["null_name"] = HOSTILE[0]
-    folder = synthetic_run(
-        tmp_path_factory.mktemp("runs") / "hostile", frames=frames, summary=SUMMARY.assign(note=HOSTILE[1]),
-        drawn=patterns(layers=4, heads=3, length=16), model=HOSTILE[0], notes=list(HOSTILE),
-        prompts={text: text for text in HOSTILE},
-    )  # fmt: skip
-    return page_text(folder)
-
-
-def test_hostile_text_and_odd_tokens_are_shown_as_text(hostile):
+def test_hostile_text_and_odd_tokens_are_shown_as_text(tmp_path):
+    hostile = page_text(hostile_run(tmp_path / "run"))
     page = assert_harmless(hostile)
     for text in HOSTILE:
         assert visible(text, limit=100)[:90].split("…")[0] in page.text
@@ -365,10 +284,7 @@ def test_hostile_text_and_odd_tokens_are_shown_as_text(hostile):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    size = {"layers": 6, "heads": 4, "length": 16}
-    return synthetic_run(
-        tmp_path_factory.mktemp("runs") / "small", frames=tables(**size, neurons=40), drawn=patterns(**size)
-    )
+    return synthetic_run(tmp_path_factory.mktemp("runs") / "small", frames=tables(**SMALL), drawn=patterns(**SIZE))
 
 
 @pytest.fixture
@@ -376,13 +292,10 @@ def copied(small, tmp_path):
     return Path(shutil.copytree(small, tmp_path / "run"))
 
 
-def test_the_parts_are_all_files_of_a_run(small):
-    assert {name for part in PARTS for name in part} == {path.stem for path in small.iterdir()} - {"run"}
-
-
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("names", PARTS)
 def test_what_a_partial_run_lacks_is_named_and_the_rest_is_shown(copied, names):
+    assert {name for part in PARTS for name in part} == {path.stem for path in copied.iterdir()} - {"run"}
     for path in [path for path in copied.iterdir() if path.stem in names]:
         path.unlink()
     page = assert_harmless(page_text(copied))
@@ -415,12 +328,8 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(copied, tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_run_says_so(tmp_path):
-    with (
-        pytest.raises(KeyboardInterrupt),
-        create_run(
-            tmp_path / "run", kind="trace", config={}, provenance={"model": "toy"}, expects=("heads", "links")
-        ) as writer,
-    ):
+    record = {"kind": "trace", "config": {}, "provenance": {"model": "toy"}, "expects": ("heads", "links")}
+    with pytest.raises(KeyboardInterrupt), create_run(tmp_path / "run", **record) as writer:
         writer.write_table("heads", few("heads")["heads"])
         raise KeyboardInterrupt
     page = assert_harmless(page_text(tmp_path / "run"))
@@ -430,14 +339,11 @@ def test_an_interrupted_run_says_so(tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_model_without_a_sink_is_not_given_one(tmp_path):
-    frames = tables(layers=6, heads=4, length=16, neurons=40, supers={})
-    frames["heads"]["sink_rate"] = 0.0
-    frames["heads"]["sink_score"] = 0.02
+    frames = tables(**SMALL)
+    frames["heads"] = frames["heads"].assign(sink_rate=0.0, sink_score=0.02)
     frames["dimensions"]["is_outlier"] = False
-    frames["growth_steps"] = frames["growth_steps"].head(0)
-    frames["neurons"] = frames["neurons"].head(0)
-    drawn = patterns(layers=6, heads=4, length=16)
-    folder = synthetic_run(tmp_path / "run", frames=frames, drawn=drawn, without=("summary",))
+    frames |= {name: frames[name].head(0) for name in ("growth_steps", "neurons")}
+    folder = synthetic_run(tmp_path / "run", frames=frames, drawn=patterns(**SIZE), without=("summary",))
     page = assert_harmless(page_text(folder))
     for said in (
         "No position is an attention sink",
@@ -453,7 +359,7 @@ def test_a_model_without_a_sink_is_not_given_one(tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_what_was_not_measured_is_said_and_the_rest_is_drawn(tmp_path):
     """A run without a link, a column, the table of layers, the patterns and a gate."""
-    frames = tables(layers=6, heads=4, length=16, neurons=40)
+    frames = tables(**SMALL)
     frames["links"] = frames["links"].query("link != 'key_sink'")
     frames["heads"] = frames["heads"].drop(columns="sink_mass")
     frames["neurons"]["gate_norm_rank"] = pd.array([pd.NA] * len(frames["neurons"]), dtype="Int64")
@@ -482,27 +388,25 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     assert not list(folder.glob("*.part"))
 
 
-def test_the_command_renders_without_torch_and_the_same_again(whole, page, tmp_path):
-    assert page.text
+def test_the_command_renders_without_torch_and_the_same_again(whole, tmp_path):
     again = tmp_path / "again.html"
     code = (
         "import sys\nfrom sink_lens.cli import main\n"
-        f"sys.argv = ['sink-lens', 'report', {str(whole)!r}, '--out', {str(again)!r}]\n"
+        f"sys.argv = ['sink-lens', 'report', {str(whole.parent)!r}, '--out', {str(again)!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "print([name for name in ('torch', 'transformers', 'matplotlib.pyplot') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"report: {again}", "[]"]
-    assert again.read_bytes() == (whole / "report.html").read_bytes()
+    assert again.read_bytes() == whole.read_bytes()
 
 
 def test_a_page_of_a_large_model_stays_under_5_mb(tmp_path):
     size = {"layers": 80, "heads": 128, "length": 64}
     frames = few("heads", "tokens", "neurons", "growth_steps", **size, neurons=28_672)  # what grows with the model
     drawn = np.zeros((80, 128, 64, 64), dtype=np.uint8)
-    path = render(synthetic_run(tmp_path / "run", frames=frames, drawn=drawn))
-    assert path.stat().st_size < 4_000_000
+    assert render(synthetic_run(tmp_path / "run", frames=frames, drawn=drawn)).stat().st_size < 4_000_000
 
 
 @pytest.mark.parametrize(

@@ -20,22 +20,20 @@ from sink_lens.report.page import csv_text, page_table
 from sink_lens.report.pages import page_for
 from sink_lens.studies.pages.interventions import removed_share_figure
 
+from .circuits import grid, write_run
+
 MASSES = {"baseline_target_mass": 0.01, "target_mass": 0.3, "baseline_sink_mass": 0.6, "sink_mass": 0.2}
 LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 0.2}
 READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
-LAYERS = pd.DataFrame({"layer": range(4), **MASSES})
 
 
 def frames_of(kind):
     """Small tables of a kind of run, as its command writes them."""
     if kind == "isolate":
-        return {
-            "layers": LAYERS.assign(position=9),
-            "summary": pd.DataFrame([{"target_position": 9} | READ | MASSES | LOSSES]),
-        }
+        layers = pd.DataFrame({"layer": range(4), "position": 9, **MASSES})
+        return {"layers": layers, "summary": pd.DataFrame([{"target_position": 9} | READ | MASSES | LOSSES])}
     if kind == "amplify":
-        rows = [(centre, factor) for centre in ("values", "none") for factor in (1.0, 5.0)]
-        cells = pd.DataFrame(rows, columns=["centre", "factor"])
+        cells = grid(centre=["values", "none"], factor=[1.0, 5.0])
         summary = cells.assign(times=2.0, **READ, **MASSES, **LOSSES)
         summary.loc[1, "target_mass"] = 0.9  # five times from the values
         return {"summary": summary}
@@ -48,10 +46,11 @@ def frames_of(kind):
         row |= {"best_single": 0.2, "random_mean": 0.01, "random_max": 0.03, "read_layers": "3-10"}
         return {"ablations": ablations, "summary": pd.DataFrame([row])}
     if kind == "patch":
-        grid = pd.MultiIndex.from_product([range(3), range(4)], names=["layer", "position"]).to_frame(index=False)
-        patches = grid.assign(value=1.0, effect=grid["position"] * 0.1, normalised_effect=grid["position"] / 3)
+        at = grid(layer=range(3), position=range(4))
+        share, changed = at["position"] / 3, at["position"] > 0
+        patches = at.assign(value=1.0, effect=at["position"] * 0.1, normalised_effect=share, changed=changed)
         differences = pd.DataFrame({"sequence": [0], "position": [3], "clean": [" <b>"], "corrupted": [" Spain"]})
-        return {"patches": patches.assign(changed=grid["position"] > 0), "differences": differences}
+        return {"patches": patches, "differences": differences}
     if kind == "sweep":
         cells = pd.DataFrame({"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]})
         cells = cells.assign(head=[0, 1, 2] * 2, where="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2])
@@ -80,23 +79,16 @@ def frames_of(kind):
             "summary": pd.DataFrame([summary]),
         }
     if kind == "monitor":
-        rows = [(step, key, layer, 0.4) for step in (0, 50) for key in KEYS for layer in (pd.NA, 0, 1)]
-        readings = pd.DataFrame(rows, columns=["step", "key", "layer", "value"]).astype({"layer": "Int64"})
+        keys = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
+        readings = grid(step=[0, 50], key=keys, layer=[pd.NA, 0, 1]).astype({"layer": "Int64"})
         alarm = {"step": 50, "rule": "sink_born", "sentence": "sink born by step 50 in layer 1"}
-        return {"monitor": readings.assign(unit="1"), "alarms": pd.DataFrame([alarm])}
-    bands = [
-        (variant, "evaluation", q, t, 4.0 - t / 100)
-        for variant in "ab"
-        for q in ("loss", "difference")
-        for t in (0, 100)
-    ]
-    bands = pd.DataFrame(bands, columns=["variant", "curve", "quantity", "tokens", "mean"]).assign(low=3.0, high=5.0)
-    curves = pd.DataFrame(
-        {"variant": ["a", "b"], "seed": 0, "curve": "evaluation", "tokens": 100, "difference": [0, 0.1]}
-    )
+        return {"monitor": readings.assign(value=0.4, unit="1"), "alarms": pd.DataFrame([alarm])}
+    bands = grid(variant=list("ab"), curve=["evaluation"], quantity=["loss", "difference"], tokens=[0, 100])
+    bands = bands.assign(mean=4.0 - bands["tokens"] / 100, low=3.0, high=5.0)
     finals = pd.DataFrame(
         {"variant": ["a", "b"], "seed": 0, "curve": "evaluation", "loss": 4.0, "difference": [0.0, 0.1]}
     )
+    curves = finals.assign(tokens=100)
     found = {"variant": ["b"], "curve": "evaluation", "mean": 0.1, "low": 0.0, "high": 0.2}
     measures = pd.DataFrame({"measure": "sink_rate", "threshold": 0.3, "variant": ["a", "b"], "mean": 0.5})
     tables = {"bands": bands, "curves": curves, "finals": finals, "differences": pd.DataFrame(found)}
@@ -109,7 +101,6 @@ CONFIGS = {
     "train": {"attention": "softmax", "value_norm": "shared"},
     "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
 }
-KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
     "quantise": ("int8 tensor: keep", "Keep <b> the sink tokens."),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
@@ -140,18 +131,9 @@ SAYS = {
 
 def a_run(folder, kind, *, without=(), empty=None):
     frames = frames_of(kind) | (empty or {})
-    with create_run(folder, kind=kind, config=CONFIGS.get(kind, {}), provenance={}, expects=tuple(frames)) as writer:
-        writer.write_table("aside", pd.DataFrame({"value": [1]}))  # the type checks of the tests look at the first
-        for name, frame in frames.items():
-            if name not in without:
-                (writer.write_csv if name == "summary" else writer.write_table)(name, frame)
-    return folder
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are made and not drawn: for tests of what stands around them."""
-    monkeypatch.setattr("sink_lens.report.html.figure_svg", lambda figure, *, name: "<svg></svg>")
+    kept = {name: frame for name, frame in frames.items() if name not in without}
+    aside = {"value": [1]}  # the type checks of the tests look at the first
+    return write_run(folder, kind, config=CONFIGS.get(kind), expects=tuple(frames), aside=aside, **kept)
 
 
 @pytest.mark.parametrize("kind", SAYS)
@@ -191,12 +173,14 @@ def test_what_is_not_there_damaged_or_empty_breaks_nothing_but_its_own_part(tmp_
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("kind", ["isolate", "sweep", "train", "patch"])
+@pytest.mark.parametrize("kind", ["isolate", "sweep", "train"])
 @pytest.mark.parametrize("value", ["a text", [1, 2], None], ids=str)
 def test_whole_tables_of_other_types_break_nothing_but_their_own_part(tmp_path, kind, value):
+    frames = frames_of(kind)
+    changed = {name: frame.assign(**{one: [value] * len(frame) for one in frame}) for name, frame in frames.items()}
     with create_run(tmp_path, kind=kind, config={}, provenance={}) as writer:
-        for name, frame in frames_of(kind).items():
-            writer.write_table(name, frame.assign(**{column: [value] * len(frame) for column in frame}))
+        for name, frame in changed.items():
+            writer.write_table(name, frame)
     part = page_content(read_run(tmp_path))
     assert part.title
     missing = " ".join(one.missing for one in (*part.figures, *part.tables))
@@ -204,8 +188,7 @@ def test_whole_tables_of_other_types_break_nothing_but_their_own_part(tmp_path, 
 
 
 def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
-    with create_run(tmp_path, kind="other", config={}, provenance={}):
-        pass
+    write_run(tmp_path, "other")
     together = threading.Barrier(3)
 
     def slow(*folders, by=None):
@@ -221,9 +204,7 @@ def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
 
 
 def test_a_kind_without_a_page_shows_its_tables(tmp_path):
-    with create_run(tmp_path / "run", kind="other", config={}, provenance={}, expects=()) as writer:
-        writer.write_table("things", pd.DataFrame({"a<b": [1, 2], "name": ["x", "<i>"]}))
-    text = page_text(tmp_path / "run")
+    text = page_text(write_run(tmp_path, "other", things={"a<b": [1, 2], "name": ["x", "<i>"]}))
     assert "A run of other" in text
     assert "a&lt;b" in text
     assert "<i>" not in text
@@ -259,20 +240,17 @@ def test_csv_holds_the_numbers_and_no_formula_and_is_thinned_where_it_is_long():
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("kind", "key", "first"),
-    [
+def test_the_numbers_of_a_figure_can_be_copied(tmp_path):
+    for kind, key, first in (
         ("amplify", "factors", "centre,factor,times"),
         ("ablate", "removed", "step,kind,removed_share"),
-        ("patch", "map", "layer,position,value,effect"),
         ("sweep", "effects-0", "cell,kind,site,layer"),
         ("train", "course", "step,tokens,measure"),
-    ],
-)
-def test_the_numbers_of_a_figure_can_be_copied(tmp_path, kind, key, first):
-    (figure,) = [one for one in page_content(read_run(a_run(tmp_path / "run", kind))).figures if one.key == key]
-    assert figure.csv.startswith(first)
-    assert len(figure.csv.splitlines()) > 2
+    ):
+        part = page_content(read_run(a_run(tmp_path / kind, kind)))
+        (figure,) = [one for one in part.figures if one.key == key]
+        assert figure.csv.startswith(first)
+        assert len(figure.csv.splitlines()) > 2
 
 
 def test_a_shown_table_is_copied_whole_though_only_its_first_rows_are_shown():
@@ -297,18 +275,13 @@ def test_figures_are_written_in_every_format_and_the_missing_are_named(tmp_path)
     assert (tmp_path / "twice" / "run-1-loss.svg").read_bytes() == (tmp_path / "figures" / "loss.svg").read_bytes()
 
 
-def test_a_figure_for_a_paper_has_the_formats_that_were_asked_for_and_its_numbers(tmp_path):
+def test_one_figure_has_the_formats_that_were_asked_for_and_its_numbers_and_a_name_that_is_none_is_refused(tmp_path):
     folder = a_run(tmp_path / "run", "patch")
-    files, missing = save_figures([folder], tmp_path / "f", formats=["svg"])
-    assert (sorted(path.name for path in files), missing) == (["map.csv", "map.svg"], [])
-    numbers = pd.read_csv(tmp_path / "f" / "map.csv")
+    for name, only in (("all", []), ("one", ["map"])):
+        files, missing = save_figures([folder], tmp_path / name, formats=["svg"], only=only)
+        assert (sorted(path.name for path in files), missing) == (["map.csv", "map.svg"], [])
+    numbers = pd.read_csv(tmp_path / "all" / "map.csv")
     assert numbers["effect"].tolist() == pytest.approx(frames_of("patch")["patches"]["effect"].tolist())
-
-
-def test_one_figure_is_written_where_it_is_named_and_a_name_that_is_none_is_refused(tmp_path):
-    folder = a_run(tmp_path / "run", "patch")
-    files, missing = save_figures([folder], tmp_path / "one", formats=["svg"], only=["map"])
-    assert (sorted(path.name for path in files), missing) == (["map.csv", "map.svg"], [])
     with pytest.raises(InputError, match=r"no figure 'maps'; need some of .*map"):
         save_figures([folder], tmp_path / "none", only=["maps"])
     assert not (tmp_path / "none").exists()

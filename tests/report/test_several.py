@@ -2,30 +2,27 @@
 
 from typing import get_args
 
-import pandas as pd
 import pytest
 
-from sink_lens.chain.judge import chain_table
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import create_run, read_run
+from sink_lens.records import read_run
 from sink_lens.report import config
 from sink_lens.report.config import ReportConfig
 from sink_lens.report.html import compare_runs, page_text, render
 from sink_lens.report.side_by_side import COMPARED_BY, check_comparable
 
-LINKS = {"link": "key_sink", "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
+from .circuits import CHAIN, write_run
+
+LINKS = {"link": ["key_sink"], "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
 LINKS |= {"null_name": "chance", "null_value": 0.5, "criterion": "over 0.5", "is_primary": True}
 
 
 def a_run(folder, *, kind="trace", verdict="holds", rate=0.7, config=None, **provenance):
     known = {"model": "toy", "weights_sha256": "ab", "tokens_sha256": "cd", "dtype": "float32", "bos": False}
-    with create_run(
-        folder, kind=kind, config={"threshold": 0.3} | (config or {}), provenance=known | provenance, expects=()
-    ) as writer:
-        writer.write_table("chain", chain_table())
-        writer.write_table("links", pd.DataFrame([LINKS | {"verdict": verdict}]))
-        writer.write_csv("summary", pd.DataFrame({"quantity": ["sink_rate", "model"], "value": [rate, "toy"]}))
-    return folder
+    return write_run(
+        folder, kind, config={"threshold": 0.3} | (config or {}), provenance=known | provenance, chain=CHAIN,
+        links=LINKS | {"verdict": verdict}, summary={"quantity": ["sink_rate", "model"], "value": [rate, "toy"]},
+    )  # fmt: skip
 
 
 def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path):

@@ -6,12 +6,11 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from sink_lens.records import create_run, read_run
 from sink_lens.report.html import page_text
 from sink_lens.report.style import canvas, figure_bytes, figure_svg, panel
 from sink_lens.report.views import View
 
-from .circuits import traced
+from .circuits import tables, traced, write_run
 from .test_pages import CONFIGS, SAYS, frames_of
 
 
@@ -28,23 +27,16 @@ def changed(frame, *, text="\x00\x1b\ufffe", number=1e308):
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 @pytest.mark.parametrize("kind", SAYS)
 def test_no_kind_of_run_loses_its_page(tmp_path, kind):
-    with create_run(tmp_path, kind=kind, config=CONFIGS.get(kind, {}), provenance={}, expects=()) as writer:
-        for name, frame in frames_of(kind).items():
-            writer.write_table(name, changed(frame))
-    text = page_text(tmp_path)
+    frames = {name: changed(frame) for name, frame in frames_of(kind).items()}
+    text = page_text(write_run(tmp_path, kind, config=CONFIGS.get(kind), **frames))
     assert "</html>" in text
     assert "\x00" not in text
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 def test_a_trace_does_not_lose_its_page(tmp_path):
-    before = read_run(traced(tmp_path / "before"))
-    with create_run(
-        tmp_path / "run", kind="trace", config=before.config, provenance=before.provenance, expects=()
-    ) as writer:
-        for name in before.tables:
-            writer.write_table(name, changed(before.tables[name], text=""))
-    assert "</html>" in page_text(tmp_path / "run")
+    frames = {name: changed(frame, text="") for name, frame in tables().items()}
+    assert "</html>" in page_text(traced(tmp_path, frames=frames))
 
 
 def test_texts_of_a_figure_may_hold_anything():

@@ -6,15 +6,14 @@ import re
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import create_run, read_run
+from sink_lens.records import read_run
 from sink_lens.report import views
 
-from .circuits import tables, traced
+from .circuits import tables, traced, write_run
 from .test_page import HOSTILE
 
 PATTERN = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
@@ -22,7 +21,7 @@ PATTERN = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return read_run(traced(tmp_path_factory.mktemp("run") / "run"))
+    return read_run(traced(tmp_path_factory.mktemp("run")))
 
 
 def captured(site="pattern", layers=(3, 5)):
@@ -73,9 +72,8 @@ def test_a_tensor_and_a_token_batch_are_read():
 
 def test_a_run_shows_its_strongest_heads_and_its_tokens(run):
     view = views.attention_heads(run)
-    assert view.props["attentionHeadNames"] == [
-        "L11.H3", "L11.H2", "L11.H1", "L11.H0", "L10.H3", "L10.H2", "L0.H1", "L0.H0",
-    ]  # fmt: skip
+    names = "L11.H3 L11.H2 L11.H1 L11.H0 L10.H3 L10.H2 L0.H1 L0.H0"
+    assert view.props["attentionHeadNames"] == names.split()
     assert view.props["attention"][..., 0].tolist() == np.ones((8, 8)).tolist()
     assert view.props["tokens"] == ["a"] * 8
     assert views.attention_heads(run, heads=[(2, 1)]).props["attentionHeadNames"] == ["L2.H1"]
@@ -136,22 +134,18 @@ def test_a_view_is_saved_as_a_page(tmp_path):
 
 
 def test_what_cannot_be_shown_is_refused(run, tmp_path):
-    for source, message in (
-        (np.ones((2, 3)), r"as many queries as keys; found \(1, 2, 3\)"),
-        (-np.inf, r"as many queries as keys; found \(\)"),
-        (np.ones((90, 90, 90)), "729,000 numbers are too many for a browser; need 600,000 at most"),
-        (captured("neurons"), r"'pattern' of layers \[\]|'pattern' was captured in layers \[\]"),
+    for source, options, message in (
+        (np.ones((2, 3)), {}, r"as many queries as keys; found \(1, 2, 3\)"),
+        (-np.inf, {}, r"as many queries as keys; found \(\)"),
+        (np.ones((90, 90, 90)), {}, "729,000 numbers are too many for a browser; need 600,000 at most"),
+        (captured("neurons"), {}, r"'pattern' of layers \[\]|'pattern' was captured in layers \[\]"),
+        (PATTERN, {"tokens": ["a", "b", "c"]}, "there are 3 tokens for 8 positions; need one each"),
+        (captured(), {"sequence": 2}, "sequence 2 was not captured; need 0 to 1"),
+        (captured(), {"heads": [4]}, "head 4 does not exist; need 0 to 3"),
+        (run, {"heads": [(12, 0)]}, r"L12\.H0 is not kept"),
     ):
         with pytest.raises(InputError, match=message):
-            views.attention_heads(source)
-    with pytest.raises(InputError, match="there are 3 tokens for 8 positions; need one each"):
-        views.attention_heads(PATTERN, ["a", "b", "c"])
-    with pytest.raises(InputError, match="sequence 2 was not captured; need 0 to 1"):
-        views.attention_heads(captured(), sequence=2)
-    with pytest.raises(InputError, match="head 4 does not exist; need 0 to 3"):
-        views.attention_heads(captured(), heads=[4])
-    with pytest.raises(InputError, match=r"L12\.H0 is not kept"):
-        views.attention_heads(run, heads=[(12, 0)])
+            views.attention_heads(source, **options)
     with pytest.raises(InputError, match="one number per token"):
         views.colored_tokens(np.ones((2, 2)))
     with pytest.raises(InputError, match="the device meta, which holds no values, without numbers"):
@@ -162,7 +156,6 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path):
 
 
 def test_views_of_a_run_of_another_kind_name_the_command_that_makes_one(tmp_path):
-    with create_run(tmp_path / "run", kind="patch", config={}, provenance={}) as writer:
-        writer.write_table("heads", pd.DataFrame({"layer": [0]}))
+    folder = write_run(tmp_path / "run", "patch", heads={"layer": [0]})
     with pytest.raises(RunError, match=r"is a run of patch, which keeps no .*sink-lens trace MODEL --out FOLDER"):
-        views.attention_heads(read_run(tmp_path / "run"))
+        views.attention_heads(read_run(folder))
