@@ -12,52 +12,11 @@ from sink_lens.schema import ALL_STEPS
 
 MEDIATION = pd.DataFrame(
     {
-        "intervention": ["isolation"] * 4,
-        "frozen": ["z", "neurons", "dimensions", "key"],
-        "step": 0,
-        "position": 9,
-        "layers_from": 3,
-        "layers_to": 7,
-        "surviving_share": [0.0, 0.1, 1.2, 0.0],
+        "intervention": ["isolation"] * 4, "frozen": ["z", "neurons", "dimensions", "key"], "step": 0, "position": 9,
+        "layers_from": 3, "layers_to": 7, "surviving_share": [0.0, 0.1, 1.2, 0.0],
         "control_surviving_share": [1.0, 1.0, 1.0, float("nan")],
     }
-)
-CURVE = pd.DataFrame(
-    {
-        "centre": ["values", "values", "none", "none"],
-        "factor": [1.0, 5.0, 1.0, 5.0],
-        "layers": "0-2",
-        "target_position": 9,
-        "read_layers": "3-7",
-        "baseline_mass": 0.02,
-        "mass": [0.02, 0.3, 0.02, 0.01],
-        "times": [1.0, 15.0, 1.0, 0.5],
-        "change": [0.0, 0.28, 0.0, -0.01],
-        "change_low": [0.0, 0.2, 0.0, -0.02],
-        "change_high": [0.0, 0.3, 0.0, 0.0],
-        "n": 4,
-    }
-)
-EFFECTS = pd.DataFrame(
-    {
-        "link": ["aggregation_variance", "key_sink"],
-        "edit": ["isolation", "mean ablation of the key"],
-        "position": [9, 0],
-        "read_layers": "3-7",
-        "baseline_target_mass": 0.02,
-        "target_mass": [0.3, 0.02],
-        "baseline_sink_mass": 0.6,
-        "sink_mass": [0.4, 0.05],
-        "share": [0.47, 0.92],
-        "ci_low": [0.4, 0.9],
-        "ci_high": [0.5, 0.94],
-        "n_controls": [19, 0],
-        "control_share": [0.0, float("nan")],
-        "control_largest": [0.01, float("nan")],
-        "outcome": ["shared", "removed"],
-        "is_primary": True,
-    }
-)
+)  # fmt: skip
 
 
 def test_the_matrix_writes_each_share_with_its_control_and_its_step():
@@ -69,7 +28,15 @@ def test_the_matrix_writes_each_share_with_its_control_and_its_step():
 
 
 def test_the_curve_has_a_line_a_centre():
-    lines = draw_amplification(CURVE).axes[0].get_lines()
+    curve = pd.DataFrame(
+        {
+            "centre": ["values", "values", "none", "none"], "factor": [1.0, 5.0, 1.0, 5.0], "layers": "0-2",
+            "target_position": 9, "read_layers": "3-7", "baseline_mass": 0.02, "mass": [0.02, 0.3, 0.02, 0.01],
+            "times": [1.0, 15.0, 1.0, 0.5], "change": [0.0, 0.28, 0.0, -0.01], "change_low": [0.0, 0.2, 0.0, -0.02],
+            "change_high": [0.0, 0.3, 0.0, 0.0], "n": 4,
+        }
+    )  # fmt: skip
+    lines = draw_amplification(curve).axes[0].get_lines()
     assert [line.get_label() for line in lines][:2] == ["values", "norm only"]
     assert lines[2].get_ydata() == [0, 0]  # what no edit gives
 
@@ -77,13 +44,13 @@ def test_the_curve_has_a_line_a_centre():
 @pytest.mark.parametrize(
     ("effects", "is_sink", "said"),
     [
-        (EFFECTS, True, "the sink is there before the layers in which it would be read"),
-        (EFFECTS.iloc[:0], False, "there is no sink to break"),
+        ({"link": ["key_sink"]}, True, "the sink is there before the layers in which it would be read"),
+        ({"link": []}, False, "there is no sink to break"),
         (None, True, "the sequences are too short"),
     ],
 )
 def test_a_page_says_why_a_causal_table_is_empty(monkeypatch, effects, is_sink, said):
-    tables = {"mediation": MEDIATION.iloc[:0], "effects": effects}
+    tables = {"mediation": MEDIATION.iloc[:0], "effects": effects if effects is None else pd.DataFrame(effects)}
     run = SimpleNamespace(need=lambda name, columns: tables[name], optional=lambda name, columns: tables[name])
     monkeypatch.setattr(pages, "find_story", lambda of: SimpleNamespace(is_sink=is_sink))
     with pytest.raises(RunError, match=said):

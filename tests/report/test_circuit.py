@@ -1,11 +1,9 @@
 """The circuit: its numbers are those of the tables, what was not measured is said, and it is drawn at every size."""
 
-import io
 import re
 
 import pytest
 from legible import faults
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 
 from sink_lens.errors import RunError
@@ -36,12 +34,7 @@ def texts(figure):
 def test_every_link_joins_two_nodes_with_the_share_of_its_cut(circuit):
     assert row(circuit.edges, source="position", target="z")["value"] == SHARES["aggregation_variance"]
     edge = row(circuit.edges, source="neurons:1", target="dimension:1", quantity="intervention_share")
-    assert edge[["link", "quantity", "value", "verdict"]].tolist() == [
-        "neurons_dimension",
-        "intervention_share",
-        0.18,
-        "undecided",
-    ]
+    assert edge[["link", "value", "verdict"]].tolist() == ["neurons_dimension", 0.18, "undecided"]
     assert edge[["ci_low", "ci_high", "control"]].tolist() == pytest.approx([0.13, 0.23, 0.01])
     assert edge[["statistic", "statistic_value"]].tolist() == ["of_neurons_dimension", 2.5]
     whole = circuit.edges[circuit.edges["quantity"] == "intervention_share"]
@@ -52,9 +45,8 @@ def test_every_link_joins_two_nodes_with_the_share_of_its_cut(circuit):
 
 def test_neurons_and_heads_of_a_growth_step_are_counted(circuit):
     assert row(circuit.nodes, id="neurons:0")[["layers", "value"]].tolist() == ["layers 1–2", 4]
-    heads = row(
-        circuit.nodes, id="heads:0"
-    )  # layers 3 to 6 lie between the steps: 4 layers of 4 heads, score layer / 12
+    heads = row(circuit.nodes, id="heads:0")
+    # layers 3 to 6 lie between the steps: 4 layers of 4 heads, score layer / 12
     assert heads[["layers", "detail", "value"]].tolist() == ["layers 3–6", "12 of 16\nabove 0.3", 12]
 
 
@@ -101,30 +93,24 @@ def test_without_links_or_sink_position_there_is_none(tmp_path, gone):
         circuit_of(read_run(traced(tmp_path / "run", without=(gone,))))
 
 
-SIZES = [(4, 4, ((1, 1),), 1), (80, 128, ((0, 9), (12, 30), (40, 41), (50, 50)), 7)]
-SIZES.append((80, 64, tuple((4 * n, 4 * n) for n in range(12)), 30))
-
-
-@pytest.mark.parametrize(("n_layers", "n_heads", "steps", "supers"), SIZES)
+@pytest.mark.parametrize(
+    ("n_layers", "n_heads", "steps", "supers"),
+    [
+        (4, 4, ((1, 1),), 1),
+        (80, 128, ((0, 9), (12, 30), (40, 41), (50, 50)), 7),
+        (80, 64, tuple((4 * n, 4 * n) for n in range(12)), 30),
+    ],
+)
 def test_it_is_readable_at_every_size(tmp_path, n_layers, n_heads, steps, supers):
     frames = tables(n_layers=n_layers, n_heads=n_heads, steps=steps, supers=supers)
     run = traced(tmp_path / "run", frames=frames, n_layers=n_layers, n_heads=1)
     figure = circuit_of(read_run(run)).draw()
     assert figure.get_figwidth() < 9.7
     assert figure.get_figheight() < 16
-    canvas = FigureCanvasAgg(figure)
-    drawn, (width, height) = canvas.get_renderer(), canvas.get_width_height()
-    boxes = [text.get_window_extent(drawn) for text in figure.axes[0].texts]
-    assert all(box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height for box in boxes)
     assert faults(figure) == []
     if len(steps) > 6:
         assert "6 more growth steps are not drawn" in " ".join(texts(figure))
-    sizes = []
-    for form in ("png", "svg", "pdf") if n_layers == 4 else ("svg",):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=form)
-        sizes.append(buffer.tell())
-    assert all(1_000 < size < 2_000_000 for size in sizes)
+    assert 1_000 < len(figure_svg(figure, name="circuit")) < 2_000_000
 
 
 def test_hostile_texts_are_shown_as_text(tmp_path):
@@ -134,9 +120,8 @@ def test_hostile_texts_are_shown_as_text(tmp_path):
     frames["links"]["statistic"] = "<b>$x$"
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
     assert not re.search("<(script|img|b)[ >]", figure_svg(circuit.draw(), name="circuit"))
-    links = circuit_of(read_run(traced(tmp_path / "links", frames=frames, without=("paths",))))  # position 0 is drawn
-    drawn = figure_svg(links.draw(), name="circuit")
-    assert not re.search("<(script|img|b)[ >]", drawn)
+    links = circuit_of(traced(tmp_path / "links", frames=frames, without=("paths",)))  # position 0 is drawn
+    assert not re.search("<(script|img|b)[ >]", figure_svg(links.draw(), name="circuit"))
     assert circuit._repr_png_().startswith(b"\x89PNG")
 
 
@@ -154,10 +139,9 @@ def measured_alone(*, rate=None):
 def test_without_interventions_nothing_holds_and_no_arrow_is_a_cause(tmp_path):
     folder = traced(tmp_path / "run", frames=measured_alone())
     circuit = circuit_of(folder)
-    assert set(circuit.edges["verdict"]) == {"present, not tested", "absent", "undecided"}
-    drawn = sketches.sketch_chain(circuit)
+    drawn, kinds = sketches.sketch_chain(circuit), {"present, not tested", "absent", "undecided"}
     assert drawn.title == "What was measured at position 0, the attention sink of toy"
-    assert {arrow.kind for arrow in drawn.arrows} == {"present, not tested", "absent", "undecided"}
+    assert {arrow.kind for arrow in drawn.arrows} == set(circuit.edges["verdict"]) == kinds
     faces = {patch.get_facecolor() for patch in circuit.draw().axes[0].patches}
     assert not {to_rgba(GREEN), to_rgba(BLUE), to_rgba(ORANGE)} & faces
     text = page_text(folder)

@@ -14,16 +14,16 @@ from sink_lens.report import style
 from sink_lens.report.style import figure_svg
 from sink_lens.text import token_text
 
+from .circuits import grid
+
 
 def heads(*, layers=4, n_heads=3, position=0):
-    grid = pd.MultiIndex.from_product([range(layers), range(n_heads)], names=["layer", "head"])
-    table = grid.to_frame(index=False).assign(sink_position=position)
+    table = grid(layer=range(layers), head=range(n_heads)).assign(sink_position=position)
     return table.assign(sink_score=table["layer"] / 10 + table["head"] / 100, sink_mass=table["layer"] / 10)
 
 
 def positions(*, layers=4, length=32):
-    grid = pd.MultiIndex.from_product([range(layers), range(length)], names=["layer", "position"])
-    table = grid.to_frame(index=False).assign(site="z")
+    table = grid(layer=range(layers), position=range(length)).assign(site="z")
     return table.assign(s1=(table["position"] + 1) ** -0.5, s2=2 * (table["position"] + 1) ** -0.5)
 
 
@@ -31,14 +31,14 @@ def neurons(*, count=20, supers=(3,), layer=1):
     table = pd.DataFrame({"layer": layer, "neuron": range(count), "sink_position": 0, "spike_ratio": 2.0})
     is_super = table["neuron"].isin(supers)
     share = np.where(is_super, 0.5 + table["neuron"] / 1000, 0.001)
-    rank = pd.array(range(1, count + 1), dtype="Int64")
-    table = table.assign(contribution=share * 100, contribution_share=share, is_super=is_super)
-    return table.assign(gate_norm_rank=rank, up_norm_rank=rank)
+    rank = table["neuron"].astype("Int64") + 1
+    more = {"contribution": share * 100, "contribution_share": share, "gate_norm_rank": rank, "up_norm_rank": rank}
+    return table.assign(is_super=is_super, **more)
 
 
-def dimensions(*, count=16):
-    values = [-900.0, 300.0, *np.linspace(9, 1, count - 2)]
-    table = pd.DataFrame({"layer": 2, "sink_position": 0, "dimension": range(100, 100 + count), "value": values})
+def dimensions():
+    values = [-900.0, 300.0, *np.linspace(9, 1, 14)]
+    table = pd.DataFrame({"layer": 2, "sink_position": 0, "dimension": range(100, 116), "value": values})
     return table.assign(is_outlier=table["dimension"] < 102)
 
 
@@ -54,42 +54,34 @@ def texts(drawn):
     return ["".join(text.itertext()) for text in ElementTree.fromstring(drawn).iter("text")]
 
 
-def everything(*, n_layers, n_heads, length):
-    """Every figure, of a model of that size."""
-    table = heads(layers=n_layers, n_heads=n_heads)
-    yield figures.draw_sink_scores(table, position=0, threshold=0.3)
-    yield figures.draw_sink_mass(table, position=0, threshold=0.3)
-    yield figures.draw_norm_by_layer(layers(n=n_layers), growth_steps=STEPS.head(int(n_layers > 5)))
-    yield figures.draw_variance_by_position(positions(layers=n_layers, length=length), layers=[0, n_layers - 1])
-    yield figures.draw_super_neurons(neurons(count=64 * n_heads), position=0, share=0.05)
-    yield figures.draw_top_dimensions(dimensions(), position=0, layer=2)
-
-
 @pytest.mark.parametrize(("n_layers", "n_heads", "length"), [(4, 4, 8), (80, 128, 2048)], ids=["small", "large"])
 def test_every_figure_is_drawn_at_every_size(n_layers, n_heads, length):
-    for index, figure in enumerate(everything(n_layers=n_layers, n_heads=n_heads, length=length)):
+    table = heads(layers=n_layers, n_heads=n_heads)
+    for index, figure in enumerate(
+        [
+            figures.draw_sink_scores(table, position=0, threshold=0.3),
+            figures.draw_sink_mass(table, position=0, threshold=0.3),
+            figures.draw_norm_by_layer(layers(n=n_layers), growth_steps=STEPS.head(int(n_layers > 5))),
+            figures.draw_variance_by_position(positions(layers=n_layers, length=length), layers=[0, n_layers - 1]),
+            figures.draw_super_neurons(neurons(count=64 * n_heads), position=0, share=0.05),
+            figures.draw_top_dimensions(dimensions(), position=0, layer=2),
+        ]
+    ):
         assert max(figure.get_size_inches()) < 9
         drawn = figure_svg(figure, name=f"figure-{index}")
         assert len(drawn) < 600_000
         ElementTree.fromstring(drawn)
 
 
-def test_heat_map_has_the_score_at_its_layer_and_head():
+def test_the_heat_map_has_the_scores_of_one_position_and_heads_without_a_row_are_left_empty():
     # layer 3, head 2: 3 / 10 + 2 / 100 = 0.32; the image is drawn head down, layer across
-    image = figures.draw_sink_scores(heads(), position=0).axes[0].images[0].get_array()
+    table = pd.concat([heads().iloc[1:], heads(position=5).assign(sink_score=9.0)])
+    image = figures.draw_sink_scores(table, position=0).axes[0].images[0].get_array()
     assert image is not None
     assert image.shape == (3, 4)
-    assert image[2, 3] == pytest.approx(0.32)
-
-
-def test_heads_without_a_row_are_left_empty_and_rows_of_other_positions_are_not_mixed_in():
-    table = heads().iloc[1:]
+    assert image[2, 3] == image.max() == pytest.approx(0.32)
     grid = figures.layer_head_grid(table, "sink_score", position=0)
-    assert np.isnan(grid[0, 0])
-    assert np.isfinite(grid).sum() == 11
-    figure_svg(figures.draw_sink_scores(table, position=0), name="gap")
-    table = pd.concat([heads(), heads(position=5).assign(sink_score=9.0)])
-    assert figures.layer_head_grid(table, "sink_score", position=0).max() == pytest.approx(0.32)
+    assert np.argwhere(np.isnan(grid)).tolist() == [[0, 0]]
 
 
 def test_onset_is_the_first_layer_whose_mean_score_passes_the_threshold_and_is_named():
@@ -108,19 +100,15 @@ def test_growth_steps_are_named_with_their_factor():
     assert {"layers 3 to 4", "×25"} <= {line.strip() for text in drawn for line in text.split("\n")}
 
 
-def test_variance_that_follows_the_law_lies_on_it():
+def test_variance_that_follows_the_law_lies_on_it_and_zero_at_the_first_position_leaves_the_rest_in_place():
     for axes in figures.draw_variance_by_position(positions(), layers=[1]).axes:
         measured, law = axes.lines
         assert measured.get_ydata() == pytest.approx(law.get_ydata())
-
-
-def test_zero_variance_at_the_first_position_leaves_the_rest_in_place():
     # s1 is 0 at t = 1 and 1 / sqrt(t) after: over s1[t = 2] * sqrt(2) = 1 it is still the law
     table = positions()
     table.loc[table["position"] == 0, "s1"] = 0.0
     line = figures.draw_variance_by_position(table, layers=[1]).axes[0].lines[0]
-    assert np.asarray(line.get_xdata())[0] == 2
-    assert np.asarray(line.get_ydata())[0] == pytest.approx(2**-0.5)
+    assert line.get_xydata()[0] == pytest.approx([2, 2**-0.5])
 
 
 def test_super_neurons_alone_are_named_and_eight_at_most():

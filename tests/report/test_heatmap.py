@@ -1,28 +1,22 @@
 """Heat maps of sweeps: which number is drawn where."""
 
-import itertools
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.patching.page import patch_map
 from sink_lens.report.style import figure_html, figure_svg
 
+from .circuits import grid
+
 
 def sweep(**sizes):
-    places = list(itertools.product(*(range(size) for size in sizes.values())))
-    effects = [(-1) ** number * number / 10 for number in range(len(places))]
-    return pd.DataFrame(places, columns=list(sizes)).assign(effect=effects)
+    places = grid(**{name: range(size) for name, size in sizes.items()})
+    return places.assign(effect=[(-1) ** number * number / 10 for number in range(len(places))])
 
 
 def images(figure):
-    return [
-        np.asarray(axes.images[0].get_array())
-        for axes in figure.axes
-        if axes.images and axes.get_label() != "<colorbar>"
-    ]
+    return [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.get_label() != "<colorbar>"]
 
 
 def test_columns_are_drawn_as_panels():
@@ -44,36 +38,24 @@ def test_over_three_columns_the_strongest_is_drawn_with_its_sign():
     assert heads[0, 1] == 1.0
 
 
-def test_the_scale_is_even_around_zero_and_undefined_values_are_empty():
-    frame = sweep(layer=2, position=2)
-    frame.loc[1, "effect"] = np.nan
-    figure = patch_map(frame, by=("layer", "position"))
-    image = next(axes.images[0] for axes in figure.axes if axes.images)
-    assert image.get_clim() == (-0.3, 0.3)
-    assert np.isnan(np.ma.filled(images(figure)[0].astype(float), np.nan)[1, 0])
+@pytest.mark.parametrize(("effects", "limit"), [([0.0, np.nan, 0.2, -0.3], 0.3), ([0.0] * 4, 1.0), ([np.nan] * 4, 1.0)])
+def test_the_scale_is_even_around_zero_and_undefined_values_are_empty(effects, limit):
+    figure = patch_map(sweep(layer=2, position=2).assign(effect=effects), by=("layer", "position"))
+    assert next(axes.images[0] for axes in figure.axes if axes.images).get_clim() == (-limit, limit)
+    drawn = np.ma.filled(images(figure)[0].astype(float), np.nan)
+    assert np.array_equal(drawn, np.reshape(effects, (2, 2)).T, equal_nan=True)
 
 
-@pytest.mark.parametrize("value", [0.0, np.nan])
-def test_a_sweep_without_any_effect_is_drawn(value):
-    figure = patch_map(sweep(layer=2, position=2).assign(effect=value), by=("layer", "position"))
-    image = next(axes.images[0] for axes in figure.axes if axes.images)
-    assert image.get_clim() == (-1.0, 1.0)
-    assert np.array_equal(images(figure)[0], np.full((2, 2), value), equal_nan=True)
-
-
-def test_only_chosen_layers_and_positions_are_numbered():
-    frame = sweep(layer=2, position=2)
-    frame["layer"] = frame["layer"].map({0: 7, 1: 12})
-    axes = patch_map(frame, by=("layer", "position"), labels={0: " cat", 1: "$x$*"}).axes[0]
+def test_chosen_layers_and_positions_are_numbered_and_what_a_token_says_is_shown():
+    frame, hostile = sweep(layer=2, position=2), "</svg><script>alert(1)</script>"
+    figure = patch_map(
+        frame.assign(layer=[7, 7, 12, 12]), by=("layer", "position"), labels={0: hostile, 1: "$x$\\frac{"}
+    )
+    axes = figure.axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["7", "12"]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["0 ·cat", "1 $x$*"]
-
-
-def test_a_picture_holds_itself_and_shows_what_a_token_says():
-    hostile = {0: "</svg><script>alert(1)</script>", 1: "$\\frac{"}
-    drawn = figure_svg(patch_map(sweep(layer=2, position=2), by=("layer", "position"), labels=hostile), name="map")
-    assert "<script" not in drawn
-    shown = figure_html(patch_map(sweep(layer=2, position=2), by=("layer", "position"), title="patched", unit="logits"))
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0 </svg><script>al…", "1 $x$\\frac{"]
+    assert "<script" not in figure_svg(figure, name="map")
+    shown = figure_html(patch_map(frame, by=("layer", "position"), title="patched", unit="logits"))
     assert shown.startswith('<img alt="" src="data:image/png;base64,')
 
 

@@ -8,6 +8,7 @@ from sink_lens.report.style import ORANGE, figure_bytes
 from sink_lens.training.pages.training import draw_comparison, draw_course
 
 from ..training.runs import log, watched
+from .circuits import grid
 
 
 def panels(figure):
@@ -18,26 +19,18 @@ def texts(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()] if axes.get_legend() else []
 
 
-def bands(*, curve="evaluation"):
-    rows = []
-    for variant, ends in (("none", 3.0), ("shared", 2.5)):
-        for quantity in ("loss", "difference"):
-            mean = np.array([5.0, ends]) if quantity == "loss" else np.array([0.0, ends - 3])
-            place = {"variant": variant, "curve": curve, "quantity": quantity, "tokens": [64.0, 128.0]}
-            rows.append(pd.DataFrame(place | {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 3}))
-    return pd.concat(rows)
-
-
 def tables(*, sinks=True, low=-0.6):
-    finals = pd.DataFrame(
-        {"variant": ["none"] * 2 + ["shared"] * 2, "seed": [0, 1] * 2, "curve": "evaluation", "loss": [3, 3, 2.4, 2.6]}
-    ).assign(difference=[0.0, 0.0, -0.6, -0.4])
-    curves = pd.concat([finals.assign(tokens=tokens) for tokens in (64, 128)])
+    finals = grid(variant=["none", "shared"], seed=[0, 1]).assign(curve="evaluation", loss=[3, 3, 2.4, 2.6])
+    finals = finals.assign(difference=[0.0, 0.0, -0.6, -0.4])
+    bands = grid(variant=["none", "shared"], quantity=["loss", "difference"], tokens=[64.0, 128.0])
+    bands = bands.assign(curve="evaluation", n=3, mean=[5.0, 3.0, 0.0, 0.0, 5.0, 2.5, 0.0, -0.5])
+    made = {"bands": bands.assign(low=bands["mean"] - 0.1, high=bands["mean"] + 0.1), "finals": finals}
+    made["curves"] = pd.concat([finals.assign(tokens=tokens) for tokens in (64, 128)])
     row = {"variant": "shared", "curve": "evaluation", "mean": -0.5, "low": low, "high": low + 0.2}
-    made = {"curves": curves, "bands": bands(), "finals": finals, "differences": pd.DataFrame([row])}
+    made["differences"] = pd.DataFrame([row])
     if sinks:
-        one = {"measure": "top_mass", "tokens": [0.0, 128.0], "mean": [0.1, 0.5], "low": 0.1, "high": 0.6}
-        made["course"] = pd.concat([pd.DataFrame(one | {"variant": variant}) for variant in ("none", "shared")])
+        course = grid(variant=["none", "shared"], tokens=[0.0, 128.0]).assign(measure="top_mass", low=0.1, high=0.6)
+        made["course"] = course.assign(mean=[0.1, 0.5] * 2)
     return made
 
 
