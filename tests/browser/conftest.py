@@ -55,17 +55,13 @@ def opened(chromium):
             found.tricked.append(dialog.message)
             dialog.dismiss()
 
-        found.page.on("console", heard)
+        def asked(request):
+            if not request.url.startswith((f"file://{path}", "data:", "blob:")):
+                found.asked.append(request.url)
+
+        for event, answer in (("console", heard), ("dialog", dismissed), ("request", asked)):
+            found.page.on(event, answer)
         found.page.on("pageerror", lambda error: found.complained.append(str(error)))
-        found.page.on("dialog", dismissed)
-        found.page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.startswith((f"file://{path}", "data:", "blob:"))
-                else found.asked.append(request.url)
-            ),
-        )
         found.page.goto(f"file://{path}")
         return found
 

@@ -44,5 +44,7 @@ def test_its_report_fits_a_phone(opened, report):
     page = found.page
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("html:not(.starting)").wait_for()
+    page.locator("[data-map]").tap()
+    assert page.locator(".viewer canvas").bounding_box()["width"] > 200
     assert page.locator("#circuit-figure .hint").is_visible()  # it slides: no smaller than it can be read
     assert found.quiet

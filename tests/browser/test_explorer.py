@@ -18,7 +18,8 @@ from sink_lens.text import part_name
 from .edges import EDGES, GROUP, LAYERS, a_run, every_edge
 
 HOSTILE = ("<img src=x onerror=window.hit=1>", "</script><script>window.hit=2</script>", "\u202eevil", "__proto__")
-BELOW_SCREEN = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+ENDS = ["writer", "reader"]
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +52,12 @@ def on_path(edges):
         layer, shared, head = node.partition(".kv")
         return [f"{layer}.h{int(head) * GROUP + one}" for one in range(GROUP)] if shared else [node]
 
-    pairs = [(row["writer"], owner) for row in edges.to_dict("records") for owner in owners(row["reader"])]
+    pairs = [(one, owner) for one, reader in edges[ENDS].to_numpy() for owner in owners(reader)]
     reached, leads = {"input"}, {"logits"}
     for _ in range(3 * LAYERS):
         reached |= {other for one, other in pairs if one in reached}
         leads |= {one for one, other in pairs if other in leads}
-    fits = [
-        row["writer"] in reached and any(one in leads for one in owners(row["reader"]))
-        for row in edges.to_dict("records")
-    ]
+    fits = [one in reached and not leads.isdisjoint(owners(reader)) for one, reader in edges[ENDS].to_numpy()]
     return edges.loc[fits]
 
 
@@ -69,7 +67,7 @@ def largest(edges, n):
 
 @functools.cache
 def ids():
-    ends = every_edge()[["writer", "reader"]].to_numpy().flatten()
+    ends = every_edge()[ENDS].to_numpy().flatten()
     return {part_name(one): one for one in (str(end).partition("<")[0] for end in ends)}
 
 
@@ -91,6 +89,10 @@ def saved(page, button="Save JSON"):
     return Path(found.value.path())
 
 
+def saved_state(page):
+    return json.loads(saved(page).read_text())["qParams"]
+
+
 def violations(page):
     from axe_playwright_python.sync_playwright import Axe  # here: what collects every test needs no browser
 
@@ -104,8 +106,7 @@ def find(page, what):
 
 
 def test_the_table_holds_the_largest_edges_on_a_path(explored):
-    found = explored()
-    truth = on_path(largest(every_edge(), EDGES))
+    found, truth = explored(), on_path(largest(every_edge(), EDGES))
     rows = listed(found.page)
     assert f"the first 100 of {len(truth)} edges" in found.page.locator("[data-table] p").inner_text()
     names = {"q": "query", "k": "key", "v": "value", "": ""}
@@ -121,12 +122,9 @@ def test_the_slider_says_what_the_stored_curve_says(explored, run):
     page = explored().page
     n = len(every_edge())
     page.select_option("[data-size]", str(round(0.1 * n)))
-    assert (
-        "Faithfulness on other pairs, 10% of the edges: 0.75 [0.7, 0.8]."
-        in page.locator("[data-faithfulness]").inner_text()
-    )
-    truth = on_path(largest(every_edge(), round(0.1 * n)))
-    assert page.locator("[data-faithfulness]").inner_text().startswith(f"{len(truth)} of {n} edges")
+    text = page.locator("[data-faithfulness]").inner_text()
+    assert "Faithfulness on other pairs, 10% of the edges: 0.75 [0.7, 0.8]." in text
+    assert text.startswith(f"{len(on_path(largest(every_edge(), round(0.1 * n))))} of {n} edges")
     page.locator("[data-range]").focus()
     before = page.input_value("[data-number]")
     page.keyboard.press("ArrowLeft")
@@ -167,24 +165,6 @@ def test_the_circuit_of_the_run_is_shown_first_though_others_have_larger_scores(
     assert text.inner_text().startswith(f"{len(truth)} of {len(edges)} edges")
 
 
-def test_what_feeds_a_head_is_found_by_its_number(explored):
-    found = explored()
-    page = found.page
-    find(page, "5.1")
-    edges = every_edge()
-    key = largest(edges.loc[edges["reader"].eq("a5.kv0<k>")], 1)["writer"].item()
-    panel = page.locator("[data-panel]")
-    assert panel.locator("h3").inner_text() == "L5.H1"
-    heading = panel.locator("h4", has_text="Into its key, which heads 0, 1 share")
-    assert heading.locator("+ ul li button").first.inner_text() == part_name(key)
-    query = largest(edges.loc[edges["reader"].eq("a5.h1<q>")], 1)["writer"].item()
-    assert panel.locator("h4", has_text="Into its query").locator("+ ul li button").first.inner_text() == part_name(
-        query
-    )
-    find(page, "nowhere")
-    assert sentence_of(page) == "0 found."
-
-
 def test_a_node_is_hovered_and_pinned_with_mouse_and_keys(explored):
     found = explored()
     page = found.page
@@ -210,11 +190,17 @@ def test_a_node_is_hovered_and_pinned_with_mouse_and_keys(explored):
     assert found.quiet, vars(found)
 
 
-def test_a_head_shows_where_it_looks_and_why(explored):
+def test_a_head_is_found_by_its_number_and_shows_what_feeds_it_where_it_looks_and_why(explored):
     found = explored()
     page = found.page
     find(page, "5.1")
+    edges = every_edge()
     panel = page.locator("[data-panel]")
+    assert panel.locator("h3").inner_text() == "L5.H1"
+    for reader, said in (("a5.kv0<k>", "Into its key, which heads 0, 1 share"), ("a5.h1<q>", "Into its query")):
+        writer = largest(edges.loc[edges["reader"].eq(reader)], 1)["writer"].item()
+        first_of = panel.locator("h4", has_text=said).locator("+ ul li button").first
+        assert first_of.inner_text() == part_name(writer)
     assert panel.locator(".cell").inner_text() == "Query 3 “·sat” gives key 1 “·cat” 69.8% of its attention."
     assert "whose score is 2.5 above the mean of the other keys" in panel.inner_text()
     rows = panel.locator("p", has_text="what its key reads, by writer").locator("+ ul li").all_inner_texts()
@@ -222,11 +208,9 @@ def test_a_head_shows_where_it_looks_and_why(explored):
     panel.locator("canvas").press("ArrowUp")
     panel.locator("canvas").press("ArrowRight")
     assert panel.locator(".cell").inner_text() == "Query 2 “·<b>” gives key 2 “·<b>” 60% of its attention."
+    find(page, "nowhere")
+    assert sentence_of(page) == "0 found."
     assert found.quiet, vars(found)
-
-
-def saved_state(page):
-    return json.loads(saved(page).read_text())["qParams"]
 
 
 def test_labels_and_groups_are_written_taken_back_saved_and_opened(explored, run, tmp_path):
@@ -264,33 +248,23 @@ def neuronpedia():
     """A graph as circuit-tracer writes it: further fields everywhere."""
     node = {"feature": 7, "ctx_idx": 2, "feature_type": "cross layer transcoder", "clerp": "", "influence": None}
     nodes = [
-        {"node_id": name, "layer": layer, "jsNodeId": f"{name}-2", "clerp_extra": 1} | node
-        for name, layer in (("E_2_0", "E"), ("0_253_1", "0"), ("5_9_2", "5"), ("26_7_2", "26"))
+        {"node_id": name, "layer": name.partition("_")[0], "jsNodeId": f"{name}-2", "clerp_extra": 1} | node
+        for name in ("E_2_0", "0_253_1", "5_9_2", "26_7_2")
     ]
     nodes[-1] |= {"feature_type": "logit", "clerp": 'Output " Austin"', "is_target_logit": True}
     ends = [("E_2_0", "0_253_1", 12.5), ("0_253_1", "5_9_2", -3.25), ("5_9_2", "26_7_2", 1.0), ("E_2_0", "26_7_2", 0.1)]
+    metadata = {"slug": "austin", "scan": "gemma-2-2b", "prompt_tokens": ["a"], "prompt": "a", "node_threshold": 0.8}
+    shown = {"pinnedIds": ["5_9_2"], "supernodes": [["state", "0_253_1", "5_9_2"]], "linkType": "both"}
     return {
-        "metadata": {
-            "slug": "austin", "scan": "gemma-2-2b", "prompt_tokens": ["a"], "prompt": "a", "node_threshold": 0.8,
-        },
-        "qParams": {
-            "pinnedIds": ["5_9_2"],
-            "supernodes": [["state", "0_253_1", "5_9_2"]],
-            "linkType": "both",
-            "clickedId": "5_9_2",
-            "sg_pos": "",
-        },
-        "nodes": nodes,
+        "metadata": metadata, "qParams": shown | {"clickedId": "5_9_2", "sg_pos": ""}, "nodes": nodes,
         "links": [{"source": one, "target": other, "weight": weight, "kept": True} for one, other, weight in ends],
         "extra": {"kept": [1, None, "é"]},
     }  # fmt: skip
 
 
 def test_neuronpedia_s_graph_goes_in_and_out_without_loss(explored, tmp_path):
-    graph = neuronpedia()
-    file = tmp_path / "np.json"
+    graph, file, found = neuronpedia(), tmp_path / "np.json", explored()
     file.write_text(json.dumps(graph))
-    found = explored()
     page = found.page
     page.set_input_files("[data-file]", file)
     page.locator("[data-said]", has_text="austin: opened.").wait_for()
@@ -335,11 +309,9 @@ def test_two_circuits_stand_side_by_side_with_what_differs(explored, run, tmp_pa
     assert re.fullmatch(rf"First: {len(own)} of .* Second: {len(theirs)} of .*", told), told
     text = page.locator("[data-difference] p").first.inner_text()
     both = len(own & theirs)
-    assert text.startswith(
-        f"{both} edges are in both, {len(own) - both} only in the first, {len(theirs) - both} only in"
-    )
-    rows = listed(page, "difference")
-    assert {row[5] for row in rows} >= {"first only", "second only"}
+    only = f"{len(own) - both} only in the first, {len(theirs) - both} only in"
+    assert text.startswith(f"{both} edges are in both, {only}")
+    assert {row[5] for row in listed(page, "difference")} >= {"first only", "second only"}
     page.get_by_role("button", name="End comparison").click()
     assert page.locator("canvas").count() == 1
     file = tmp_path / "other.graph.json"
@@ -357,8 +329,8 @@ def test_what_is_shown_is_saved_as_svg_and_png_and_printed(explored):
     found = explored()
     page = found.page
     svg = saved(page, "SVG").read_text()
-    truth = on_path(largest(every_edge(), EDGES))
-    assert svg.count("<path") == len(truth) + dotted(svg)
+    dotted = re.findall(r'<g[^>]*stroke-dasharray="1 3"[^>]*>.*?</g>', svg, flags=re.S)  # a KV head and its heads
+    assert svg.count("<path") == len(on_path(largest(every_edge(), EDGES))) + "".join(dotted).count("<path")
     assert ">logits</text>" in svg
     assert "#0072b2" in svg
     assert "#c04f00" in svg
@@ -373,14 +345,7 @@ def test_what_is_shown_is_saved_as_svg_and_png_and_printed(explored):
     assert found.quiet, vars(found)
 
 
-def dotted(svg):
-    """Lines between a key-value head and its heads, which are no edges."""
-    return sum(
-        part.count("<path") for part in re.findall(r'<g[^>]*stroke-dasharray="1 3"[^>]*>.*?</g>', svg, flags=re.S)
-    )
-
-
-@pytest.mark.parametrize("options", first([{}, {"color_scheme": "dark"}, BELOW_SCREEN]), ids=["light", "dark", "phone"])
+@pytest.mark.parametrize("options", first([{}, {"color_scheme": "dark"}, PHONE]), ids=["light", "dark", "phone"])
 def test_nothing_that_axe_knows_is_violated(explored, options):
     found = explored(**options)
     page = found.page

@@ -12,38 +12,16 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.report.html import render
 from sink_lens.studies import card
 
-from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
+from ..report.test_page import HOSTILE, SIZE, SMALL, hostile_run, patterns, synthetic_run, tables
 from ..report.test_pages import SAYS, a_run
 from ..studies.test_card_table import a_card
 from . import edges
 
-SIZE = {"layers": 6, "heads": 4, "length": 16}
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("browser") / "run"
-    return synthetic_run(place, frames=tables(**SIZE, neurons=40), drawn=patterns(**SIZE))
-
-
-@pytest.fixture(scope="module")
-def report(folder):
-    return render(folder)
-
-
-def rows(text):
-    return list(csv.DictReader(io.StringIO(text)))
-
-
-def test_every_section_is_there_and_the_page_is_quiet(opened, report):
-    found = opened(report)
-    page = found.page
-    sections = ("verdicts", "figures", "tables", "provenance")
-    assert [page.locator(f"#{name}").count() for name in sections] == [1] * 4
-    for figure in page.locator("figure").all():
-        assert figure.locator("svg").first.bounding_box()["height"] > 100, figure.get_attribute("id")
-    assert page.locator("#verdicts tbody tr:not(.criterion)").count() == 6
-    assert found.quiet, vars(found)
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser") / "run"
+    return render(synthetic_run(folder, frames=tables(**SMALL), drawn=patterns(**SIZE)))
 
 
 def test_the_first_screen_has_the_heads_a_pattern_and_the_circuit(opened, report):
@@ -100,9 +78,9 @@ def test_numbers_are_copied_as_csv(opened, report):
     page = found.page
     page.locator("#scores-figure [data-copy]").click()
     page.locator("#scores-figure .said", has_text="24 rows copied").wait_for()
-    copied = rows(page.evaluate("navigator.clipboard.readText()"))
+    copied = list(csv.DictReader(io.StringIO(page.evaluate("navigator.clipboard.readText()"))))
     assert len(copied) == 24
-    frame = tables(**SIZE, neurons=40)["heads"]
+    frame = tables(**SMALL)["heads"]
     assert float(copied[7]["sink_score"]) == pytest.approx(frame["sink_score"][7], rel=1e-4)
     buttons = page.locator("[data-copy]").all()
     assert len(buttons) > 10
@@ -112,15 +90,7 @@ def test_numbers_are_copied_as_csv(opened, report):
 
 
 def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
-    frames = few("heads", "tokens", "links", "conditions", length=8)
-    frames["tokens"]["text"] = [HOSTILE[index % len(HOSTILE)] for index in range(16)]
-    frames["conditions"]["condition"] = HOSTILE[1:3]
-    frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
-    folder = synthetic_run(
-        tmp_path / "run", frames=frames, drawn=patterns(layers=3, heads=2, length=8), model=HOSTILE[0],
-        notes=list(HOSTILE), prompts={text: text for text in HOSTILE},
-    )  # fmt: skip
-    found = opened(render(folder))
+    found = opened(render(hostile_run(tmp_path / "run")))
     page = found.page
     assert page.locator(".kicker").inner_text() == HOSTILE[0]
     page.locator(".viewer canvas").press("ArrowUp")
@@ -129,15 +99,6 @@ def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
         button.click()
     assert page.locator("main img[src='x'], main script:not([type])").count() == 0
     assert found.quiet, vars(found)
-
-
-@pytest.mark.parametrize("width", first([390, 820]))
-def test_a_narrow_screen_is_not_overflown(opened, report, width):
-    found = opened(report, viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True)
-    assert found.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert found.page.locator(".viewer canvas").bounding_box()["width"] > 200
-    found.page.locator("[data-map]").tap()
-    assert found.quiet
 
 
 def a_diff(folder):
