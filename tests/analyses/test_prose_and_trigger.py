@@ -15,15 +15,6 @@ from analyses.prose_and_trigger import Asked, training
 TINY = SimpleNamespace(tiny=True, progress=False, size=lambda real, tiny: tiny)
 
 
-@pytest.fixture
-def shared(tmp_path, monkeypatch):
-    """An empty table and a place for checkpoints."""
-    monkeypatch.setattr(first_gain, "HERE", tmp_path)
-    monkeypatch.setattr(first_gain, "KEPT", tmp_path / "kept")
-    pd.DataFrame(columns=[*first_gain.RUN, "step", "prose"]).to_csv(tmp_path / "runs.csv", index=False)
-    return tmp_path
-
-
 @pytest.mark.parametrize("with_task", [True, False])
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, with_task):
     monkeypatch.setattr(prose_and_trigger, "SAVE_EVERY", 2)
@@ -51,15 +42,10 @@ def test_a_step_on_a_gpu_is_a_step_on_a_processor(arm):
 
 
 def test_what_a_size_is_compared_with_has_that_size():
-    """Controls begin with the size that they are named after."""
-
-    def first(arm):
-        fields, change = first_gain.CONTROLS[arm]
-        return next(
-            training(TINY, Asked(budget="middle", rate=1e-2, seed=0, fields=fields, change=change, by_layer=True))
-        )
-
-    wrote = {arm: first(arm) for arm in first_gain.CONTROLS}
+    wrote = {}
+    for arm, (fields, change) in first_gain.CONTROLS.items():
+        asked = Asked(budget="middle", rate=1e-2, seed=0, fields=fields, change=change, by_layer=True)
+        wrote[arm] = next(training(TINY, asked))
     ratio = wrote["authors' draw"]["gain_0"] / wrote["matched"]["gain_0"]
     assert ratio > 2
     for large, small in (
@@ -75,16 +61,19 @@ def test_what_a_size_is_compared_with_has_that_size():
     assert wrote["matched"]["wrote_0"] == pytest.approx(wrote["softmax"]["wrote_0"], rel=0.2)
 
 
-def test_trials_come_first_and_the_best_rate_is_the_finals(shared):
+def test_trials_come_first_and_the_best_rate_is_the_finals(tmp_path, monkeypatch):
+    monkeypatch.setattr(first_gain, "HERE", tmp_path)
+    monkeypatch.setattr(first_gain, "KEPT", tmp_path / "kept")
+    pd.DataFrame(columns=[*first_gain.RUN, "step", "prose"]).to_csv(tmp_path / "runs.csv", index=False)
     asked = SimpleNamespace(device="cpu", until=math.inf, data=["prose and task"], trials=True)
     first_gain.work_off(TINY, asked)
-    table = pd.read_csv(shared / "runs.csv")
+    table = pd.read_csv(tmp_path / "runs.csv")
     assert set(table["kind"]) == {"trial"}
     assert len(table[first_gain.RUN].drop_duplicates()) == 15
-    assert not [path for path in (shared / "kept").iterdir() if path.is_dir()]
+    assert not [path for path in (tmp_path / "kept").iterdir() if path.is_dir()]
     missing = [one for one in first_gain.not_there(table) if one.data == "prose and task"]
     assert [(one.kind, one.arm, one.seed) for one in missing[:3]] == [("final", arm, 0) for arm in first_gain.ARMS]
     ends = table[table["arm"] == "matched"].groupby("rate")["prose"].last()
     assert missing[2].rate == ends.idxmin()
-    first_gain.append(table, shared / "runs.csv")  # of a machine that made the same
-    pd.testing.assert_frame_equal(pd.read_csv(shared / "runs.csv"), table)
+    first_gain.append(table, tmp_path / "runs.csv")  # of a machine that made the same
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "runs.csv"), table)

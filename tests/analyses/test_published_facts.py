@@ -1,6 +1,5 @@
 """Published facts: the files are sound, corrupted facts are found, and no text raises a false alarm."""
 
-import dataclasses
 import json
 
 import pandas as pd
@@ -35,18 +34,17 @@ def facts_about(name, seen):
             found = measure(quantity, seen)
         except InputError:
             continue
-        number = QUANTITIES[quantity].kind == "number"
-        value = found.number if number else [list(one) if isinstance(one, tuple) else one for one in found.indices]
-        tolerance = {"exact": True}
-        if number:  # a published number has an interval of its own
-            tolerance = {"relative": 0.1, "absolute": max(0.02, found.high - found.low)}
+        kind = QUANTITIES[quantity].kind
+        value = found.number
+        if kind != "number":
+            value = [list(one) if isinstance(one, tuple) else one for one in found.indices]
+        tolerance = {"absolute": 0} if kind == "range" else {"exact": True}
         if quantity == "max_activation":  # a maximum over other text is another one
             tolerance = {"relative": 0.3}
-        if QUANTITIES[quantity].kind == "range":
-            tolerance = {"absolute": 0}
-        rows.append(
-            {"id": f"{name}-{quantity}", "model": name, "quantity": quantity, "value": value, "tolerance": tolerance}
-        )
+        elif kind == "number":  # a published number has an interval of its own
+            tolerance = {"relative": 0.1, "absolute": max(0.02, found.high - found.low)}
+        row = {"id": f"{name}-{quantity}", "model": name, "quantity": quantity}
+        rows.append(row | {"value": value, "tolerance": tolerance})
     return rows
 
 
@@ -115,47 +113,34 @@ def test_a_set_agrees_where_all_published_members_are_found():
     assert not fact("outlier_dimensions", [7], tolerance={"exact": True}).agrees(found)
     assert not fact("outlier_dimensions", [7, 8]).agrees(found)
     assert not fact("outlier_dimensions", []).agrees(found)
-    assert fact("outlier_layers", [2, 8]).agrees(Value(indices=(3, 7)))
-    assert not fact("outlier_layers", [2, 9]).agrees(Value(indices=(3, 7)))
+    assert fact("outlier_layers", [2, 8]).agrees(found)
+    assert not fact("outlier_layers", [2, 9]).agrees(found)
 
 
 def test_owners_and_suffixes_do_not_make_another_model():
-    one = fact("loss", 1.0)
-    assert is_about(dataclasses.replace(one, model=("meta-llama/Llama-2-7b-hf",)), ["/data/llama-2-7B"])
-    assert not is_about(dataclasses.replace(one, model=("meta-llama/Llama-2-7b-hf",)), ["llama-2-13b"])
+    one = Fact(id="f", model=("meta-llama/Llama-2-7b-hf",), quantity="loss", value=1.0)
+    assert is_about(one, ["/data/llama-2-7B"])
+    assert not is_about(one, ["llama-2-13b"])
 
 
 CASES = {
-    "agrees": ({"quantity": "sink_rate", "value": 0.4, "condition": {"bos": "with"}}, "agree", ""),
-    "other-bos": ({"quantity": "sink_rate", "value": 0.4, "condition": {"bos": "without"}}, "disagree", ""),
-    "repeated": (
-        {"quantity": "sink_rate", "value": 0.0, "condition": {"tokens": "repeated", "bos": "without"}},
-        "agree",
-        "",
-    ),
-    "text": ({"quantity": "perplexity", "value": 3, "condition": {"text": "c4"}}, "not comparable", "--text-name c4"),
-    "dtype": (
-        {"quantity": "perplexity", "value": 3, "condition": {"dtype": "bfloat16"}},
-        "not comparable",
-        "give --dtype bfloat16",
-    ),
-    "length": ({"quantity": "loss", "value": 3, "condition": {"length": 99}}, "not comparable", "give --length 99"),
-    "none": ({"value": 3, "not_comparable": "the weights are not at hand"}, "not comparable", "not at hand"),
-    "absent": (
-        {"quantity": "dimension_value", "value": 3, "condition": {"dimension": 99}},
-        "disagree",
-        "no dimension 99",
-    ),
+    "agrees": ({"quantity": "sink_rate", "value": 0.4}, {"bos": "with"}, "agree", ""),
+    "other-bos": ({"quantity": "sink_rate", "value": 0.4}, {"bos": "without"}, "disagree", ""),
+    "repeated": ({"quantity": "sink_rate", "value": 0.0}, {"tokens": "repeated", "bos": "without"}, "agree", ""),
+    "text": ({"quantity": "perplexity", "value": 3}, {"text": "c4"}, "not comparable", "--text-name c4"),
+    "dtype": ({"quantity": "perplexity", "value": 3}, {"dtype": "bfloat16"}, "not comparable", "give --dtype bfloat16"),
+    "length": ({"quantity": "loss", "value": 3}, {"length": 99}, "not comparable", "give --length 99"),
+    "none": ({"value": 3, "not_comparable": "the weights are not at hand"}, {}, "not comparable", "not at hand"),
+    "absent": ({"quantity": "dimension_value", "value": 3}, {"dimension": 99}, "disagree", "no dimension 99"),
 }
 
 
 def test_each_fact_says_why_it_cannot_be_compared(tmp_path):
     lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True), name="acme/planted")
-    rows = [{"id": name, "model": "Planted"} | case for name, (case, _, _) in CASES.items()]
-    facts = written(tmp_path / "f.json", rows)
-    found = verdicts(lens, FactsConfig(sequences=4, length=24, facts=(facts,)))
+    rows = [{"id": name, "model": "Planted", "condition": at} | case for name, (case, at, _, _) in CASES.items()]
+    found = verdicts(lens, FactsConfig(sequences=4, length=24, facts=(written(tmp_path / "f.json", rows),)))
     table = found.set_index("id")
-    for name, (_, verdict, reason) in CASES.items():
+    for name, (_, _, verdict, reason) in CASES.items():
         assert table.loc[name, "verdict"] == verdict, name
         assert reason in str(table.loc[name, "reason"]), name
     said = sentence(found, name=lens.name)

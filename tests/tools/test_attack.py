@@ -20,14 +20,9 @@ CATEGORIES = (
 @pytest.mark.exhaustive
 def test_a_short_attack_finds_nothing(tmp_path):
     chosen = [word for name in CATEGORIES for word in ("--category", name)]
-    done = subprocess.run(
-        [sys.executable, str(RUN), "--seed", "0", "--attempts", "30", "--short", *chosen],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    command = [sys.executable, str(RUN), "--seed", "0", "--attempts", "30", "--short", *chosen]
+    where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **where)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(re.findall(r"^(.+?) +(\d+) attempts: ", done.stdout, re.MULTILINE))
     assert counts["together"] == "30"

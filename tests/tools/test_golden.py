@@ -13,14 +13,8 @@ import safetensors.numpy
 from tools.golden.compare import main
 
 ROOT = Path(__file__).parents[2]
-LINKS = pd.DataFrame(
-    {
-        "link": ["outlier_key", "key_sink", "key_sink"],
-        "layer": [0, 1, 2],
-        "value": [0.1, math.nan, -0.0],
-        "holds": [True, False, True],
-    }
-)
+LINKS = pd.DataFrame({"link": ["outlier_key", "key_sink", "key_sink"], "layer": [0, 1, 2]})
+LINKS = LINKS.assign(value=[0.1, math.nan, -0.0], holds=[True, False, True])
 TENSOR = np.arange(6, dtype=np.float32).reshape(2, 3)
 RECORD = {"kind": "trace", "started": "today", "provenance": {"versions": {"torch": "2"}, "seed": 1}, "files": {}}
 
@@ -73,20 +67,17 @@ def test_equal_folders_are_counted(compared):
         ({"links": changed("value", 2, 0.0)}, "row 2: -0.0 before, 0.0 after"),
         ({"links": changed("value", 0, math.nan)}, "row 0: 0.1 before, None after"),
         ({"links": changed("link", 1, "sink")}, "row 1: 'key_sink' before, 'sink' after"),
-        ({"links": changed("layer", 1, 7)}, "row 1: 1 before, 7 after"),
         ({"links": changed("holds", 1, True)}, "row 1: False before, True after"),
         ({"links": LINKS.iloc[[1, 0, 2]]}, "(the same values in another order)"),
         ({"links": LINKS.iloc[:2]}, "3 rows before, 2 after"),
         ({"links": LINKS.drop(columns="value")}, "runs/trace/links.parquet: value\n    the column is missing after"),
         ({"links": LINKS.assign(more=1)}, "runs/trace/links.parquet: more\n    the column is new after"),
         ({"links": LINKS.astype({"layer": "int32"})}, "the type is int64 before, int32 after"),
-        ({"links": LINKS.astype({"value": "float32"})}, "the type is double before, float after"),
         ({"links": None}, "runs/trace/links.parquet\n    the table is missing after"),
         ({"name": "chains"}, "runs/trace/chains.parquet\n    the table is new after"),
         ({"csv": changed("value", 0, 0.10000000000000002)}, "summary.csv: value"),
         ({"tensor": np.nextafter(TENSOR, np.float32(9))}, "means.safetensors: means\n    6 of 6 values differ"),
         ({"tensor": TENSOR.astype("float64")}, "the type is F32 [2, 3] before, F64 [2, 3] after"),
-        ({"tensor": TENSOR.reshape(3, 2)}, "the type is F32 [2, 3] before, F32 [3, 2] after"),
     ],
 )
 def test_a_planted_difference_is_found(compared, changes, says):

@@ -13,16 +13,14 @@ from sink_lens.data.cache import sha256_of
 from sink_lens.errors import InputError
 
 
-def tgz(path, files, *, more=()):
-    """A gzipped tar file: path -> bytes, then headers of other kinds."""
+def tgz(path, files):
+    """A gzipped tar file: path -> bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-        for member in more:
-            archive.addfile(member)
     path.write_bytes(gzip.compress(buffer.getvalue()))
     return path
 
@@ -62,55 +60,33 @@ def of(archive, *, registry="npm", sha256=None):
 
 
 @pytest.fixture
-def tool(tmp_path, monkeypatch):
-    """Puts a shell script in the place of npm."""
-
-    def put(body):
-        (tmp_path / "bin").mkdir()
-        (tmp_path / "bin" / "npm").write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / "bin" / "npm").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-
-    return put
-
-
-@pytest.fixture
 def place(tmp_path):
     (tmp_path / "place").mkdir()
     return tmp_path / "place"
 
 
-def test_a_tool_runs_no_scripts_and_refuses_another_hash(tmp_path, tool, place):
-    archive = tgz(tmp_path / "toy.tgz", FILES)
-    tool(f'echo "$@" > asked; cp {archive} toy-1.0.tgz')
+def test_a_tool_runs_no_scripts_and_refuses_another_hash(tmp_path, monkeypatch, place):
+    archive, npm = tgz(tmp_path / "toy.tgz", FILES), tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f'#!/bin/sh\necho "$@" > asked; cp {archive} toy-1.0.tgz\n')
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{npm.parent}:/bin:/usr/bin")
     assert download(of(archive), place).read_bytes() == archive.read_bytes()
     assert (place / "asked").read_text().split() == ["pack", "toy@1.0", "--ignore-scripts", "--silent"]
     with pytest.raises(InputError, match=r"toy 1\.0 has SHA-256 .*; need 000000000000"):
         download(of(archive, sha256="0" * 64), place)
 
 
-@pytest.fixture
-def source_archive(tmp_path, monkeypatch):
-    """A source archive whose set-up leaves a mark where it is run; pip finds it in a folder, and no index."""
-    folder = tmp_path / "toy-1.0"
-    folder.mkdir()
-    mark = tmp_path / "ran"
-    (folder / "setup.py").write_text(
-        f"open({str(mark)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='toy')"
-    )
-    archive = tmp_path / "found" / "toy-1.0.tar.gz"
+def test_pip_brings_a_source_archive_and_runs_nothing_of_it(tmp_path, monkeypatch, place):
+    """The set-up leaves a mark where it is run; pip finds the archive in a folder, and no index."""
+    setup, mark, archive = (tmp_path / name for name in ("setup.py", "ran", "found/toy-1.0.tar.gz"))
+    setup.write_text(f"open({str(mark)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='toy')")
     archive.parent.mkdir()
     with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder, "toy-1.0")
+        tar.add(setup, "toy-1.0/setup.py")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
-    return archive, mark
-
-
-def test_pip_brings_a_source_archive_and_runs_nothing_of_it(source_archive, place):
-    archive, mark = source_archive
     assert download(of(archive, registry="pypi"), place).read_bytes() == archive.read_bytes()
     assert not mark.exists()
-    # The mark would be there if the set-up ran.
-    subprocess.run([sys.executable, archive.parents[1] / "toy-1.0" / "setup.py", "-q", "--name"], check=False)
+    subprocess.run([sys.executable, setup, "-q", "--name"], check=False)  # it would be there if the set-up ran
     assert mark.exists()

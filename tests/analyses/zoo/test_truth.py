@@ -41,34 +41,21 @@ def models(request):
 def on_seeds(names):
     """Each model on four seeds, and in the second tier on the others."""
     few = [pytest.param((name, FIRST), id=name) for name in names]
-    rest = [
-        pytest.param((name, SEEDS[len(FIRST) :]), id=f"{name} on more seeds", marks=pytest.mark.exhaustive)
-        for name in names
-    ]
-    return [*few, *rest]
+    second, rest = pytest.mark.exhaustive, SEEDS[len(FIRST) :]
+    return few + [pytest.param((name, rest), id=f"{name} on more seeds", marks=second) for name in names]
 
 
 @pytest.mark.parametrize("models", on_seeds(NAMES), indirect=True, scope="module")
-def test_the_sink_is_where_the_truth_says_and_nowhere_else(models):
+def test_the_sink_is_where_the_truth_says_and_so_is_what_stands_out(models):
     for zoo in models:
         _agrees_on_the_sink(zoo)
-
-
-@pytest.mark.parametrize("models", on_seeds(NAMES), indirect=True, scope="module")
-def test_what_stands_out_is_what_the_truth_says(models):
-    for zoo in models:
         _agrees_on_what_stands_out(zoo)
 
 
 @pytest.mark.parametrize("models", on_seeds(WITH_KEY), indirect=True, scope="module")
-def test_what_removes_the_sink_is_what_the_truth_says(models):
+def test_what_removes_and_what_carries_the_sink_is_what_the_truth_says(models):
     for zoo in models:
         _agrees(zoo, by_hand.shares_removed(zoo, drawn(zoo)), "necessary_or_sufficient", over=0.3)
-
-
-@pytest.mark.parametrize("models", on_seeds(WITH_KEY), indirect=True, scope="module")
-def test_what_carries_the_sink_is_what_the_truth_says(models):
-    for zoo in models:
         _agrees(zoo, by_hand.shares_carried(zoo, drawn(zoo)), "carries", over=0.6)
 
 
