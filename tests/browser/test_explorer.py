@@ -244,7 +244,7 @@ def test_labels_and_groups_are_written_taken_back_saved_and_opened(explored, run
     assert held["links"] == json.loads(json.dumps(whole["links"]))
 
 
-def neuronpedia():
+def test_neuronpedia_s_graph_goes_in_and_out_without_loss(explored, tmp_path):
     """A graph as circuit-tracer writes it: further fields everywhere."""
     node = {"feature": 7, "ctx_idx": 2, "feature_type": "cross layer transcoder", "clerp": "", "influence": None}
     nodes = [
@@ -255,15 +255,12 @@ def neuronpedia():
     ends = [("E_2_0", "0_253_1", 12.5), ("0_253_1", "5_9_2", -3.25), ("5_9_2", "26_7_2", 1.0), ("E_2_0", "26_7_2", 0.1)]
     metadata = {"slug": "austin", "scan": "gemma-2-2b", "prompt_tokens": ["a"], "prompt": "a", "node_threshold": 0.8}
     shown = {"pinnedIds": ["5_9_2"], "supernodes": [["state", "0_253_1", "5_9_2"]], "linkType": "both"}
-    return {
+    graph = {
         "metadata": metadata, "qParams": shown | {"clickedId": "5_9_2", "sg_pos": ""}, "nodes": nodes,
         "links": [{"source": one, "target": other, "weight": weight, "kept": True} for one, other, weight in ends],
         "extra": {"kept": [1, None, "é"]},
     }  # fmt: skip
-
-
-def test_neuronpedia_s_graph_goes_in_and_out_without_loss(explored, tmp_path):
-    graph, file, found = neuronpedia(), tmp_path / "np.json", explored()
+    file, found = tmp_path / "np.json", explored()
     file.write_text(json.dumps(graph))
     page = found.page
     page.set_input_files("[data-file]", file)

@@ -71,32 +71,25 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2):
 
 def path_rows(steps):
     """Paths of so many growth steps, read in the layers after the target's: a chain, with one that lowers the sink."""
-    found = []
-    columns = ["source", "source_step", "target", "target_step", "through", "share"]
-
-    def add(*row):
-        one = dict(zip(columns, row, strict=True))
-        read = {"sink": one["source_step"], "MLPs": -2}.get(one["target"], one["target_step"])
-        for number in (-2, *range(steps)) if steps > 1 else (-2,):
-            share = one["share"] if number == read or steps < 2 else 0.01
-            told = {"share": share, "ci_low": share - 0.04, "ci_high": share + 0.04, "control_largest": 0.02}
-            found.append(one | told | {"read_step": number, "control_share": 0.01, "n": 4})
-
+    rows = []
     for step in range(steps) if steps else (-1,):
-        add("embedding", -1, "super neurons", step, "", 0.03)
-        add("attention", -1, "super neurons", step, "", 0.4)
-        add("MLPs", -1, "super neurons", step, "", 0.07)
-        add("everything", -1, "super neurons", step, "", 0.9)
-        add("super neurons", step, "MLPs", step, "", 0.2)
-        add("super neurons", step, "key", step, "", 0.6)
-        add("super neurons", step, "key", step, "outlier dimensions", 0.5)
-        add("everything", -1, "key", step, "outlier dimensions", -0.3)
-        add("everything", -1, "key", step, "", 0.95)
-        add("key", step, "sink", -1, "", 0.8)
-        add("super neurons", step, "everything", -1, "", 0.7)
-        if step > 0:
-            add("super neurons", step - 1, "super neurons", step, "", 0.35)
-    return pd.DataFrame(found)
+        rows += [
+            ("embedding", -1, "super neurons", step, "", 0.03), ("attention", -1, "super neurons", step, "", 0.4),
+            ("MLPs", -1, "super neurons", step, "", 0.07), ("everything", -1, "super neurons", step, "", 0.9),
+            ("super neurons", step, "MLPs", step, "", 0.2), ("super neurons", step, "key", step, "", 0.6),
+            ("super neurons", step, "key", step, "outlier dimensions", 0.5),
+            ("everything", -1, "key", step, "outlier dimensions", -0.3), ("everything", -1, "key", step, "", 0.95),
+            ("key", step, "sink", -1, "", 0.8), ("super neurons", step, "everything", -1, "", 0.7),
+        ]  # fmt: skip
+        rows += [("super neurons", step - 1, "super neurons", step, "", 0.35)] if step > 0 else []
+    found = []
+    for row in rows:
+        one = dict(zip(["source", "source_step", "target", "target_step", "through", "share"], row, strict=True))
+        own = {"sink": one["source_step"], "MLPs": -2}.get(one["target"], one["target_step"])
+        for read in (-2, *range(steps)) if steps > 1 else (-2,):
+            share = one["share"] if read == own or steps < 2 else 0.01
+            found.append(one | {"share": share, "ci_low": share - 0.04, "ci_high": share + 0.04, "read_step": read})
+    return pd.DataFrame(found).assign(control_largest=0.02, control_share=0.01, n=4)
 
 
 def traced(folder, *, frames=None, without=(), n_layers=12, n_heads=4):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.chain.page import tables as pages
-from sink_lens.chain.page.figures import draw_amplification, draw_mediation
+from sink_lens.chain.page.figures import draw_mediation
 from sink_lens.errors import RunError
 from sink_lens.schema import ALL_STEPS
 
@@ -25,20 +25,6 @@ def test_the_matrix_writes_each_share_with_its_control_and_its_step():
     both = pd.concat([MEDIATION.assign(step=1), MEDIATION.assign(step=ALL_STEPS)])
     rows = [label.get_text() for label in draw_mediation(both).axes[0].get_yticklabels()]
     assert rows == ["isolation, step 1,\nlayers 3–7", "isolation, all steps,\nlayers 3–7"]
-
-
-def test_the_curve_has_a_line_a_centre():
-    curve = pd.DataFrame(
-        {
-            "centre": ["values", "values", "none", "none"], "factor": [1.0, 5.0, 1.0, 5.0], "layers": "0-2",
-            "target_position": 9, "read_layers": "3-7", "baseline_mass": 0.02, "mass": [0.02, 0.3, 0.02, 0.01],
-            "times": [1.0, 15.0, 1.0, 0.5], "change": [0.0, 0.28, 0.0, -0.01], "change_low": [0.0, 0.2, 0.0, -0.02],
-            "change_high": [0.0, 0.3, 0.0, 0.0], "n": 4,
-        }
-    )  # fmt: skip
-    lines = draw_amplification(curve).axes[0].get_lines()
-    assert [line.get_label() for line in lines][:2] == ["values", "norm only"]
-    assert lines[2].get_ydata() == [0, 0]  # what no edit gives
 
 
 @pytest.mark.parametrize(

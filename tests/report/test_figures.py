@@ -120,14 +120,6 @@ def test_super_neurons_alone_are_named_and_eight_at_most():
     assert len(figures.draw_super_neurons(neurons(supers=range(12)), position=0).axes[0].texts) == 8
 
 
-def test_many_neurons_are_drawn_as_an_image():
-    few = figure_svg(figures.draw_super_neurons(neurons(count=50), position=0), name="few")
-    many = figure_svg(figures.draw_super_neurons(neurons(count=30_000), position=0), name="many")
-    assert "data:image/png" not in few
-    assert "data:image/png" in many
-    assert len(many) < 300_000
-
-
 def test_dimensions_stand_in_order_of_magnitude():
     axes = figures.draw_top_dimensions(dimensions(), position=0, layer=2, most=5).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["100", "101", "102", "103", "104"]

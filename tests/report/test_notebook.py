@@ -1,7 +1,5 @@
 """What a result shows in a notebook: sentences, a short table, verdicts; everything escaped, nothing fetched."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -60,15 +58,3 @@ def test_a_figure_shows_itself_without_pyplot(make):
 
     bundle, _ = DisplayFormatter().format(make())
     assert bundle["image/png"].startswith(b"\x89PNG")
-
-
-def test_showing_a_result_loads_neither_torch_nor_matplotlib(tmp_path):
-    folder = traced(tmp_path / "run")
-    code = (
-        "import sys; from pathlib import Path; from sink_lens.records import Result, read_run\n"
-        f"folder = Path({str(folder)!r}); tables = read_run(folder).tables\n"
-        "Result(folder=folder, tables={'summary': tables['links']}, headline='A trace.')._repr_html_()\n"
-        "assert not {'torch', 'matplotlib'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert read_run(folder).kind == "trace"

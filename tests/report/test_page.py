@@ -205,15 +205,6 @@ def page(whole):
     return assert_harmless(whole.read_text(encoding="utf-8"))
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_nothing_but_the_page_is_written(tmp_path):
-    folder = synthetic_run(tmp_path / "run", frames=few("links", "conditions"), without=("patterns",))
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert render(folder) == folder / "report.html"
-    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "report.html"}
-    assert after == before
-
-
 @pytest.mark.parametrize(
     "said",
     [

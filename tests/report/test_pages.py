@@ -239,20 +239,6 @@ def test_csv_holds_the_numbers_and_no_formula_and_is_thinned_where_it_is_long():
     assert text.splitlines()[-1] == "# every 3th of 4500 rows; all are in the run's folder"
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_the_numbers_of_a_figure_can_be_copied(tmp_path):
-    for kind, key, first in (
-        ("amplify", "factors", "centre,factor,times"),
-        ("ablate", "removed", "step,kind,removed_share"),
-        ("sweep", "effects-0", "cell,kind,site,layer"),
-        ("train", "course", "step,tokens,measure"),
-    ):
-        part = page_content(read_run(a_run(tmp_path / kind, kind)))
-        (figure,) = [one for one in part.figures if one.key == key]
-        assert figure.csv.startswith(first)
-        assert len(figure.csv.splitlines()) > 2
-
-
 def test_a_shown_table_is_copied_whole_though_only_its_first_rows_are_shown():
     table = page_table(pd.DataFrame({"a": range(30), "b": 0}), {"a": "A"})
     assert len(table.rows) == 25

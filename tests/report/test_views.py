@@ -52,17 +52,9 @@ def test_a_capture_is_shown_by_layer_and_head():
 
 
 def test_a_tensor_and_a_token_batch_are_read():
-    class Tensor:
-        """What a tensor is asked for: torch itself takes seconds to load."""
-
-        detach = cpu = lambda self: self
-
-        def float(self):
-            return PATTERN
-
     batch = SimpleNamespace(tokens=np.arange(16).reshape(2, 8))
     tokenizer = SimpleNamespace(decode=lambda ids: f"t{ids[0]}")
-    pattern = Tensor()
+    pattern = torch.tensor(PATTERN)
     view = views.attention_heads(pattern, batch, sequence=1, tokenizer=tokenizer)
     assert view.props["tokens"] == [f"t{place}" for place in range(8, 16)]
     assert view.props["attention"][0] == pytest.approx(PATTERN)
