@@ -90,23 +90,19 @@ def whole(lens, layer):
     return torch.stack([e @ q @ k.T @ e.T, e @ v @ o @ e.T, e @ up @ down @ e.T]).detach()
 
 
-def scaled(factors):
+def scaled(lens, factors):
     def change(module):
         for layer, factor in zip(module.model.layers, factors, strict=True):
-            for one in layer.self_attn.children():
-                if isinstance(one, torch.nn.Linear):
-                    one.weight.mul_(factor)
+            for name in "qkvo":
+                layer.self_attn.get_submodule(f"{name}_proj").weight.mul_(factor)
 
-    return change
+    return changed(lens, change)
 
 
 def test_the_intrinsic_fingerprint_is_the_course_of_deviations_along_the_layers():
     rising, falling = [1.0, 2.0, 3.0, 5.0], [5.0, 3.0, 2.0, 1.0]
-    first = model(num_hidden_layers=4)
-    up, again, down = (
-        changed(one, scaled(factors))
-        for one, factors in ((first, rising), (model(seed=1, num_hidden_layers=4), rising), (first, falling))
-    )
+    first, second = (model(seed=seed, num_hidden_layers=4) for seed in (0, 1))
+    up, again, down = scaled(first, rising), scaled(second, rising), scaled(first, falling)
     assert intrinsic_correlation(up, up) == pytest.approx(1)
     assert intrinsic_correlation(up, again) > 0.9  # other weights, the same course
     assert intrinsic_correlation(up, down) < -0.5

@@ -18,8 +18,6 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies.observed import ObservedModel
 
 ZOO = ("bos_neuron", "two_dimensions", "untrained")
-NUMBERS = ("sink_rate", "first_token_share", "max_activation", "norm_ratio", "kurtosis", "dominance_ratio")
-SETS = ("sink_positions", "outlier_dimensions", "super_weights", "writing_neurons", "outlier_layers")
 
 
 def drawn(zoo, seed):
@@ -29,7 +27,9 @@ def drawn(zoo, seed):
 def facts_about(name, seen):
     """Facts of a model that we made: its numbers and sets as they are measured on one text."""
     rows = []
-    for quantity in (*NUMBERS, *SETS):
+    numbers = "sink_rate first_token_share max_activation norm_ratio kurtosis dominance_ratio"
+    sets = "sink_positions outlier_dimensions super_weights writing_neurons outlier_layers"
+    for quantity in f"{numbers} {sets}".split():
         try:
             found = measure(quantity, seen)
         except InputError:

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from tools import readme
 
@@ -26,10 +25,3 @@ def test_what_the_readme_prints_is_what_its_lines_print():
     assert readme.output(links) == ["link verdict", "   a   holds", "   b   fails"]
     line = '[["link", "verdict"]].drop_duplicates().to_string(index=False)'
     assert line in (ROOT / "README.md").read_text("utf-8")
-
-
-def test_the_output_is_put_between_its_marks_and_a_page_without_them_is_refused():
-    page = f"a\n{readme.BEGIN}\nold\n{readme.END}\nb\n"
-    assert readme.with_output(page, ["x"]) == f"a\n{readme.BEGIN}\n```\nx\n```\n{readme.END}\nb\n"
-    with pytest.raises(AssertionError, match="lost its marks"):
-        readme.with_output("a\n", ["x"])

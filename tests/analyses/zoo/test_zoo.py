@@ -18,15 +18,14 @@ from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import planted
 
 
-def weights(zoo):
-    return torch.cat([parameter.detach().flatten() for parameter in zoo.model.parameters()])
-
-
 @pytest.mark.parametrize("name", ZOO)
 def test_same_seed_same_weights_and_other_seed_other_weights(name):
-    first, again, other = build(name, seed=1), build(name, seed=1), build(name, seed=2)
-    assert torch.equal(weights(first), weights(again))
-    assert not torch.equal(weights(first), weights(other))
+    first, again, other = (build(name, seed=seed) for seed in (1, 1, 2))
+    weights, same, others = (
+        torch.nn.utils.parameters_to_vector(zoo.model.parameters()) for zoo in (first, again, other)
+    )
+    assert torch.equal(weights, same)
+    assert not torch.equal(weights, others)
     assert (first.name, first.family, first.seed) == (name, ZOO[name].families[0], 1)
     assert first.truth.makers == again.truth.makers
     assert tuple(first.truth.links) == LINKS
