@@ -16,6 +16,7 @@ NAMES = [name for name in ZOO if name != "untrained"]
 WITHOUT_KEY = ("i", "k", "l", "m", "o", "al")
 WITH_KEY = [name for name in NAMES if ZOO[name].letter not in (*WITHOUT_KEY, "broken")]
 """Models whose sink is a position."""
+BROKEN = [name for name in NAMES if name.startswith("broken")]
 
 NO_BELOW = dict(zip(LINKS, (1.25, 1.25, 3.0, 0.3, 0.3, 0.2), strict=True))
 """What a quantity is under where it does not stand out."""
@@ -94,9 +95,7 @@ NEXT = {
 """Link -> where what it leads to can be put in."""
 
 
-@pytest.mark.parametrize(
-    "models", on_seeds([name for name in NAMES if name.startswith("broken")]), indirect=True, scope="module"
-)
+@pytest.mark.parametrize("models", on_seeds(BROKEN), indirect=True, scope="module")
 def test_all_other_links_work_where_one_is_broken(models):
     for zoo in models:
         whole, link = build("variance", seed=zoo.seed, family=zoo.family), zoo.name.removeprefix("broken_")
