@@ -13,7 +13,7 @@ SHOWN = {
     "patterns": views.attention_patterns(HOSTILE, PATTERN),
     "tokens": views.colored_tokens(np.arange(8), HOSTILE),
 }
-AS_TEXT = ("</script><script>alert", "⟨U+202E⟩evil", "aaaa…", "$\\frac{1}{0}$", "{{ 7 * 7 }}")
+AS_TEXT = ("</script><script>alert", "⟨U+202E⟩evil", "aaaa…", "$\\frac{1}{0}$", "{{·7")
 
 
 def text_of(frame, selector):

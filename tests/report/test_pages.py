@@ -228,9 +228,6 @@ def test_a_failed_cell_is_listed(tmp_path):
     assert part.tables[-1].table.rows[0][-1] == "no room"
 
 
-# --- numbers to copy
-
-
 def test_csv_holds_the_numbers_and_no_formula_and_is_thinned_where_it_is_long():
     frame = pd.DataFrame({"token": ["=1+1", "-x", "plain"], "value": [1 / 3, np.nan, 2e9]})
     assert csv_text(frame).splitlines() == ["token,value", "'=1+1,0.333333", "'-x,", "plain,2e+09"]
@@ -243,9 +240,6 @@ def test_a_shown_table_is_copied_whole_though_only_its_first_rows_are_shown():
     table = page_table(pd.DataFrame({"a": range(30), "b": 0}), {"a": "A"})
     assert len(table.rows) == 25
     assert table.numbers["a"].tolist() == list(range(30))
-
-
-# --- figures as files
 
 
 def test_figures_are_written_in_every_format_and_the_missing_are_named(tmp_path):

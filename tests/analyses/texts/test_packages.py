@@ -52,9 +52,6 @@ def test_a_damaged_archive_is_refused(tmp_path, damage):
         read_members(path, "a")
 
 
-# --- the users' package tools
-
-
 def of(archive, *, registry="npm", sha256=None):
     return Package(registry, "toy", "1.0", sha256 or sha256_of(archive))
 

@@ -52,9 +52,6 @@ def calls(tmp_path, monkeypatch):
     return asked
 
 
-# --- the list
-
-
 def test_every_source_is_pinned_and_says_its_licence():
     for name, source in SOURCES.items():
         assert source.package.registry in ("npm", "pypi"), name
@@ -70,9 +67,6 @@ def test_names_choose_sources():
     for name in ("nowhere", "../brown"):
         with pytest.raises(InputError, match=r"there is no source .*; need some of state-of-the-union"):
             fetch(["moby-dick", name])
-
-
-# --- from a file to documents, on small pieces written by hand
 
 
 GUTENBERG = (
@@ -98,9 +92,6 @@ TAGGED = (
 )
 def test_notices_go_verses_become_chapters_and_tagged_words_running_text(read, text, found):
     assert list(read(text)) == found
-
-
-# --- fetching
 
 
 def test_a_source_has_its_documents_in_order_and_a_manifest(calls, cache):
@@ -175,9 +166,6 @@ def test_a_source_that_fails_is_reported_and_the_others_go_on(calls, cache, monk
     assert "need 000000000000" in states["state-of-the-union"]
     assert states["moby-dick"]["text_sha256"] == text_hash(TEXTS["moby-dick"])
     assert [path.name for path in cache.iterdir() if path.is_dir()] == ["moby-dick"]
-
-
-# --- as text to train on
 
 
 def test_the_command_writes_documents_in_the_order_of_the_names(calls, cache, tmp_path, monkeypatch, capsys):

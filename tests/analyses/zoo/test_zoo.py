@@ -87,9 +87,6 @@ def test_what_cannot_be_built_is_refused(make, error, said):
         make()
 
 
-# --- the edges that are said to carry the sinks of the zoo: real patches confirm them
-
-
 @pytest.mark.parametrize(
     ("name", "family"),
     [("first_window", "mistral"), ("head_feeds", "gemma3"), ("variance", "olmo2"), ("two_dimensions", "qwen3")],
@@ -122,9 +119,6 @@ def test_every_model_says_which_edges_it_has_or_that_none_is_needed_alone():
     not_derived |= {"in_mixer_layer", "mixer_spike", "state_sink", "latent_key"}
     without = {name for name, truth in truths.items() if truth is None}
     assert without == none_alone | not_derived | {name for name in ZOO if name.startswith("broken_")}
-
-
-# --- the edges that each mechanism needs, as its wiring says, are those that exact patching of every edge finds
 
 
 SMALL = 0.03
