@@ -57,6 +57,7 @@ def _called_name(function: Callable[..., Any]) -> str:
 
 
 def _python_number(value: Any) -> Any:
+    """Return a number of numpy as Python's; other values are returned unchanged."""
     item = getattr(value, "item", None) if isinstance(value, Real) else None
     return value if item is None else item()
 
@@ -107,6 +108,7 @@ def check_seeds(given: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _type_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return parameter name -> type hint of a function; empty if a hint cannot be read at run time."""
     try:
         return typing.get_type_hints(function)
     except NameError:  # a name that is there only for the type checker
@@ -168,6 +170,7 @@ def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
 
 
 def _all_of_type(values: Any, of: Sequence[Any]) -> bool:
+    """Check whether all values have the type ``of[0]``; True without a type, or with too many values to check."""
     return not of or len(values) > _MOST_ITEMS or all(is_of_type(one, of[0]) for one in values)
 
 
@@ -188,6 +191,7 @@ def _exceeds_64_bits(value: Any) -> bool:
 
 
 def _reason_without_values(value: Any) -> str:
+    """Return why a tensor has no values to read, as the end of a sentence; "" if it has them."""
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
     layout = str(getattr(value, "layout", "torch.strided"))
@@ -195,6 +199,7 @@ def _reason_without_values(value: Any) -> str:
 
 
 def _is_list_hint(hint: Any) -> bool:
+    """Check whether a type hint is one of several items, such as a list; False for a mapping."""
     origin = get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
 

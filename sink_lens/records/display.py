@@ -42,4 +42,5 @@ def draw_page(folder: Path) -> Path:
 
 
 def _import_from_report(module: str, name: str) -> Any:
+    """Import a function of sink_lens.report by the names of its module and of itself, when it is needed."""
     return getattr(import_module(f"sink_lens.report.{module}"), name)

@@ -139,6 +139,7 @@ class Run:
     """Files that a finished run of this kind has and this run lacks or has lost."""
 
     def _repr_html_(self) -> str:
+        """Return HTML for a notebook: kind, status, model, folder, tables, and missing files."""
         model = self.provenance.get("model") or "no model"
         said = {"run": f"{self.kind}, {self.status}", "of": model, "in": self.folder, "tables": ", ".join(self.tables)}
         said |= {"missing": ", ".join(self.missing)} if self.missing else {}

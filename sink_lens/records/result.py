@@ -46,6 +46,7 @@ class Finding:
         return (self.frame,)
 
     def _repr_html_(self) -> str:
+        """Return the headline with figures and tables as HTML, for a notebook."""
         shown, folder = self.shown() if self.finished else (), getattr(self, "folder", None)
         return display.result_html(self.sentences, *shown, notes=self.notes, folder=folder)
 

@@ -115,6 +115,7 @@ class RunWriter:
         self._list_content(name, (self.folder / name).read_bytes())
 
     def _list_content(self, name: str, content: bytes) -> None:
+        """Add a file with this content to run.json, with its size and hash."""
         self._wrote = True
         self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         self._write_record()
@@ -400,12 +401,14 @@ def run_state(folder: Path) -> str:
 
 
 def _remove_empty(made: Sequence[Path]) -> None:
+    """Remove the folders in ``made`` that are empty."""
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
 
 def _unlock(lock: FileLock) -> None:
+    """Release the lock of a run folder and remove its lock file."""
     Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
     lock.release()
 
@@ -447,6 +450,7 @@ def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mappi
 
 
 def _unhashed_reasons(value: Any) -> list[str]:
+    """Return, for each piece of code without a hash in a configuration, the reason why it has none."""
     if isinstance(value, str):
         return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -454,4 +458,5 @@ def _unhashed_reasons(value: Any) -> list[str]:
 
 
 def _time_text() -> str:
+    """Return the present time in UTC as a text, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -268,6 +268,7 @@ def _count_arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
 
 
 def _small_size(form: _Form, size: int) -> float:
+    """Return the font size of notes and numbers, in points, for boxes with the font size ``size``."""
     return max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
 
 

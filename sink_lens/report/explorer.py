@@ -62,6 +62,7 @@ class Explorer:
         return views.write_page(self.html, path)
 
     def _repr_html_(self) -> str:
+        """Return the page in an HTML frame, for a notebook."""
         return views.frame_html(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
 
 
@@ -149,6 +150,7 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
 
 
 def _node_id(name: str, span: str) -> str:
+    """Return the id of a node in the graph: its name, and ``@span`` if it stands for one span of tokens."""
     return f"{name}@{span}" if span else name
 
 

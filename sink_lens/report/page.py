@@ -154,6 +154,7 @@ def run_in_words(run: Run) -> str:
 
 
 def _always(_: Run) -> bool:
+    """Return True: a figure or table is on the page of every run, unless it has its own ``when``."""
     return True
 
 
@@ -230,7 +231,10 @@ def table_maker(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The page of one kind of run. No part of it may raise for what a partial run lacks, but for ``make``."""
+    """The page of one kind of run: functions that make its title, sentences, figures and tables from a run.
+
+    For a run that lacks files, only ``make`` of a figure or table may raise an error.
+    """
 
     title: Callable[[Run], str]
     """The finding, in a few words."""

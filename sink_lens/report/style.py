@@ -96,6 +96,7 @@ class Picture(Figure):
         return save_figure(self, path)
 
     def _repr_png_(self) -> bytes:
+        """Return the figure as PNG, for a notebook."""
         return figure_bytes(self, "png")
 
 

@@ -105,6 +105,7 @@ class View:
         return write_page(self.html, path)
 
     def _repr_html_(self) -> str:
+        """Return the view in an HTML frame, for a notebook."""
         return frame_html(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
     def __str__(self) -> str:

@@ -161,7 +161,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The description of one table of a kind of run: its file, meaning and columns."""
+    """The description of one table of a kind of run: its file, what a row describes, and its columns."""
 
     name: str
     """File name without the ending; * stands for a number."""
