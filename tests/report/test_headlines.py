@@ -213,7 +213,7 @@ def disparity(*, measured=("dominance_ratio", "effective_rank")):
 def notes(*, seeds=1, watched=True, texts="aa", attention="gate_headwise"):
     with tempfile.TemporaryDirectory() as folder:
         for variant, text in zip(("softmax", attention), texts, strict=True):
-            masses = {"masses": [0.0, 0.2], "tokens_sha256": text} if watched else {}
+            masses = {"masses": [0.0, 0.2], "text": text} if watched else {}
             for seed in range(seeds):
                 write_run(Path(folder) / f"{variant}{seed}", [3.0, 2.0], seed=seed, attention=variant, **masses)
         found = compare.compare(sorted(Path(folder).iterdir()))

@@ -72,7 +72,7 @@ def test_the_birth_and_the_uniform_level_are_marked():
 
 @pytest.mark.parametrize("masses", [[0.1], [0.0], [0.1, np.nan], [np.nan, 0.1]])
 def test_short_and_undefined_courses_are_drawn(masses):
-    line = panels(draw_course(watched(masses, layers=1)))["attention to position 0"].get_lines()[0]
+    line = panels(draw_course(watched(masses)))["attention to position 0"].get_lines()[0]
     assert np.array_equal(line.get_ydata(), np.array(masses) / 2, equal_nan=True)  # layer 0 has half of the mass
 
 
