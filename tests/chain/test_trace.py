@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import safetensors.numpy
 import torch
+from evidences import random_batch
 from lenses import lens_of, speaking
 from rich.console import Console
 
@@ -19,11 +20,8 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.setting import make_setting
 from sink_lens.chain.terminal import brief_answer
 from sink_lens.chain.trace import FILES, trace
-from sink_lens.data.tokens import from_tensor
-from sink_lens.edits.isolation import isolate
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
@@ -41,6 +39,10 @@ KEYS = {
     "conditions": ["condition"],
     "links": ["link", "statistic", "null_name"],
     "summary": ["quantity"],
+    "amplification": ["centre", "factor"],
+    "effects": ["link", "edit"],
+    "mediation": ["intervention", "frozen", "step"],
+    "placement": ["position", "token", "isolated"],
 }
 CHAIN = ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink")
 
@@ -50,30 +52,18 @@ def planted_lens(sink=True, seed=0):
     return wrap(planted(seed=seed, sink=sink).model, tokenizer=tiny_tokenizer(adds_bos=True))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    out = tmp_path_factory.mktemp("whole") / "run"
-    return run(planted_lens(), out, sequences=4, length=16)
-
-
 def interrupt(*args, **options):
     raise KeyboardInterrupt
 
 
 def asked(**changes):
-    return TraceConfig(
-        **({"model": "tiny", "tokens": "random", "sequences": 5, "length": 20, "interventions": False} | changes)
-    )
+    given = {"model": "tiny", "tokens": "random", "sequences": 5, "length": 20, "interventions": False}
+    return TraceConfig(**(given | changes))
 
 
 def run(lens, out, *, batch=None, report=False, links=LINKS, **changes):
     """A trace; its report is not drawn, which takes seconds, unless it is asked for."""
     return trace(lens, config=asked(**changes), tokens=batch, out=out, progress=False, report=report, links=links)
-
-
-def random_batch(sequences=5, length=20, lengths=None):
-    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(0))
-    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
 
 
 def check_folder(folder):
@@ -86,6 +76,7 @@ def check_folder(folder):
             assert not tables[name].duplicated(key).any(), name
             assert tables[name][key].notna().all(axis=None), name
     assert set(tables["links"]["verdict"]) <= {*schema.VERDICTS} - {"mixed", "not measured"}
+    assert (tables["links"].query("is_primary").groupby("link")["statistic"].nunique() == 1).all()
     return found
 
 
@@ -95,21 +86,6 @@ def text_of(renderable):
     return console.export_text()
 
 
-def same_tables(a, b):
-    assert set(a) == set(b)
-    for name in a:
-        pd.testing.assert_frame_equal(a[name], b[name], check_exact=True, obj=name)
-
-
-# --- every family
-
-
-def sequences_studied(found):
-    """Sequences that the trace did not leave out since their sink is at another position or nowhere."""
-    summary = found.tables["summary"].set_index("quantity")["value"]
-    return int(summary.get("sequences_with_sink", 5 - int(summary.get("sequences_elsewhere", 0))))
-
-
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_every_family_is_traced_to_the_end(family, tmp_path):
     lens = speaking(family)
@@ -117,7 +93,9 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     found = check_folder(tmp_path / "run")
     assert not result.report_path.exists()
     assert len(found.tables["heads"]) == 3 * 4 * len(result.location.sink_positions)
-    assert len(found.tables["tokens"]) == 20 * sequences_studied(found)
+    summary = found.tables["summary"].set_index("quantity")["value"]  # sequences without the sink there are left out
+    studied = summary.get("sequences_with_sink", 5 - int(summary.get("sequences_elsewhere", 0)))
+    assert len(found.tables["tokens"]) == 20 * int(studied)
     assert found.tables["conditions"]["condition"].tolist() == ["without", "with"]
     assert (found.tables["links"]["null_name"] == "random_init").any()
     pattern = found.tensors("patterns")["pattern"]
@@ -143,9 +121,6 @@ def test_half_precision_is_traced(tmp_path):
     assert "in bfloat16 the logits at position" in rows.loc["rounding", "note"]
 
 
-# --- planted truth
-
-
 def test_the_planted_chain_is_found(tmp_path):
     truth = planted(seed=1)
     result = run(planted_lens(seed=1), tmp_path / "run", sequences=8, length=24)
@@ -155,8 +130,10 @@ def test_the_planted_chain_is_found(tmp_path):
     assert steps == [(truth.layer, truth.layer, truth.outlier_dimension)]
     supers = result.super_neurons
     assert supers[["layer", "neuron"]].to_numpy().tolist() == [[truth.layer, truth.neuron]]
-    verdicts = result.links.groupby("link")["verdict"].first()
-    assert [verdicts[name] for name in CHAIN] == ["present, not tested"] * 4
+    links = result.links.groupby("link")[["measured", "intervened", "verdict"]].first()
+    for name in CHAIN:
+        assert links.loc[name].tolist() == ["present", "no intervention", "present, not tested"], name
+    assert not {path.stem for path in result.folder.iterdir()} & {*CAUSAL_TABLES, "centring_means"}
     assert result.tables["growth_steps"]["split_error"].max() < 1e-4
     check_folder(tmp_path / "run")
     split = result.tables["key_split"]
@@ -178,8 +155,9 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
     assert result.location.sink_positions == (0,)
     assert result.location.steps == ()
     assert result.super_neurons.empty
-    verdicts = result.links.groupby("link")["verdict"].first()
-    assert {verdicts[name] for name in CHAIN} == {"not applicable"}
+    links = result.links.groupby("link")[["measured", "verdict"]].first()
+    assert links.loc[[*CHAIN], "measured"].tolist() == ["absent"] * 4
+    assert set(links["verdict"]) == {"not applicable"}  # there is no sink to lead to
     check_folder(tmp_path / "run")
     assert "No position is an attention sink" in text_of(brief_answer(result))
     assert "no attention sink so far: position 1 comes nearest, with one in 1% of heads on all 8 seq" in caplog.text
@@ -238,9 +216,6 @@ def test_without_a_tokenizer_there_is_one_arm(tmp_path):
     assert result.tables["conditions"]["condition"].tolist() == ["without"]
 
 
-# --- tokens of every kind
-
-
 def test_prompts_of_unequal_length_are_padded(tmp_path):
     prompts = ("the cat sat on the mat and then it sat on the hat", "one two", "all is well that ends well and so on")
     result = run(speaking("llama"), tmp_path / "run", tokens="text", prompts=prompts)
@@ -279,9 +254,6 @@ def test_the_default_folder_is_named_after_model_and_time():
     assert default_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
 
 
-# --- cut
-
-
 @pytest.fixture(scope="module")
 def cut_whole(tmp_path_factory):
     """A finished trace of the planted model with all interventions."""
@@ -303,19 +275,9 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
     for name in CAUSAL_TABLES:
         assert found.tables[name].columns.tolist() == schema.column_names("trace", name)
         pd.testing.assert_frame_equal(found.tables[name], cut_whole.tables[name], check_dtype=False)
-    assert not found.tables["amplification"].duplicated(["centre", "factor"]).any()
-    assert not found.tables["effects"].duplicated(["link", "edit"]).any()
-    assert not found.tables["mediation"].duplicated(["intervention", "frozen", "step"]).any()
-    assert not found.tables["placement"].duplicated(["position", "token", "isolated"]).any()
     means = found.tensors("centring_means")
     assert set(means) == {f"{centre}.{layer}" for centre in ("values", "aggregated") for layer in range(5)}
     assert means["values.0"].shape == (4, 12)
-
-
-def test_without_cuts_there_is_none_of_their_files(whole):
-    assert not {path.stem for path in whole.folder.iterdir()} & {*CAUSAL_TABLES, "centring_means"}
-    assert (whole.links["intervened"] == "no intervention").all()
-    assert not {"holds", "fails"} & {*whole.links["verdict"], *whole.links["measured"]}
 
 
 def test_the_planted_links_hold_measured_and_cut(cut_whole):
@@ -347,31 +309,22 @@ def test_a_run_stopped_within_its_cuts_and_after_them_is_continued_and_ends_equa
             cut_run(tmp_path / "run")
     monkeypatch.setattr(interventions, "make_setting", interrupt)  # all cuts are done: none is run again
     again = cut_run(tmp_path / "run")
-    same_tables(again.tables, cut_whole.tables)
-    means = [
-        safetensors.numpy.load_file(folder / "centring_means.safetensors")
-        for folder in (again.folder, cut_whole.folder)
-    ]
-    assert set(means[0]) == set(means[1])
-    assert all(np.array_equal(means[0][name], means[1][name]) for name in means[0])
+    assert set(again.tables) == set(cut_whole.tables)
+    for name, table in again.tables.items():
+        pd.testing.assert_frame_equal(table, cut_whole.tables[name], check_exact=True, obj=name)
+    means, wanted = (read_run(one.folder).tensors("centring_means") for one in (again, cut_whole))
+    assert set(means) == set(wanted)
+    assert all(np.array_equal(means[name], wanted[name]) for name in means)
 
 
 def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
-    with pytest.warns(
-        UserWarning, match="no intervention is made: the shortest sequence has 10 tokens, and interventions need 12"
-    ):
+    with pytest.warns(UserWarning, match="no intervention is made: the shortest sequence has 10 tokens"):
         result = run(speaking("llama"), tmp_path / "run", sequences=3, length=10, random_init=False, interventions=True)
     found = check_folder(tmp_path / "run")
-    for name in CAUSAL_TABLES:
-        assert found.tables[name].empty
-    applies = result.links["present"] != "not applicable"
+    assert all(found.tables[name].empty for name in CAUSAL_TABLES)
     assert not {"holds", "fails"} & {*result.links["verdict"]}
-    assert (result.links["verdict"] == "not applicable")[~applies].all()
     assert set(result.links["intervened"]) == {"no intervention"}
     assert text_of(brief_answer(result))
-
-
-# --- refused, and nothing is left behind
 
 
 def test_what_cannot_be_traced_is_refused_and_leaves_nothing(tmp_path):
@@ -405,7 +358,7 @@ def test_patterns_are_those_of_the_first_sequence(tmp_path):
 
 
 def test_token_ids_are_traced_as_their_batch_is(tmp_path):
-    batch = random_batch()
+    batch = random_batch(sequences=5, length=20)
     options = {"interventions": False, "random_init": False}
     ids = run(planted_lens(), tmp_path / "ids", batch=batch.tokens, **options)
     same = run(planted_lens(), tmp_path / "batch", batch=batch, **options)
@@ -415,26 +368,6 @@ def test_token_ids_are_traced_as_their_batch_is(tmp_path):
 
 def test_text_is_cut_from_a_file(tmp_path):
     (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
-    config = TraceConfig(
-        model="tiny", text=str(tmp_path / "book.txt"), sequences=3, length=16, random_init=False, interventions=False
-    )
-    trace(speaking("llama"), config=config, out=tmp_path / "run", progress=False, report=False)
+    book = {"tokens": "text", "text": str(tmp_path / "book.txt")}
+    run(speaking("llama"), tmp_path / "run", sequences=3, length=16, random_init=False, **book)
     assert read_run(tmp_path / "run").provenance["token_source"] == "text:book.txt"
-
-
-def test_every_sequence_counts_at_positions_that_all_have(planted_at, config):
-    place = planted_at()
-    lengths = torch.full((place.tokens.n_sequences,), 20)
-    lengths[2] = 15  # one of the three that are intervened on
-    unequal = from_tensor(place.tokens.tokens, lengths=lengths)
-    found, cut = (
-        make_setting(place.lens, one, location=place.location, config=config) for one in (unequal, place.tokens.cut(15))
-    )
-    assert torch.equal(found.tokens.tokens, cut.tokens.tokens)
-    assert (found.tokens.lengths == 15).all()
-    one, other = (setting.run([isolate([setting.target_position])], loss=True) for setting in (found, cut))
-    assert one.mass.shape[1] == 3
-    assert torch.equal(one.mass, other.mass)
-    assert one.mass.isfinite().all()
-    with pytest.raises(InputError, match="the target position is 14; need one from 1 to 13"):
-        make_setting(place.lens, unequal, location=place.location, config=config, target_position=14)
