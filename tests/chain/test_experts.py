@@ -20,13 +20,8 @@ SHARED, TRIGGER = 5, 17
 @functools.cache
 def planted_expert(sink: bool = True):
     """As `planted`, with 64 experts: the router sends BOS, and nothing else, to one whose neuron writes the outlier."""
-    model = build_random(
-        config_of(
-            "mixtral", num_hidden_layers=5, num_local_experts=N_EXPERTS, intermediate_size=24, initializer_range=0.1
-        ),
-        seed=0,
-        noise=0.02,
-    )
+    sizes = {"num_hidden_layers": 5, "num_local_experts": N_EXPERTS, "intermediate_size": 24}
+    model = build_random(config_of("mixtral", initializer_range=0.1, **sizes), seed=0, noise=0.02)
     slowest = model.model.layers[0].self_attn.head_dim // 2 - 1
     with torch.no_grad():
         embedding = model.model.embed_tokens.weight
@@ -50,8 +45,7 @@ def planted_expert(sink: bool = True):
                 block.mlp.gate.weight[EXPERT, TRIGGER] = 2.0
         if sink:
             experts = model.model.layers[LAYER].mlp.experts
-            width = experts.down_proj.shape[2]
-            for row in (NEURON, width + NEURON):  # gate and up
+            for row in (NEURON, experts.down_proj.shape[2] + NEURON):  # gate and up
                 experts.gate_up_proj[EXPERT, row] = 0.0
                 experts.gate_up_proj[EXPERT, row, TRIGGER] = 2.0
             experts.down_proj[EXPERT, :, NEURON] = 0.0
@@ -59,13 +53,15 @@ def planted_expert(sink: bool = True):
     return wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
 
 
+def traced_into(folder, *, sink=True):
+    given = {"tokens": "random", "bos": "with", "sequences": 6, "length": 24}
+    config = TraceConfig(model="planted", interventions=False, random_init=False, **given)
+    return trace(planted_expert(sink), config=config, out=folder, progress=False, report=False)
+
+
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    config = TraceConfig(
-        model="planted", tokens="random", bos="with", sequences=6, length=24, interventions=False, random_init=False
-    )
-    folder = tmp_path_factory.mktemp("expert") / "run"
-    return trace(planted_expert(), config=config, out=folder, progress=False, report=False)
+    return traced_into(tmp_path_factory.mktemp("expert") / "run")
 
 
 def test_the_super_expert_is_found_among_64(traced):
@@ -75,9 +71,6 @@ def test_the_super_expert_is_found_among_64(traced):
     assert supers[["layer", "expert", "outlier_dimension"]].to_numpy().tolist() == [[LAYER, EXPERT, OUTLIER]]
     assert supers["routed_share"].tolist() == [1.0]
     assert supers["contribution_share"].item() == pytest.approx(1.0, abs=0.05)
-
-
-def test_its_neuron_is_named_with_its_expert(traced):
     found = traced.tables["neurons"].query("is_super")
     size = planted_expert().d_expert
     assert found[["layer", "neuron", "expert"]].to_numpy().tolist() == [[LAYER, EXPERT * size + NEURON, EXPERT]]
@@ -103,8 +96,4 @@ def test_its_ablation_removes_the_sink_and_that_of_random_experts_does_not():
 
 
 def test_without_the_planted_neuron_there_is_no_sink_and_no_super_expert(tmp_path):
-    config = TraceConfig(
-        model="planted", tokens="random", bos="with", sequences=6, length=24, interventions=False, random_init=False
-    )
-    found = trace(planted_expert(sink=False), config=config, out=tmp_path / "run", progress=False, report=False)
-    assert not found.tables["experts"]["is_super"].any()
+    assert not traced_into(tmp_path / "run", sink=False).tables["experts"]["is_super"].any()

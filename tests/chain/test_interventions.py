@@ -40,9 +40,6 @@ def changed(planted_at, tiny_at):
     return build
 
 
-# --- the effects
-
-
 def test_each_link_is_changed_once_in_the_order_of_the_chain(changed):
     _, effects = changed("planted")
     assert effects.columns.tolist() == column_names("trace", "effects")
@@ -108,13 +105,6 @@ def test_the_entries_of_the_planted_neuron_are_set_one_by_one(planted_at, change
     assert (row["layers"], row["position"], row["read_layers"]) == ("2", 0, "3-4")
 
 
-def test_a_model_without_a_sink_has_no_intervention_that_holds(changed):
-    _, effects = changed("planted without")
-    rows = [row for row in effects.to_dict("records") if row["is_primary"]]
-    assert [row["link"] for row in rows] == ["aggregation_variance", "variance_preserved", "key_sink"]
-    assert "holds" not in {intervention_verdict(row) for row in rows}
-
-
 def test_an_amplification_is_a_row_where_some_factor_over_1_makes_more(changed):
     for name in ("planted", "gpt2", "gpt_oss"):
         curve, effects = changed(name)
@@ -131,19 +121,19 @@ def test_an_amplification_is_a_row_where_some_factor_over_1_makes_more(changed):
             assert f"x {row['edit'].removeprefix('norm x ')} " in row["control_of"]  # at the same factor
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_oss"])
-def test_links_without_neurons_or_dimensions_are_not_changed(changed, name):
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss", "planted without"])
+def test_links_without_neurons_or_dimensions_are_not_changed_and_without_a_sink_none_holds(changed, name):
     _, effects = changed(name)
     primary = effects[effects["is_primary"]]
+    assert name != "planted without" or "holds" not in {intervention_verdict(row) for row in primary.to_dict("records")}
     assert primary["link"].tolist() == ["aggregation_variance", "variance_preserved", "key_sink"]
     assert primary[["share", "sink_mass", "loss_nats", "control_mean"]].notna().all(axis=None)
 
 
 def test_one_sequence_has_shares_without_intervals(planted_at, config):
     place = planted_at()
-    alone = make_setting(
-        place.lens, place.tokens, location=place.location, config=dataclasses.replace(config, intervention_sequences=1)
-    )
+    one = dataclasses.replace(config, intervention_sequences=1)
+    alone = make_setting(place.lens, place.tokens, location=place.location, config=one)
     means = centring_means(place.lens, n_tokens=64)
     curve = pd.DataFrame({"centre": ["values", "aggregated", "none"], "factor": [1.0] * 3, "mass": [0.1] * 3})
     effects = effect_table(alone, means=means, curve=curve)
@@ -153,17 +143,11 @@ def test_one_sequence_has_shares_without_intervals(planted_at, config):
     assert math.isclose(effects.set_index("link").loc["key_sink", "share"], 0.88, abs_tol=0.1)
 
 
-# --- all tables of the causal half
-
-
 class Keeper:
-    """Keeps tables as a run folder does: what is there is not made again."""
+    """Keeps tables as a run folder does."""
 
-    def __init__(self, tables=()):
-        self.tables = dict(tables)
-        self.made = []
-        self.centring = []
-        self.writer = self
+    def __init__(self):
+        self.tables, self.centring, self.writer = {}, [], self
 
     def write_tensors(self, name, tensors):
         assert name == "centring_means"
@@ -173,16 +157,13 @@ class Keeper:
         assert json.loads(text)["deviation"] >= 0
 
     def once(self, name, make):
-        if name not in self.tables:
-            self.tables[name] = make()
-            self.made.append(name)
+        self.tables[name] = make()
         return self.tables[name]
 
 
-def made(place, config, *, tables=(), tokens=None):
-    keeper = Keeper(tables)
-    batch = place.tokens if tokens is None else tokens
-    studied = Studied(lens=place.lens, batch=batch, location=place.location, supers=place.supers)
+def made(place, config):
+    keeper = Keeper()
+    studied = Studied(lens=place.lens, batch=place.tokens, location=place.location, supers=place.supers)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(interventions, "FACTORS", (1.0, 10.0))
         patched.setattr(interventions, "CENTRING_TOKENS", 64)
@@ -194,7 +175,7 @@ def made(place, config, *, tables=(), tokens=None):
 def test_every_kind_of_family_is_changed(tiny_at, config, family):
     # learned positions and no gate; norms behind and soft caps; no neurons; fused projections; ReLU
     found = made(tiny_at(family), dataclasses.replace(config, intervention_sequences=2, intervention_length=16))
-    assert found.made == list(TABLES)
+    assert list(found.tables) == list(TABLES)
     for name in TABLES:
         assert found.tables[name].columns.tolist() == column_names("trace", name)
         assert len(found.tables[name]) or name == "maker_sets"  # no set removes half of what is no sink
@@ -204,7 +185,7 @@ def test_every_kind_of_family_is_changed(tiny_at, config, family):
 
 def test_a_model_of_one_layer_is_changed(tiny_at, config):
     found = made(tiny_at("llama", n_layers=1), config)
-    assert found.made == list(TABLES)
+    assert list(found.tables) == list(TABLES)
     assert (found.tables["amplification"]["times"] == 1).all()  # nothing is read after the only layer
 
 
@@ -221,9 +202,8 @@ def test_half_precision_is_changed(planted_at, config):
 
 def test_a_model_without_bos_was_not_tried_with_it(planted_at, config):
     found = made(planted_at(), config).tables["placement"]
-    kind = binding_kind(found)
-    said = binding_sentence(kind, bos=True)
-    assert (kind, said) == ("token", "BOS makes it wherever it stands")
+    assert binding_kind(found) == "token"
+    assert binding_sentence("token", bos=True) == "BOS makes it wherever it stands"
     for kind in ("positional", "no sink"):
         assert binding_sentence(kind, bos=False).endswith("there is no BOS token to try")
 
@@ -232,9 +212,6 @@ def test_without_a_sink_every_table_is_made(planted_at, config):
     found = made(planted_at(sink=False), config).tables
     assert binding_kind(found["placement"]) == "no sink"
     assert found["mediation"].query("intervention != 'natural'")["surviving_share"].isna().all()
-
-
-# --- nothing can be changed
 
 
 def test_a_delegated_attention_has_empty_tables(tiny_at, config):

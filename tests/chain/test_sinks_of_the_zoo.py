@@ -50,9 +50,6 @@ def text_of(shown):
     return out.getvalue()
 
 
-# --- the studied position
-
-
 def few_delimiters():
     """A delimiter at position 20 in three of the scout's eight sequences, and in no other of 60."""
     zoo, lens, _ = lens_and_tokens("delimiter")
@@ -82,8 +79,6 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     late = scout_and_measure(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
     assert tables.condition_row(late, condition="without", chosen=False, config=CONFIG)["sink_position"] == 0
 
-
-# --- no sink
 
 WITHOUT = [
     ("untrained", "llama"),
@@ -121,9 +116,6 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
         assert first["ci_low"] > 1.25
 
 
-# --- attention that is no softmax over all earlier keys
-
-
 @pytest.mark.parametrize(("name", "family"), [("sigmoid", "headnorm"), ("untrained", "headnorm_sigmoid")])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, seed):
@@ -143,14 +135,12 @@ def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, 
 def test_the_sink_of_a_window_is_averaged_over_the_queries_that_reach_it(tmp_path):
     zoo, result = traced("first_window", tmp_path / "run", config=FEW, seed=1)
     assert (result.location.sink_position, result.location.sink_found) == (0, True)
-    heads = result.tables["heads"].query(
-        "sink_position == 0 and layer in @locked", local_dict={"locked": zoo.truth.locked}
-    )
+    locked = {"locked": zoo.truth.locked}
+    heads = result.tables["heads"].query("sink_position == 0 and layer in @locked", local_dict=locked)
     assert heads["sink_mass"].min() > 0.8  # as the model's truth says; over all queries a quarter of it
     assert heads["sink_score"].min() > 0.8
     assert (heads["sink_rate"] == 1).all()
-    effects = result.tables["effects"]
-    assert effects["baseline_sink_mass"].max() > 0.7
+    assert result.tables["effects"]["baseline_sink_mass"].max() > 0.7
 
 
 @pytest.mark.parametrize("path", ["capture", "pattern"])
@@ -222,9 +212,6 @@ def test_a_sink_of_three_sequences_is_too_few_to_test(tmp_path):
     assert not any(len(result.tables[name]) for name in ("effects", "makers", "placement"))
     said = title(read_run(tmp_path / "run"))
     assert "It is in 3 of 18 sequences" in said
-    assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in text_of(
-        brief_answer(result)
-    )
-    page = result.report().read_text("utf-8")
-    assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in page
+    for shown in (text_of(brief_answer(result)), result.report().read_text("utf-8")):
+        assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in shown
     assert said.endswith("too few to test. What makes it was not tested")

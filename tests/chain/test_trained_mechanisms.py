@@ -61,9 +61,6 @@ def traced(tmp_path_factory):
     return make
 
 
-# 1. erasure
-
-
 @pytest.mark.parametrize("name", ["eraser", "regrowth"])
 def test_what_is_erased_does_not_grow(name):
     for family in ZOO[name].families:
@@ -79,9 +76,6 @@ def test_a_step_that_erases_does_not_decide_whether_neurons_fire():
     assert "spike_ratio_step_1" not in found
 
 
-# 2. variance before growth
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_variance_is_read_before_the_growth(family):
     zoo, evidence = measured("early_variance", family)
@@ -92,9 +86,6 @@ def test_variance_is_read_before_the_growth(family):
     assert while_it_grows < 1.25  # read there, the link fails
 
 
-# 3. a bias of the keys
-
-
 @pytest.mark.parametrize("family", ZOO["cancelled_bias"].families)
 def test_a_bias_is_no_part_of_what_is_written_into_the_key(family):
     _, evidence = measured("cancelled_bias", family)
@@ -102,9 +93,6 @@ def test_a_bias_is_no_part_of_what_is_written_into_the_key(family):
     assert found["key_cosine"].interval.low > 0.9
     assert found["bias_cancelled"].interval.low > 0.9
     assert found["key_norm_ratio"].interval.high < 0.5
-
-
-# 4. what dominates and does not carry
 
 
 def test_a_dimension_that_no_key_reads_carries_nothing(traced):
@@ -121,9 +109,6 @@ def test_a_dimension_that_no_key_reads_carries_nothing(traced):
 def test_where_no_dimension_stands_out_none_is_said_not_to_carry_the_sink(traced):
     _, _, run = traced("key_bias", "qwen3")
     assert "direction" not in {phrase.key for phrase in phrases(run)}
-
-
-# 5. makers
 
 
 def test_what_feeds_the_writer_is_told_from_it(traced):
@@ -145,17 +130,11 @@ def test_larger_sets_hold_the_smaller_ones_and_are_beyond_chance(traced):
         assert findings.is_beyond_chance(row)
 
 
-# 6. steps together
-
-
 def test_all_steps_are_frozen_together(traced):
     _, _, run = traced("either_layer", "llama")
     natural = run.tables["mediation"].query("intervention == 'natural' and frozen == 'neurons'").set_index("step")
     assert natural.loc[1, "surviving_share"] > 0.9  # no head needs step 0 alone
     assert natural.loc[ALL_STEPS, "surviving_share"] < 0.2
-
-
-# 7. where the sink is
 
 
 def test_sequences_whose_sink_is_elsewhere_are_counted(traced):
@@ -190,9 +169,6 @@ def test_what_a_first_token_has_beside_a_sink_of_bos_is_not_that_sink():
     assert binding_kind(table) == "token"
 
 
-# the first screen
-
-
 def test_transformers_alone_gives_the_numbers_of_the_first_screen(traced, tmp_path, capsys):
     zoo, _, run = traced("upstream", "qwen2")
     zoo.model.save_pretrained(tmp_path)
@@ -201,8 +177,6 @@ def test_transformers_alone_gives_the_numbers_of_the_first_screen(traced, tmp_pa
     for claim in ("sink rate at position 0", "half (", "variance_neurons: mean ablation", "key_sink: ", "bos at 0"):
         assert f"ok   {claim}" in said
 
-
-# headlines
 
 TRACED = {"beside": "llama", "upstream": "qwen2", "bimodal": "llama", "either_layer": "llama", "elsewhere": "llama"}
 
@@ -232,9 +206,8 @@ def test_a_phrase_without_its_rows_is_not_said(traced):
     at = {"is_sink": True, "rate": 0.6, "position": 0}
     carried = {key for key in whole if key.startswith("by ")}
     for name, instead in (("links", set()), ("effects", {"untested"})):
-        left = {
-            phrase.key for phrase in findings.headline_phrases({k: v for k, v in tables.items() if k != name}, **at)
-        }
+        others = {key: table for key, table in tables.items() if key != name}
+        left = {phrase.key for phrase in findings.headline_phrases(others, **at)}
         assert left - {"makers"} == (whole - carried - {"makers"}) | instead, name
     links = tables["links"].assign(carries="undecided")
     keys = [phrase.key for phrase in findings.headline_phrases(tables | {"links": links}, **at)]
