@@ -46,17 +46,9 @@ def test_half_a_sigma_of_noise_leaves_the_print_and_another_seed_has_another():
     assert abs(apart.tau_bar) < 0.05 < 0.2 < same.tau_bar
 
 
-def test_a_model_has_its_own_print():
-    x = np.random.default_rng(0).standard_normal((N, 64))
-    found = compared(x, x)
-    assert found.tau_bar == pytest.approx(1)
-    assert found.shared == 32
-
-
 def test_a_factor_of_each_input_makes_unrelated_models_look_related_to_the_published_nulls_only():
     # x = g (u + e): what an input scales, it scales in all coordinates of every model that sees it.
-    called: dict[str, int] = dict.fromkeys(NULLS, 0)
-    warned = 0
+    called, warned = dict.fromkeys(NULLS, 0), 0
     for seed in range(20):
         generator = np.random.default_rng(seed)
         factor = np.exp(0.7 * generator.standard_normal((N, 1)))
@@ -85,15 +77,6 @@ def test_relabelling_is_right_where_inputs_are_shared():
     assert sum(share < 0.5 for share in shares) == pytest.approx(20, abs=10)
 
 
-def test_other_widths_get_no_answer_and_the_reason():
-    generator = np.random.default_rng(0)
-    found = compared(generator.standard_normal((N, 64)), generator.standard_normal((N, 96)))
-    assert found.verdict == NO_ANSWER
-    assert "widths 64 and 96" in found.why
-    assert math.isnan(found.tau_bar)
-    assert found.null_rows() == []
-
-
 @pytest.mark.parametrize("shared", [0, 5])
 def test_a_small_intersection_is_no_answer_and_never_a_p(shared):
     x, y = np.random.default_rng(0).standard_normal((2, N, 64))
@@ -103,17 +86,14 @@ def test_a_small_intersection_is_no_answer_and_never_a_p(shared):
     assert found.verdict == NO_ANSWER
     assert found.why.startswith(f"{shared} of 16 coordinates in common (4 by chance), where 8 are needed")
     assert math.isnan(found.tau_bar)
+    assert found.null_rows() == []
 
 
-def test_constant_states_are_no_answer():
+def test_constant_states_are_no_answer_and_states_that_do_not_belong_together_are_refused():
     x = np.random.default_rng(0).standard_normal((N, 64))
     found = compared(x, np.ones((N, 64)) * np.arange(64), config=FingerprintConfig(sequences=N, coordinates=48))
     assert found.verdict == NO_ANSWER
     assert "the same on every input" in found.why
-
-
-def test_states_that_do_not_belong_together_are_refused():
-    x = np.random.default_rng(0).standard_normal((N, 64))
     with pytest.raises(InputError, match="read 400 inputs and b 399"):
         compared(x, x[1:])
     with pytest.raises(InputError, match="the states of b are not finite"):
@@ -151,3 +131,6 @@ def test_any_null_can_decide(null):
     found = compared(x, x + 0.1, config=config)
     assert found.verdict == SAME
     assert null in found.why
+    itself = compared(x, x)
+    assert itself.tau_bar == pytest.approx(1)
+    assert itself.shared == 32

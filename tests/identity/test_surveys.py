@@ -10,12 +10,8 @@ from sink_lens.identity.models_to_measure import ModelToMeasure
 SMALL = "n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def test_a_stopped_survey_goes_on_behind_what_is_finished(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     opened, really = [], ModelToMeasure.open
 
     def stopping(self, **options):
