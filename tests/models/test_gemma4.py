@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pandas as pd
 import pytest
 import torch
-from lenses import lens_of, speaking
+from lenses import lens_of, speaking, tokens
+from rounding import assert_rows_close
 
 from analyses.tiny_families import tiny
 from sink_lens import patching
-from sink_lens.activations.record import Reading, capture, stream
+from sink_lens.activations.record import capture
 from sink_lens.chain.locate import GrowthStep
 from sink_lens.circuits.graph import Graph
 from sink_lens.data.tokens import from_tensor
@@ -25,7 +27,6 @@ from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, ModelError, SiteError
 from sink_lens.models.load import load, wrap
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.weights import attention_weights, norm_weights
 from sink_lens.studies.card import card
 from sink_lens.studies.observed import ObservedModel
@@ -37,23 +38,16 @@ from sink_lens.training.prefix import get_prefix_model
 STORED = partial_pass._baseline_keys_and_values
 
 
-def tokens(n=2):
-    return torch.randint(3, VOCAB_SIZE, (n, 24), generator=torch.Generator().manual_seed(1))
-
-
 def furthest(lens, sites, *, layers=(1, 2, 3), positions=(0, 7, 8, 15)):
     """The largest deviation of a cell from its pass of the bridge, in units of the metric's size."""
     read = (metrics.loss(), metrics.sink_mass(2, layers=[3]), metrics.norm(18, layer=3))
     edits = [
         edit(site, lambda x, at: x.flip(-1) + 0.5 * x, layers=[layer], positions=[position])
-        for site in sites
-        for layer in layers
-        for position in positions
+        for site, layer, position in product(sites, layers, positions)
         if layer in lens.layers_with(site)
     ]
-    engine = Engine(
-        lens, from_tensor(tokens(3)), list(map(cell_of, edits)), read, plan=Plan(path="blocks", prompts=3, pack=4)
-    )
+    plan = Plan(path="blocks", prompts=3, pack=4)
+    engine = Engine(lens, from_tensor(tokens(3)), list(map(cell_of, edits)), read, plan=plan)
     frame = pd.concat([engine.run(block) for block in engine.blocks])
     assert frame["error"].isna().all(), frame["error"].dropna().tolist()
     off = 0.0
@@ -116,24 +110,13 @@ def test_weights_give_the_keys_and_values_before_their_norms():
         torch.testing.assert_close(value / scale_of, found["v", layer])
 
 
-def test_every_kernel_reads_the_mass_of_heads_of_any_width():
-    lens = lens_of("gemma4")
-    reading = Reading(name="mass", sites=("mass",), function=lambda view: view["mass"])
-    pattern = capture(lens, tokens(), sites=["pattern"])
-    for kernel in ("fused", "eager"):
-        found = stream(lens, tokens(), [reading], keys=range(24), kernel=kernel)
-        for layer in range(4):
-            torch.testing.assert_close(found["mass", layer], pattern["pattern", layer], atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.exhaustive
 def test_it_is_loaded_generated_from_swept_and_patched(tmp_path):
     model = tiny("gemma4")
     model.save_pretrained(tmp_path / "model")
     lens = load(tmp_path / "model")
     with torch.no_grad():
-        found, expected = (one(tokens(), use_cache=False).logits for one in (lens.plain, model))
-    assert ((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
+        assert_rows_close(*(one(tokens(), use_cache=False).logits for one in (lens.plain, model)))
     doubled, ids = scale("v", 2.0, layers=[1]), [5, 9, 17, 40, 8]
     written = generate(lens, ids, doubled, max_new_tokens=4)
     for _ in range(4):
@@ -176,8 +159,7 @@ def test_parts_times_the_later_layers_numbers_sum_to_the_stream():
         for layer in range(last + 1):
             added = sum(found[site, layer] for site in lens.added_sites(layer))
             whole = whole + math.prod(scales[layer : last + 1]) * added
-        off = (whole - found["resid_post", last]).norm(dim=-1) / found["resid_post", last].norm(dim=-1)
-        assert off.max() <= 1e-5
+        assert_rows_close(whole, found["resid_post", last])
 
 
 def test_the_writers_of_a_card_share_what_a_layer_adds():
@@ -191,12 +173,11 @@ def test_the_writers_of_a_card_share_what_a_layer_adds():
 
 
 @pytest.mark.exhaustive
-def test_a_card_and_a_pair_of_cards_are_written(tmp_path):
+def test_a_pair_of_cards_is_written(tmp_path):
     lens = speaking("gemma4")
-    made = card(lens, sequences=2, length=16, out=tmp_path / "run", progress=False)
+    made = card(lens, replace(lens, name="other"), sequences=2, length=16, out=tmp_path / "pair", progress=False)
+    assert made.headline
     assert made.report().exists()
-    other = replace(lens, name="other")
-    assert card(lens, other, sequences=2, length=16, out=tmp_path / "pair", progress=False).headline
 
 
 def test_what_it_does_not_have_is_refused_with_the_reason():
