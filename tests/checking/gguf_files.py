@@ -46,15 +46,15 @@ def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenize
     for name, shape in shapes.items():
         if name not in skip:
             writer.add_tensor(f"{name}.weight", rng.standard_normal(shape).astype(np.float32))
-    _close(writer)
-    return path
+    return written(writer, path)
 
 
-def _close(writer):
+def written(writer, path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
 
 
 SIZES = {
@@ -108,7 +108,7 @@ def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None, s
         else:
             writer.add_tensor(name, found)
 
-    _close(head())  # without weights: what transformers makes of it says which it needs
+    written(head(), path)  # without weights: what transformers makes of it says which it needs
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -119,5 +119,4 @@ def write_dense(path, architecture, *, stored, tied=True, seed=0, linear=None, s
         if held in shapes and name != "output.weight":
             turned = architecture == "gpt2" and name.startswith("blk") and len(shapes[held]) > 1
             add_tensor(writer, name, shapes[held][::-1] if turned else shapes[held])
-    _close(writer)
-    return path
+    return written(writer, path)

