@@ -1,7 +1,6 @@
 """A model with adapters is measured as a merged copy, whose logits are those of the user's own model."""
 
 import copy
-import json
 import logging
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, get_peft_model
 
 from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
-from sink_lens import TokenBatch, capture, load, run_with, wrap
+from sink_lens import TokenBatch, load, run_with, wrap
 from sink_lens.errors import ModelError
 from sink_lens.models import adapters
 from sink_lens.models.load import weights_hash
@@ -82,9 +81,8 @@ def test_every_adapter_of_weights_is_merged(kind, tied):
 
 def test_a_model_with_several_disabled_or_merged_adapters_is_what_it_computes():
     model = with_adapter("llama")
-    settings = LoraConfig(r=2, target_modules=["o_proj"], init_lora_weights=False)
     with torch.random.fork_rng():
-        model.add_adapter("second", settings)
+        model.add_adapter("second", LoraConfig(r=2, target_modules=["o_proj"], init_lora_weights=False))
     for change in (
         lambda: None,
         lambda: model.set_adapter("second"),
@@ -104,20 +102,16 @@ def test_weights_that_are_read_are_those_that_the_model_multiplies_by():
     layer = model.get_base_model().model.layers[1].mlp.down_proj
     wanted = layer.get_base_layer().weight + layer.get_delta_weight("default")
     torch.testing.assert_close(mlp_weights(lens, layer=1).w_down, wanted.detach())
-    for path in ("plain", "bridge"):
-        assert torch.isfinite(capture(lens, batch(), sites=["neurons"], path=path)["neurons", 1]).all()
 
 
 CHANGES = {
-    "a step of training": lambda m, layer: layer.lora_A["default"].weight.data.add_(1),
-    "a step of the base": lambda m, layer: layer.get_base_layer().weight.data.mul_(2),
-    "another scale": lambda m, layer: layer.set_scale("default", 3.0),
-    "disabled": lambda m, layer: m.base_model.disable_adapter_layers(),
-    "unloaded": lambda m, layer: m.unload(),
-    "merged": lambda m, layer: m.merge_and_unload(),
-    "other weights": lambda m, layer: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}),
-    "a second": lambda m, layer: (m.add_adapter("b", LoraConfig(r=1, target_modules=["q_proj"])), m.set_adapter("b")),
+    "disabled": lambda model: model.base_model.disable_adapter_layers(),
+    "unloaded": lambda model: model.unload(),
+    "merged": lambda model: model.merge_and_unload(),
+    "other weights": lambda model: model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()}),
+    "a second": lambda model: (model.add_adapter("b", LoraConfig(target_modules=["q_proj"])), model.set_adapter("b")),
 }
+"""Beside those of ``changed_models``, which trains, scales and merges an adapter."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -125,7 +119,7 @@ def test_a_change_of_what_was_merged_is_refused(change):
     model = with_adapter("llama")
     lens = wrap(model)
     run_with(lens, batch())
-    CHANGES[change](model, model.get_base_model().model.layers[1].mlp.down_proj)
+    CHANGES[change](model)
     with pytest.raises(ModelError, match=r"the model was changed after it was wrapped: .*[Ww]rap it again"):
         run_with(lens, batch())
 
@@ -162,6 +156,5 @@ def test_a_folder_with_an_adapter_names_its_base_and_merge_and_unload(tmp_path):
     model = with_adapter("llama")
     model.peft_config["default"].base_model_name_or_path = "owner/base"
     model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["peft_type"] == "LORA"
     with pytest.raises(ModelError, match=r"an adapter \(LORA\) of owner/base, .*merge_and_unload\(\)"):
         load(tmp_path)

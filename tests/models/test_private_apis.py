@@ -5,7 +5,6 @@ import ast
 import inspect
 from pathlib import Path
 
-import pytest
 import torch
 from gguf import GGUFReader
 from transformer_lens.model_bridge.generalized_components.attention import AttentionBridge
@@ -38,25 +37,20 @@ OF_BASES = {
     "_split_heads": FalconAttention,
 }
 """What a subclass of ours overrides or calls -> the class that has it; those of the Trainer are in test_train."""
-OF_TENSORS = {"_version"}
-"""The counter of changes in place."""
-OF_FIGURES = {"_colorbar", "_left_title", "_ncols"}
+OF_TENSORS_AND_FIGURES = {"_version", "_colorbar", "_left_title", "_ncols"}
 
 
-@pytest.mark.parametrize("name", sorted(set(OF_BASES) - {"_attend"}))
-def test_a_base_has_what_is_overridden_or_called(name):
-    assert hasattr(OF_BASES[name], name)
+def test_a_base_has_what_is_overridden_or_called():
+    assert [name for name, base in OF_BASES.items() if name != "_attend" and not hasattr(base, name)] == []
 
 
-def test_a_compiled_module_says_so():
+def test_a_compiled_module_and_a_compiled_function_say_so():
     module = torch.nn.Linear(2, 2)
     assert getattr(module, private_apis.COMPILED) is None
     assert dict(torch.compile(module, backend="eager").named_children()) == {private_apis.UNCOMPILED: module}
     module.compile(backend="eager")
     assert callable(vars(module)[private_apis.COMPILED])
 
-
-def test_a_compiled_function_holds_the_one_that_it_was_made_from():
     def double(x):
         return 2 * x
 
@@ -87,15 +81,12 @@ def test_the_fused_kernels_are_there_and_that_of_the_cpu_gives_the_sums_of_rows(
     assert names == ["query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal", "scale"]
 
 
-def test_a_model_with_an_adapter_says_so():
+def test_a_model_with_an_adapter_says_so_and_the_trainer_counts_its_gpus(tmp_path):
     model = tiny("llama")
     assert model._hf_peft_config_loaded is False
     model._hf_peft_config_loaded = True
     private_apis.forget_adapter(model)
     assert model._hf_peft_config_loaded is False
-
-
-def test_the_trainer_writes_a_checkpoint_and_counts_its_gpus(tmp_path):
     assert list(inspect.signature(Trainer._save_checkpoint).parameters) == ["self", "model", "trial"]
     arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[])
     private_apis.use_one_gpu(arguments)
@@ -123,7 +114,7 @@ def of_others(trees):
 def test_no_other_module_names_what_is_private_elsewhere():
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     found = {(path.name, name) for path, name in of_others(trees) if path.name != "private_apis.py"}
-    allowed = OF_MODULES | set(OF_BASES) | OF_TENSORS | OF_FIGURES
+    allowed = OF_MODULES | set(OF_BASES) | OF_TENSORS_AND_FIGURES
     assert torch.ones(1).add_(1)._version == 1
     assert {one for one in found if one[1] not in allowed} == set()
     tree = ast.parse("def f(model):\n    return model.config._attn_implementation\n")
