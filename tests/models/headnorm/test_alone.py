@@ -4,6 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from analyses.tiny_families import tiny
+from sink_lens.models.tiny import tiny_tokenizer
+
 _SCRIPT = """
 import sys, torch
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
@@ -35,6 +40,19 @@ for attention, norm in zip(("softmax", "sigmoid", "gate_elementwise", "gate_head
     assert torch.allclose(compiled(ids, labels=ids, use_cache=False).loss, expected, rtol=1e-5), attention
     print("compiled", attention)
 """
+_FRONT_DOOR = """
+import sys
+from sink_lens import HeadNormForCausalLM
+from transformer_lens.model_bridge import TransformerBridge
+print(type(TransformerBridge.boot_transformers(sys.argv[1], device="cpu").adapter).__name__)
+"""
+
+
+def output_of(script, *arguments):
+    env = os.environ | {"HOSTILE_CPU": "0", "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run([sys.executable, "-c", script, *arguments], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout.splitlines()
 
 
 def test_transformer_lens_finds_the_adapter_without_us_and_every_variant_compiles_without_a_break():
@@ -42,8 +60,12 @@ def test_transformer_lens_finds_the_adapter_without_us_and_every_variant_compile
 
     Under a full graph a break is an error. No mode of torch's dispatch may be on where a model is compiled.
     """
-    env = os.environ | {"HOSTILE_CPU": "0"}
-    run = subprocess.run([sys.executable, "-c", _SCRIPT], env=env, capture_output=True, text=True, check=False)
-    said = ["found HeadNormAdapter"]
-    said += [f"compiled {one}" for one in ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")]
-    assert run.stdout.splitlines() == said, run.stderr[-2000:]
+    variants = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
+    assert output_of(_SCRIPT) == ["found HeadNormAdapter", *(f"compiled {one}" for one in variants)]
+
+
+@pytest.mark.exhaustive
+def test_the_front_door_of_transformerlens_opens_a_saved_model_after_one_import(tmp_path):
+    tiny("headnorm_gate").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert output_of(_FRONT_DOOR, str(tmp_path))[-1] == "HeadNormAdapter"

@@ -11,11 +11,7 @@ from sink_lens.models.headnorm import HeadNormForCausalLM, convert
 
 @torch.no_grad()
 def logits(model, ids):
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    out = model(ids, use_cache=False).logits
-    model.set_attn_implementation(before)
-    return out
+    return model(ids, use_cache=False).logits
 
 
 CASES = {
