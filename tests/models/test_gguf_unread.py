@@ -14,7 +14,6 @@ from sink_lens.models.gguf_conversion import gguf_tokenizer
 from sink_lens.models.gguf_header import HeaderReader
 from sink_lens.models.load import load
 
-ROPE = {"rope_theta": 500_000.0}
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -32,7 +31,7 @@ def llama(rope):
     config = LlamaConfig(
         vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=96, max_position_embeddings=1024, rms_norm_eps=1e-5, initializer_range=0.2,
-        rope_parameters=ROPE | rope,
+        rope_parameters={"rope_theta": 500_000.0} | rope,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -82,13 +81,12 @@ def gguf_of(model, path, *, frequencies=None, scaling=(), biases=False, context=
     return written(writer, path)
 
 
-LINEAR = {"rope_type": "linear", "factor": 4.0}
 CASES = {
     "none": ({"rope_type": "default"}, {}),
     "ones": ({"rope_type": "default"}, {"frequencies": np.ones(8, dtype=np.float32)}),
     "llama3": (SCALED | {"original_max_position_embeddings": 8192}, {"frequencies": factors(8192)}),
     "context": (SCALED | {"original_max_position_embeddings": 64}, {"frequencies": factors(64), "context": 64}),
-    "linear": (LINEAR, {"scaling": (gguf.RopeScalingType.LINEAR, 4.0)}),
+    "linear": ({"rope_type": "linear", "factor": 4.0}, {"scaling": (gguf.RopeScalingType.LINEAR, 4.0)}),
 }
 
 

@@ -32,9 +32,8 @@ CENTRED = (*set(UNGATED) - {"arcee", "apertus", "nanochat"}, "stablelm", "cohere
 
 @functools.cache
 def sites(family):
-    ids = tokens()
     names = [name for name in sites_of(lens(family).family) if name not in ("scores", "pattern")]
-    return capture(lens(family), ids, sites=names)
+    return capture(lens(family), tokens(), sites=names)
 
 
 def through(family, which, layer, x):
