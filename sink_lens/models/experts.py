@@ -147,7 +147,7 @@ def expert_rows(experts: Any, expert: int) -> tuple[Float[Tensor, "neuron d_mode
 
 
 class Dense(NamedTuple):
-    """Projections of a dense MLP, or of a shared expert."""
+    """Gate, up and down-projection of a dense MLP, or of a shared expert."""
 
     gate: Any
     up: Any

@@ -27,7 +27,7 @@ ADDED = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LensModel:
-    """A model with two forward paths that give the same numbers; made by ``load`` or ``wrap``."""
+    """A Hugging Face model (``plain``) and its TransformerLens bridge: two forward paths that give equal numbers."""
 
     bridge: TransformerBridge
     """The TransformerLens bridge, on eager attention. Every run that edits, or needs a pattern, uses it."""
