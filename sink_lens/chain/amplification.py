@@ -69,7 +69,7 @@ def compute_mass_added(
 
 
 def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
-    """Return the factor of the rows of one centre in which the target position gets the most attention."""
+    """Return the factor, among a curve's rows of one centre, that gives the target position the most attention."""
     return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 

@@ -117,7 +117,7 @@ def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
 
 
 def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
-    """Return the null of the S2 ratio: the 95th percentile, over other positions, of S2 over its median there."""
+    """Return the null of the S2 ratio: the 95th percentile of S2 at other positions, divided by their median S2."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan

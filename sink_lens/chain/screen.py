@@ -138,7 +138,10 @@ def _propagate_gradients(
     change: Mapping[str, Mapping[int, Tensor]],
     target: Target,
 ) -> None:
-    """Add each part's effect to ``effects``: its change times the target's gradient, averaged over the points."""
+    """Add each part's effect to ``effects``: its change times the target's gradient, averaged over ``points``.
+
+    Each point is a share of the way from the mean over ordinary tokens to the sink token's stream, and its weight.
+    """
     lens, position = setting.lens, setting.sink_position
     n = setting.tokens.n_sequences
     after = torch.zeros(n, lens.d_model, device=lens.device, dtype=torch.float32)
