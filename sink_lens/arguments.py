@@ -199,7 +199,7 @@ def _reason_without_values(value: Any) -> str:
 
 
 def _is_list_hint(hint: Any) -> bool:
-    """Check whether a type hint is one of several items, such as a list; False for a mapping."""
+    """Check whether a type hint stands for several items, such as those of a list; False for a mapping."""
     origin = get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
 

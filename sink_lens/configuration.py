@@ -70,7 +70,7 @@ def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") 
 def refuse_unknown_names(
     given: Iterable[str], known: Iterable[str], *, where: str, options: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse a name that is not among the known names; the error gives the nearest known name.
+    """Refuse a name in ``given`` that is not among the ``known`` names; the error gives the nearest known name.
 
     ``where`` says in the error what has the names. ``options`` maps wrong names that users try to the right ones.
     """
@@ -172,7 +172,7 @@ def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]
 
 
 def _convert_single_value(name: str, value: Any, kind: Any) -> Any:
-    """Convert a single value to a type; refuse a value of another type."""
+    """Return one value of a field in the field's type; refuse a value that does not fit, by the field's name."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
             raise InputError(f"{name} is {visible(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")
@@ -202,6 +202,6 @@ def field_docs(kind: type) -> dict[str, str]:
 
 @functools.cache
 def _class_nodes(module: str) -> dict[str, ast.ClassDef]:
-    """Return class name -> syntax tree for a module; read once, since ``sink-lens --help`` asks for all commands."""
+    """Return class name -> syntax tree of the class, for all classes of a module; a module is parsed once."""
     body = ast.parse(inspect.getsource(sys.modules[module])).body
     return {one.name: one for one in body if isinstance(one, ast.ClassDef)}

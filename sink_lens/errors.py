@@ -67,7 +67,7 @@ class UndrawnError(RunError):
 
 @contextmanager
 def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
-    """Within the block, add a note to any error: that ``whose`` function, which the user passed, raised it.
+    """Within the block, add a note to an error: its words for the user's code that raised it are ``whose``.
 
     Raises:
         InputError: the function changed one of the tensors in ``given`` in place.
@@ -85,7 +85,7 @@ def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[Non
 
 
 def check_file_name(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse a text that cannot be a file name: too long, or with a character that no name can have."""
+    """Refuse a path that is too long or has a character that no file name can have; ``what`` names it in the error."""
     text = os.fspath(path)
     try:
         size = len(text.encode())
@@ -102,7 +102,7 @@ def check_file_name(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def check_regular_file(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse to read a path that is no regular file: reading a named pipe or a device might never end."""
+    """Refuse a path that is no regular file, since reading a pipe or a device might never end; ``what`` names it."""
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
         found = "named pipe" if path.is_fifo() else "device or a socket"
@@ -110,7 +110,7 @@ def check_regular_file(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def refuse_tilde(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse a path that begins with ``~``: a shell reads it as the home folder, and Python does not."""
+    """Refuse a path that begins with ``~``, which only a shell reads as the home folder; ``what`` names it."""
     text = os.fspath(path)
     if text.startswith("~"):
         raise InputError(
@@ -120,7 +120,7 @@ def refuse_tilde(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Check whether a name is a plain file name, not a path into another folder."""
+    """Check whether a text is a file name alone, with no folder in it."""
     return name not in ("", ".", "..") and Path(name).name == name and name.isprintable()
 
 

@@ -76,12 +76,12 @@ class Pass:
 
     @property
     def count(self) -> float:
-        """Number of forward passes; each backward pass counts as three."""
+        """Number of forward passes; one with a backward pass after it counts as three."""
         return self.forwards + BACKWARD * self.backwards
 
     @property
     def all_tokens(self) -> int:
-        """Number of tokens in all these passes; each backward pass counts as three forward passes."""
+        """Number of tokens in all these passes; those of a pass with a backward pass after it count three times."""
         return round(self.count * self.tokens)
 
 

@@ -144,7 +144,7 @@ _OPEN: "weakref.WeakValueDictionary[Path, RunLog]" = weakref.WeakValueDictionary
 
 
 def refuse_used_log(folder: Path) -> None:
-    """Refuse to begin a run in a folder whose log is open in this process or already has rows."""
+    """Refuse to begin a run in a folder if its log is open in this process or already has rows."""
     path = folder / LOG_FILE
     if path.resolve() in _OPEN:
         raise RunError(f"{folder} is in use by another monitor of this process. Choose another folder.")

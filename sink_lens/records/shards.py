@@ -69,7 +69,7 @@ class Shard:
         return run / f"shard-{self.number}-of-{self.count}"
 
     def done_sentence(self, run: Path) -> str:
-        """Return a sentence that says that this shard is done and other shards are not."""
+        """Return the sentence that says: this shard is done, and other shards are not."""
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
 
@@ -148,7 +148,7 @@ def compute_run(
 
 
 def list_shards(run: Path) -> list[Shard]:
-    """Return the shards that were begun in a run's folder, ordered by number."""
+    """Return the shards of a run that were begun, found by their folders, in the order of their numbers."""
     found = [_FOLDER.fullmatch(path.name) for path in run.glob("shard-*-of-*") if (path / RUN_FILE).is_file()]
     return sorted((Shard(int(one[1]), int(one[2])) for one in found if one), key=lambda one: (one.count, one.number))
 

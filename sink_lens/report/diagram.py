@@ -135,7 +135,7 @@ def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) 
 
 
 def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
-    """Sort the boxes into levels so that arrows lead to later levels; boxes without incoming arrows come late."""
+    """Return the boxes in levels; arrows lead to later levels, and a box without an arrow into it comes late."""
     if all(box.column is not None for box in diagram.boxes):
         columns = sorted({box.column for box in diagram.boxes if box.column is not None})
         return [[box for box in diagram.boxes if box.column == column] for column in columns]
@@ -351,7 +351,7 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
 def _write_text(
     axes: Axes, x: float, y: float, text: str, *, form: _Form, size: float, bold: bool = False, **style: Any
 ) -> Text:
-    """Write a text at a point, with W_O, z, q, k and v as symbols."""
+    """Write a text at a point of the axes; W_O, z, q, k and v in it are drawn as symbols."""
     if not form.bold and "$" not in text:
         text = re.sub(r"\b(W_O|[zqkv])\b", lambda found: _SYMBOLS[found[0]], text)
     given: dict[str, Any] = {
