@@ -67,7 +67,7 @@ class UndrawnError(RunError):
 
 @contextmanager
 def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
-    """Within the block, add a note to an error: its words for the user's code that raised it are ``whose``.
+    """Within the block, add a note to an error that says whose code raised it: ``whose``, such as "the metric 'm'".
 
     Raises:
         InputError: the function changed one of the tensors in ``given`` in place.
