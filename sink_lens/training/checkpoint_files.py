@@ -26,7 +26,6 @@ LOG = "log.parquet"
 _MANIFEST = "checkpoint.json"
 _STATE = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model_fsdp*")
 _NEEDED = "scheduler.pt"
-_RESUMABLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +124,7 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
     whole = [path for path in list_checkpoints(folder).values() if _sizes_fit(path)]
     for path in folder.iterdir():
         name, _, number = path.name.rpartition("-")
-        if not number.isdecimal() or path in whole[: 1 if finished else _RESUMABLE]:
+        if not number.isdecimal() or path in whole[: 1 if finished else 2]:
             continue
         if f"{name}-" == LATEST:
             shutil.rmtree(path)

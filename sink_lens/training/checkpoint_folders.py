@@ -12,7 +12,6 @@ from ..text import json_value
 Checkpoints = str | Path | Mapping[int, str | Path | PreTrainedModel]
 """A folder of checkpoints, or step -> what ``load`` takes."""
 
-_STEP = re.compile(r"(\d+)$")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
@@ -33,7 +32,7 @@ def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedMo
     folder = Path(source)
     by_step: dict[int, Path] = {}
     for path in (path for one in (folder, folder / "checkpoints") if one.is_dir() for path in one.iterdir()):
-        number = _STEP.search(path.name.removesuffix(".gguf"))
+        number = re.search(r"(\d+)$", path.name.removesuffix(".gguf"))
         weights = [path] if path.suffix == ".gguf" else [one for name in _WEIGHTS for one in path.glob(name)]
         if number is None or not weights or not (path.is_file() or (path / "config.json").is_file()):
             continue

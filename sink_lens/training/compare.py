@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ..report.page import PageTable
 
-__all__ = ["Comparison", "compare", "write"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Finding):
@@ -127,7 +125,6 @@ def compare(
 
 
 def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
-    """Return the rows of one variant and one curve (training or evaluation) of the table ``finals``."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 

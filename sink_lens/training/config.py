@@ -267,8 +267,6 @@ class CompareConfig:
         check_types(self)
 
 
-_GONE = ("trackers",)
-"""Fields of older runs, which changed no number."""
 _LEAST = {
     0: ("warmup", "eval_every", "save_every", "min_lr", "weight_decay", "clip"),
     1: ("n_layers", "n_heads", "n_kv_heads", "d_mlp", "batch", "accumulation", "steps", "log_every", "eval_sequences"),
@@ -341,6 +339,6 @@ def train_config(given: Mapping[str, Any], *, where: str = "the configuration", 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
     """
-    given = {name: value for name, value in given.items() if name not in _GONE}
+    given = {name: value for name, value in given.items() if name != "trackers"}  # a field of older runs
     refuse_unknown_names(given, [one.name for one in fields(TrainConfig)], where=where)
     return make_config(TrainConfig, None, {**given, **changes}, where="train")

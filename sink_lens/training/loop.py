@@ -44,11 +44,6 @@ COLUMNS = {
 }
 """Columns of the log: the loss is the mean over the steps since the row before; nan where there is nothing."""
 
-_LOG_SECONDS = 10.0
-"""The log is written this often, and before every checkpoint."""
-_UNWRITTEN = (OSError, RuntimeError, SafetensorError)
-"""Exceptions that a full disk raises; torch's is a RuntimeError."""
-
 
 class Loop(Trainer):
     """One training run by the Hugging Face Trainer, with log, evaluation and checkpoints of ours."""
@@ -280,7 +275,7 @@ class Loop(Trainer):
         self.rows.append(row)
         if self._bar is not None and since:
             self._bar.set_postfix_str(f"loss {row['loss']:.3f}", refresh=False)
-        if time.perf_counter() - self._written > _LOG_SECONDS:
+        if time.perf_counter() - self._written > 10.0:  # seconds
             self.write_log()
 
     def write_log(self) -> None:
@@ -334,7 +329,7 @@ class Loop(Trainer):
                 written.replace(target)
                 self._part.rmdir()
                 checkpoint_files.remove_superseded_checkpoints(self._folder, finished=step == self.config.steps)
-        except _UNWRITTEN as error:
+        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk; torch's is a RuntimeError
             shutil.rmtree(self._part, ignore_errors=True)
             raise self._write_error(target, first_line_of_error(error)) from error
         self.accelerator.wait_for_everyone()

@@ -14,8 +14,6 @@ from .variants import Variants
 CURVES = {"evaluation": "eval_loss", "training": "loss"}
 """Curve -> column of ``log.parquet``; the evaluation's is drawn as it is, the training's smoothed."""
 _MOST_POINTS = 400
-_SMOOTH_FRAC = 0.02
-"""Share of a run's logged steps over which its training loss is averaged."""
 
 
 def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
@@ -59,7 +57,7 @@ def read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
     if not np.isfinite(loss).all():
         raise RunError(f"{run.folder}/log.parquet has a loss that is not finite; need a run that did not diverge.")
     if curve == "training":
-        loss = smooth(loss, window=round(_SMOOTH_FRAC * len(loss)))
+        loss = smooth(loss, window=round(0.02 * len(loss)))  # over 2% of the steps
     return tokens, loss
 
 

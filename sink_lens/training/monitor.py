@@ -40,8 +40,6 @@ from .monitor_documents import Documents, find_documents, mask_without_window
 from .monitor_keys import PREFIX, KeySums, Reading
 from .monitor_readings import ReadingLog, Readings
 
-__all__ = ["SinkMonitor"]
-
 _LOGGER = logging.getLogger(__name__)
 _UNCOMPILED: Any = torch.compiler.disable  # its type takes no bound method
 _INPUTS = (
@@ -57,7 +55,6 @@ _INPUTS = (
     "use_cache",
 )
 """What the monitor gives the model where it calls it once more."""
-_ROWS_A_BLOCK = 256
 _READY, _NOTHING, _STOPPED = 1, 0, -1
 """How a process comes to a reading; the lowest of all processes counts for all."""
 
@@ -439,7 +436,7 @@ class SinkMonitor:
             scores = score.query_rows(rows)
             column = score.key_columns((0,))[..., 0]
             if sigmoid:  # the share of what the row sums to
-                blocks = torch.arange(length, device=device).split(_ROWS_A_BLOCK)
+                blocks = torch.arange(length, device=device).split(256)
                 total = torch.cat([score.query_rows(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
                 column, logs = column.sigmoid() / total, row_shares(scores.sigmoid()).log()
             else:

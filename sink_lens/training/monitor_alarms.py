@@ -14,8 +14,6 @@ from statistics import median
 from ..text import listed
 from .monitor_keys import Reading
 
-__all__ = ["RULES", "Alarm", "Alarms", "Rule"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:

@@ -25,8 +25,6 @@ from ..models.private_apis import INNER_KERNEL
 from ..models.running import switch_to_eval_mode
 from .monitor_documents import Documents, visible_keys
 
-__all__ = ["Seen", "first_sequences", "keeps_documents_apart", "read_queries_and_keys", "uncached_autocast"]
-
 Seen = tuple[Scores, Tensor | None, bool]
 """The scores, the learned sink logits where there are any, and whether the weights are sigmoids."""
 _NAME = "sink_lens_monitor"

@@ -9,8 +9,6 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from ..arguments import check_calls
 from .monitor import SinkMonitor, check_options
 
-__all__ = ["SinkMonitorCallback"]
-
 _LOGGER = logging.getLogger(__name__)
 STEP = "sinks/step"
 """Key of a logged reading: the number of steps that made its weights."""

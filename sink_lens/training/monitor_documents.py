@@ -14,8 +14,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-__all__ = ["Documents", "find_documents", "mask_without_window", "visible_keys"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
@@ -54,8 +52,7 @@ class Documents:
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
         found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
-        hidden = ~(self.valid[:, None, None, :] | own)
-        return found.masked_fill(hidden, -torch.inf)
+        return found.masked_fill(~(self.valid[:, None, None, :] | own), -torch.inf)
 
     def are_kept_apart(self, visible: Bool[Tensor, "#batch #head packed packed"]) -> bool:
         """Check that ``visible`` (True where a query sees a key) lets no token see outside its own document."""
@@ -93,9 +90,7 @@ def find_documents(named: Mapping[str, Any], *, batch: int, length: int, most: i
 def _document_starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
     """Return masks (first tokens of documents, tokens that are not padding); (None, None) if rows are not packed."""
     mask = mask_without_window(named.get("attention_mask"))
-    real = None
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        real = mask[:, -length:].bool()
+    real = mask[:, -length:].bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
     visible = visible_keys(mask)
     if visible is not None and visible.shape[-2:] == (length, length):
         seen = visible.any(1).expand(batch, -1, -1)

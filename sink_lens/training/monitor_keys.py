@@ -28,8 +28,6 @@ COVERAGE_FACTOR = 20.0
 """A dimension is an outlier on a token where it exceeds this many times the token's median magnitude."""
 _NOTHING = torch.full((2,), math.nan, dtype=torch.float64)
 """Sum and count of what a layer does not have, as attention in some layers of a hybrid."""
-_LEAST_LOG = -1e4
-"""Under it a weight is 0 in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +147,7 @@ class KeySums:
         self._values["mass_first", layer] = attention.sink_mass(column, valid=valid, key=0, reach=reach).float()
         real = valid[:, row_positions]
         rows = logs.exp()
-        entropy = -logs.clamp(min=_LEAST_LOG).mul_(rows).sum(-1)  # 0 log 0 is 0
+        entropy = -logs.clamp(min=-1e4).mul_(rows).sum(-1)  # 0 log 0 is 0; e^-1e4 is 0 too
         self._values["entropy", layer] = attention.mean_over_rows(entropy, row_valid=real).float()
         self.largest["max_logit", layer] = highest.masked_fill(~real[:, None], -math.inf).amax().float()
         if reach not in self._seen or self._seen[reach][0].device != rows.device:
@@ -269,7 +267,6 @@ def _reduce_over_processes(
 
 
 def _ratio(pair: Tensor) -> float:
-    """Divide the first of two numbers, such as a sum, by the second, such as its count."""
     return float(pair[0] / pair[1])
 
 

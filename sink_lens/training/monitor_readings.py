@@ -15,8 +15,6 @@ from ..records.log import TakenError, refuse_used_log
 from .monitor_alarms import Alarm
 from .monitor_keys import KEYS, Reading
 
-__all__ = ["ReadingLog", "Readings"]
-
 _LOGGER = logging.getLogger(__name__)
 _COLUMNS = {
     "monitor": {"step": "int64", "key": "str", "layer": "Int64", "value": "float64", "unit": "str"},

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MuonWithAdamW"]
-
 
 class MuonWithAdamW(torch.optim.Optimizer):
     """``torch.optim.Muon`` for the matrices within the layers, ``torch.optim.AdamW`` for everything else.

@@ -123,8 +123,7 @@ def bridge_hooks(
         held[:] = [q]
 
     def add_output(z: Tensor, hook: object) -> Tensor:
-        query = held.pop().to(matrices[0].dtype)
-        return z + prefix_output(query, *matrices, phi=phi).to(z.dtype)
+        return z + prefix_output(held.pop().to(matrices[0].dtype), *matrices, phi=phi).to(z.dtype)
 
     q, z = (SITES[name] for name in ("q", "z"))
     queries = q.hook_name(layer) if family is None else bridge_hook_name(q, family=family, layer=layer)

@@ -238,7 +238,6 @@ def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, toke
 
 
 def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with the types of ``COLUMNS``; ``tokens`` becomes nullable if some are missing."""
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 

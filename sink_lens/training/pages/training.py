@@ -329,7 +329,6 @@ def _sink_sentence(watch: pd.DataFrame) -> str:
 
 
 def _check_watched(run: Run) -> None:
-    """Refuse a run whose checkpoints were not watched."""
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
 
@@ -417,8 +416,7 @@ WATCH = Page(title=_watch_title, headline=_sentences, figures=(_COURSE,), tables
 
 def _variant_names(run: Run) -> list[str]:
     variants = list(run.config.get("runs") or {})
-    base = run.config.get("baseline")
-    return sorted(variants, key=lambda variant: variant != base)
+    return sorted(variants, key=lambda variant: variant != run.config.get("baseline"))
 
 
 def _compare_title(run: Run) -> str:
@@ -443,7 +441,6 @@ def _compare_title(run: Run) -> str:
 
 
 def _read_findings(run: Run) -> list[str]:
-    """Read the comparison's sentences from ``findings.txt`` in its run folder."""
     path = run.folder / "findings.txt"
     if not path.is_file():
         return ["findings.txt is not in this folder."]
