@@ -9,8 +9,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.token_ids import bos_id, text_ids
 
-_CHAT = [{"role": "user", "content": "Hello there"}]
-
 
 def count_bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     """Count the BOS tokens that a tokenizer puts in front of a text, of a chat, and of a chat tokenised a second time.
@@ -21,7 +19,7 @@ def count_bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | No
     token = bos_id(tokenizer)
     found: dict[str, int | None] = {"text": _count_leading(tokenizer("a", verbose=False)["input_ids"], token)}
     try:
-        chat = str(tokenizer.apply_chat_template(_CHAT, tokenize=False))
+        chat = str(tokenizer.apply_chat_template([{"role": "user", "content": "Hello there"}], tokenize=False))
     except Exception:  # noqa: BLE001  # there is no template, or it raises what it likes
         return found | {"chat": None, "chat_tokenised_again": None}
     again = tokenizer(chat, verbose=False)["input_ids"]
@@ -42,7 +40,6 @@ def bos_clause(found: Mapping[str, int | None]) -> str:
 
 
 def _count_leading(ids: Sequence[int], token: int | None) -> int:
-    """Count how many times in a row a token stands at the beginning of the ids."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1

@@ -36,7 +36,6 @@ _UNREAD = (NAME_OF_CONFIG, "architectures", "dtype", "quantization_config", "tra
 """Fields of a configuration that name where the weights come from, or how they are stored."""
 _SAMPLE = "The whale's 2 eyes saw: nothing.\n\tWhy? naïve 東京 x = [1, 2]"
 """Text that tokenizers are compared on."""
-_TENSORS = 20
 _FIRST = 8
 
 
@@ -93,9 +92,7 @@ def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
         if first[:, block].shape[1]:
             mean = (first[:, block].nanmean(1), second[:, block].nanmean(1))
             rows.append(_number_row(name, "nats", *mean, seed=a.seed))
-    for name, (unit, by_sequence) in COMPARED.items():
-        rows.append(_number_row(name, unit, by_sequence(a), by_sequence(b), seed=a.seed))
-    return rows
+    return rows + [_number_row(name, unit, of(a), of(b), seed=a.seed) for name, (unit, of) in COMPARED.items()]
 
 
 def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: int) -> dict[str, Any]:
@@ -174,7 +171,7 @@ def _changed_weights(first: LensModel, second: LensModel) -> pd.DataFrame:
             rows.append({"tensor": name, "change": change / norm if norm else math.inf if change else 0.0})
     table = pd.DataFrame(rows, columns=["tensor", "change"]).astype({"tensor": "str", "change": "float64"})
     table = table.loc[table["change"] > 0].sort_values("change", ascending=False, kind="stable")
-    return table.head(_TENSORS).reset_index(drop=True)
+    return table.head(20).reset_index(drop=True)
 
 
 def _make_decision(

@@ -111,8 +111,7 @@ class ObservedModel:
         later = view.rows[:, None] > keys
         if view.reach is not None:
             later = later & (view.rows[:, None] < keys + view.reach)
-        seen = later & view.valid[:, view.rows][:, :, None]
-        return mean_where(rows.mean(1), where=seen, dim=1)
+        return mean_where(rows.mean(1), where=later & view.valid[:, view.rows][:, :, None], dim=1)
 
     def _read_kurtosis(self, view: LayerView) -> Tensor:
         """Return the kurtosis of each token after a layer (nan at padding), and add the layer to the norm scores."""
@@ -279,8 +278,7 @@ class ObservedModel:
         rows = []
         for layer in range(self.lens.n_layers):
             inputs, written = self.main_pass["largest:neurons", layer], self.main_pass[f"largest:{output}", layer]
-            top = int(written[:, 0].abs().argmax())
-            value, _, dimension, over = written[top].tolist()
+            value, _, dimension, over = written[int(written[:, 0].abs().argmax())].tolist()
             activation, _, neuron, _ = inputs[int(inputs[:, 0].abs().argmax())].tolist()
             weights = mlp_weights(self.lens, layer=layer)
             assert weights is not None  # the family has neurons
@@ -345,9 +343,7 @@ def _read_large_dimensions(view: LayerView) -> Tensor:
     others[:, 0] = False
     h = view["resid_post"].float()
     large = residual_outliers(h, valid=others, factor=RESIDUAL_FACTOR)
-    share = mean_where(large.float(), where=others[..., None], dim=1)
-    size = mean_where(h.abs(), where=others[..., None], dim=1)
-    return torch.stack([share, size], dim=-1)
+    return torch.stack([mean_where(one, where=others[..., None], dim=1) for one in (large.float(), h.abs())], dim=-1)
 
 
 def _read_largest_entry(view: LayerView, *, site: str) -> Tensor:
@@ -356,8 +352,7 @@ def _read_largest_entry(view: LayerView, *, site: str) -> Tensor:
     The four numbers are value, position, channel, and magnitude over the token's median magnitude.
     """
     flat = view[site].flatten(2).float()
-    size = flat.abs().masked_fill(~view.valid[..., None], -1.0)
-    place = size.flatten(1).argmax(1)
+    place = flat.abs().masked_fill(~view.valid[..., None], -1.0).flatten(1).argmax(1)
     value = flat.flatten(1).gather(1, place[:, None])[:, 0]
     position, channel = place // flat.shape[2], place % flat.shape[2]
     token = flat.take_along_dim(position[:, None, None], dim=1)[:, 0].abs()

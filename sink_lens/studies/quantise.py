@@ -42,7 +42,6 @@ FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
 CACHE = ("k", "v")
 """Sites of the cache."""
-_PART_TOKENS = 2048
 
 Channels = Mapping[str, Mapping[int, Sequence[int]]]
 """Site -> layer -> channels."""
@@ -197,7 +196,7 @@ def _largest_magnitudes(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], sites: Sequence[str]
 ) -> dict[bool, Sizes]:
     """Return the largest magnitude of each channel by (site, layer): over all tokens (False), over non-sinks (True)."""
-    size = max(1, _PART_TOKENS // part.n_positions)
+    size = max(1, 2048 // part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
         chosen = slice(start, start + size)
@@ -285,8 +284,7 @@ def random_tokens(
 ) -> Bool[Tensor, "batch position"]:
     """Draw in each sequence as many random non-sink tokens as it has sinks; return their mask."""
     order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(sinks | ~valid, 2.0)
-    rank = order.argsort(1).argsort(1)
-    return (rank < sinks.sum(1, keepdim=True)) & ~sinks & valid
+    return (order.argsort(1).argsort(1) < sinks.sum(1, keepdim=True)) & ~sinks & valid
 
 
 def random_channels(

@@ -240,8 +240,7 @@ def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFram
 
 def _layers_above(values: Tensor, place: tuple[int, int], threshold: float) -> str:
     """List the layers where a token, given as (sequence, position), reaches the threshold, as text: ``3-11``."""
-    over = values[:, place[0], place[1]] >= threshold
-    return span(over.nonzero().flatten().tolist())
+    return span((values[:, place[0], place[1]] >= threshold).nonzero().flatten().tolist())
 
 
 _RATES = {
