@@ -16,7 +16,6 @@ FEWEST_SHARED = 8
 InputKind = Literal["tokens", "embeddings", "released_embeddings"]
 """Kinds of inputs: token ids; normal embeddings of one deviation (ours); normal embeddings with the mean and deviation
 of the first model's embedding matrix (released code of arXiv 2509.26404)."""
-_COORDINATES = 400
 _SEEDS: dict[str, Any] = {"written": "ranges", "metavar": "0-4"}
 
 NOTHING = "nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2"
@@ -150,7 +149,7 @@ class FingerprintConfig(ModelsConfig):
         Raises:
             InputError: more coordinates than ``width``, or too few for any answer.
         """
-        count = min(_COORDINATES, width) if self.coordinates is None else self.coordinates
+        count = min(400, width) if self.coordinates is None else self.coordinates
         if not FEWEST_SHARED <= count <= width:
             raise InputError(
                 f"{count} of {width} coordinates per model; need at least {FEWEST_SHARED}, and not more than all. "

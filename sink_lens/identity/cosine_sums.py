@@ -81,8 +81,7 @@ class CosineSums:
                 "need a type that holds them: load the model in float32 or bfloat16"
             )
         unit = wide / norm.clamp(min=torch.finfo(wide.dtype).tiny)[..., None]
-        whole = unit.sum(1)
-        cosine = (whole.square().sum(-1) - self.length) / (self.length * (self.length - 1))
+        cosine = (unit.sum(1).square().sum(-1) - self.length) / (self.length * (self.length - 1))
         seen = self._seen.get(place, 0)
         if not seen:
             d_model = wide.shape[-1]

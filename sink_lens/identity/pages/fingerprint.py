@@ -155,13 +155,11 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences below the title, which say the result."""
     asked = {name: str(run.config.get(name, own)) for name, own in (("inputs", "tokens"), ("decides", "relabelled"))}
     return list(pair_sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
 
 
 def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
-    """Return the table with short names in its columns a and b."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 
