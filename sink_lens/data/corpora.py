@@ -20,7 +20,6 @@ from typing import Any
 from sink_lens.data.cache import expand_home
 from sink_lens.errors import InputError, check_regular_file, first_line_of_error
 
-_BUNDLED = "moby_dick.txt"
 _COLUMN = "text"
 _ENDINGS = (".txt", ".jsonl", ".parquet")
 _HUB = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:\[:(?P<documents>\d+)\])?")
@@ -28,7 +27,7 @@ _HUB = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:\[
 
 def bundled_text() -> str:
     """The bundled public-domain prose, enough for 200 sequences of 64 tokens of any common tokenizer."""
-    raw = resources.files("sink_lens").joinpath("data", _BUNDLED).read_bytes()
+    raw = resources.files("sink_lens").joinpath("data", "moby_dick.txt").read_bytes()
     return _unix_newlines(raw.decode("utf-8"))
 
 

@@ -26,14 +26,10 @@ from ..progress import tqdm
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["PackedSplit", "pack", "read_pack"]
-
 _FORMAT = 1
 _SPLITS = ("train", "evaluation")
 _CHARACTERS_AT_ONCE, _SEQUENCES_AT_ONCE = 2_000_000, 1 << 14
 """Characters tokenised and sequences written at once; the pack does not depend on them."""
-_DELAY = 5.0
-"""Seconds before a progress bar is shown."""
 
 
 class PackedSplit(Dataset[dict[str, Tensor]]):
@@ -180,7 +176,7 @@ def _write_pack(
     n_documents = n_ids = 0
     stream = folder / "stream"
     backend = _plain_tokenizer(tokenizer)
-    bar = tqdm(unit="B", unit_scale=True, desc="packing", delay=_DELAY, disable=not progress)
+    bar = tqdm(unit="B", unit_scale=True, desc="packing", delay=5.0, disable=not progress)  # seconds
     with stream.open("wb") as file, bar:
         for batch in batches:
             for encoding, text in zip(backend.encode_batch_fast(batch, add_special_tokens=False), batch, strict=True):

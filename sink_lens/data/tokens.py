@@ -91,8 +91,7 @@ class TokenBatch:
                 or begins with BOS itself.
         """
         rows = prompt_ids(prompts, tokenizer, bos=bos)
-        pad_ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-        pad = next(pad for pad in pad_ids if pad is not None)
+        pad = next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
         width = max(len(row) for row in rows)
         return TokenBatch(
             tokens=torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
@@ -296,8 +295,7 @@ class TokenBatch:
         """
         if self.bos:
             raise InputError("the sequences begin with BOS already; need sequences without it")
-        first = self.tokens.new_full((self.n_sequences, 1), token)
-        tokens = torch.cat([first, self.tokens], dim=1)
+        tokens = torch.cat([self.tokens.new_full((self.n_sequences, 1), token), self.tokens], dim=1)
         return replace(self, tokens=tokens, lengths=self.lengths + 1, bos=True, bos_condition="with")
 
     def without_bos(self) -> "TokenBatch":
@@ -493,8 +491,7 @@ def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     if not torch.equal(whole, real):
         row = int((whole != real).any(1).int().argmax())
         raise InputError(f"the mask of sequence {row} has a gap; need padding on the left or on the right only.")
-    order = (places + starts[:, None]) % tokens.shape[1]
-    return tokens.gather(1, order), lengths
+    return tokens.gather(1, (places + starts[:, None]) % tokens.shape[1]), lengths
 
 
 def _unpack_documents(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -510,8 +507,7 @@ def _unpack_documents(tokens: Tensor, position_ids: Tensor, mask: Tensor | None)
     begins = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
     begins[:, 0] = True
     begins[:, 1:] |= real[:, 1:] & ~real[:, :-1]
-    number = begins.flatten().cumsum(0)[real.flatten()]
-    _, counts = number.unique_consecutive(return_counts=True)
+    _, counts = begins.flatten().cumsum(0)[real.flatten()].unique_consecutive(return_counts=True)
     firsts = position_ids[real][counts.cumsum(0) - counts]
     if late := firsts[(counts > 1) & (firsts != 0)].tolist():
         raise InputError(
