@@ -14,12 +14,10 @@ from ..schema import DEFAULT_MODEL
 MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
 Direction = Literal["denoising", "noising"]
 """Direction of a patch: clean values into the corrupted run (denoising), or the reverse (noising)."""
-_OPTIONS = {"factor", "seed"}
-"""Options of edits that are fields below."""
 if TYPE_CHECKING:
     Put = str
 else:
-    _kinds = (name for name, kind in KINDS.items() if kind.site is None and _OPTIONS.issuperset(kind.takes))
+    _kinds = (name for name, kind in KINDS.items() if kind.site is None and {"factor", "seed"}.issuperset(kind.takes))
     Put = Literal[("source", *_kinds)]
 """What can be put into a part by name: the other run's values, or a kind of edit that can edit any part."""
 TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}

@@ -23,8 +23,6 @@ from sink_lens.report.page import (
 from sink_lens.report.style import FONT, INK, add_colour_scale, canvas, draw_map, without_formulas
 from sink_lens.text import capital, listed, name_in_words, number, percent, site_words, token_text, visible
 
-_FAR = 2.0
-"""Larger shares of the way are written as multiples of it."""
 _CARRIES = 0.5
 """A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
 _PLATEAU = 0.8
@@ -87,8 +85,7 @@ def _position_labels(run: Run) -> dict[int, str]:
     """Return position -> the tokens of both prompts there (of several pairs, the first pair that differs there)."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
-    same = {int(row["position"]): token_text(row["text"]) for row in rows}
-    return same | _changed_labels(run)
+    return {int(row["position"]): token_text(row["text"]) for row in rows} | _changed_labels(run)
 
 
 def _changed_labels(run: Run) -> dict[int, str]:
@@ -168,7 +165,7 @@ def _strongest_text(table: pd.DataFrame) -> str:
     text, share = f"{where}: {number(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
     if not np.isfinite(share):
         return text
-    if abs(share) <= _FAR:
+    if abs(share) <= 2.0:
         return f"{text}, {percent(share)} of the way"
     return f"{text}, {number(share)} times the whole difference between the prompts"
 

@@ -218,8 +218,7 @@ class AttributionResult(SweepResult):
         said = (
             f"{self.site}, {self.direction}, to first order: {self.metric} is {self.baseline:.4g} in the baseline run."
         )
-        drawn = [self.heatmap()] if self.by else []
-        return display.result_html(said, *drawn, self.strongest())
+        return display.result_html(said, *([self.heatmap()] if self.by else []), self.strongest())
 
     def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
         """Draw ``n`` of the patches that can change something, make them for real, and compare.
@@ -236,8 +235,7 @@ class AttributionResult(SweepResult):
         able = [number for number, part in enumerate(self.grid) if self.runs.can_change(part)]
         if not able:
             raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
-        drawn = torch.randperm(len(able), generator=generator)[:n].tolist()
-        numbers = sorted(able[one] for one in drawn)
+        numbers = sorted(able[one] for one in torch.randperm(len(able), generator=generator)[:n].tolist())
         parts = {part_identity(self.grid[number]): self.grid[number] for number in numbers}
         found = self.runs.measure_all(parts, progress=progress)
         values = torch.stack([found[name].values for name in parts])

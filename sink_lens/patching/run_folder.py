@@ -67,8 +67,7 @@ class KeptBlocks:
         if not self._writer.has(name):
             return None
         table = self._writer.read(name)
-        columns = (table[name].tolist() for name in _ROW)
-        return list(zip(*columns, strict=True))
+        return list(zip(*(table[name].tolist() for name in _ROW), strict=True))
 
     def write_block(self, number: int, rows: Sequence[Row]) -> None:
         """Write the rows of the block with this number."""
