@@ -425,7 +425,6 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
 
 
 def _straight_piece(start: _Point, end: _Point) -> _Piece:
-    """Return the four control points of a straight line between two points."""
     thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
     return start, thirds[0], thirds[1], end
 

@@ -85,8 +85,7 @@ def graph_title(graph: Mapping[str, Any]) -> str:
 
 def select_edges(edges: pd.DataFrame) -> pd.DataFrame:
     """Return at most as many edges as a page holds: the circuit's first, then the others by the size of their score."""
-    order = np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])
-    return edges.iloc[order[:_MOST]]
+    return edges.iloc[np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])[:_MOST]]
 
 
 def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), **about: Any) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from sink_lens.report.page import Drawn, attempt, csv_text
 from sink_lens.report.pages import is_on_page, page_of
 from sink_lens.report.style import FORMATS, figure_bytes, fix_layout
 
-_DPI = 300
-
 
 def save_figures(
     runs: Sequence[str | os.PathLike[str]],
@@ -64,7 +62,7 @@ def save_figures(
                 folder.mkdir(parents=True, exist_ok=True)
                 for form in formats:
                     files.append(_file_path(folder, f"{prefix}{drawn.key}.{form}"))
-                    files[-1].write_bytes(figure_bytes(made, form, salt=drawn.key, dpi=_DPI))
+                    files[-1].write_bytes(figure_bytes(made, form, salt=drawn.key, dpi=300))
                 if data is not None:
                     files.append(_file_path(folder, f"{prefix}{drawn.key}.csv"))
                     files[-1].write_text(csv_text(data), encoding="utf-8")

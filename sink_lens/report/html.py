@@ -31,7 +31,6 @@ from sink_lens.text import capital, listed, visible
 _MOST_PROVENANCE = 300
 MOST_READ = 100_000
 """Rows of a table from which on a page is made from some of them."""
-_OF_THE_PAGE = ("report", "report.html")
 _HERE = Path(__file__).parent
 
 
@@ -135,7 +134,7 @@ def _table_for_page(run: Run, of: Listed, *, prefix: str) -> Shown:
 
 def _incomplete_sentence(run: Run) -> str:
     """Return sentences on the run's error, and on missing and damaged files; empty if the run is complete."""
-    missing = [visible(name) for name in run.missing if name not in _OF_THE_PAGE]
+    missing = [visible(name) for name in run.missing if name not in ("report", "report.html")]
     ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
     sentences = [f"This run {ended}"] if ended else []
     if run.error:

@@ -39,7 +39,6 @@ def result_html(
 
 
 def _part_html(part: object) -> str:
-    """Return a part of a result, such as a data frame or a figure, as HTML."""
     if isinstance(part, str):
         return part
     if isinstance(part, pd.DataFrame):

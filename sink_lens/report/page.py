@@ -87,7 +87,9 @@ def page_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> P
     rows = []
     for row in frame[columns].head(most).itertuples(index=False):
         cells = zip(row, numeric, strict=True)
-        rows.append(tuple(_cell_text(value, is_number=is_number) for value, is_number in cells))
+        rows.append(
+            tuple(("undefined" if is_number else "") if pd.isna(value) else number(value) for value, is_number in cells)
+        )
     return PageTable(
         heads=tuple(heads[name] for name in columns),
         numeric=tuple(numeric),
@@ -95,13 +97,6 @@ def page_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> P
         frame=frame.filter(items=columns),
         columns=tuple(columns),
     )
-
-
-def _cell_text(value: Any, *, is_number: bool) -> str:
-    """Return a value as text; a missing number is "undefined", another missing value is empty."""
-    if pd.isna(value):
-        return "undefined" if is_number else ""
-    return number(value)
 
 
 def run_sentence(run: Run, *, limit: int) -> list[str]:
@@ -153,19 +148,9 @@ def run_in_words(run: Run) -> str:
     return f"{run.folder} is a run of {visible(run.kind)}"
 
 
-def _always(_: Run) -> bool:
-    """Return True: a figure or table is on the page of every run, unless it has its own ``when``."""
-    return True
-
-
-def whole_table(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads a table of a run, or some of its columns, for a figure's CSV."""
-
-    def read(run: Run) -> pd.DataFrame:
-        table = run.need(name, columns=())
-        return table.filter(items=columns) if columns else table
-
-    return read
+def whole_table(name: str) -> Callable[[Run], pd.DataFrame]:
+    """Return a function that reads a table of a run, for a figure's CSV."""
+    return lambda run: run.need(name, columns=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +164,7 @@ class Drawn:
     """Make its caption and the figure; RunError if the run lacks what it needs."""
     data: Callable[[Run], pd.DataFrame]
     """The numbers behind it, which a reader can copy as CSV."""
-    when: Callable[[Run], bool] = _always
+    when: Callable[[Run], bool] = lambda _: True
     """True if it belongs on this run's page: False if what it shows was not asked for."""
     on_page: bool = True
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
@@ -199,7 +184,7 @@ class Listed:
     title: str
     make: Callable[[Run], tuple[str, PageTable]]
     """Make its caption and the table (``page_table``); RunError if the run lacks what it needs."""
-    when: Callable[[Run], bool] = _always
+    when: Callable[[Run], bool] = lambda _: True
     """True if it belongs on this run's page."""
 
 

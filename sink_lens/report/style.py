@@ -78,10 +78,7 @@ _MOST_LABELS = 40
 """More positions than these are numbered, not spelled out."""
 _MOST_POINTS = 20_000
 """Points of all lines of a figure, above which they are thinned."""
-_LEAST_POINTS = 60
 _MOST_CELLS = 4_000_000
-_MOST_MARKS = 3_000
-"""Marks of a figure's part, above which it is drawn as pixels."""
 
 
 class Picture(Figure):
@@ -348,7 +345,7 @@ def thin_lines(figure: Figure) -> str:
     said = ""
     lines = [line for axes in figure.axes for line in axes.get_lines()]
     if sum(np.size(line.get_xdata()) for line in lines) > _MOST_POINTS:
-        each = max(_MOST_POINTS // len(lines), _LEAST_POINTS)
+        each = max(_MOST_POINTS // len(lines), 60)
         for line in lines:
             points = np.asarray(line.get_xydata(), dtype=float)
             if len(points) > each:
@@ -356,7 +353,7 @@ def thin_lines(figure: Figure) -> str:
         said += " Its lines show the smallest and largest value of each stretch."
     for marks in figure.findobj(Collection):
         assert isinstance(marks, Collection)
-        if max(len(marks.get_paths()), np.shape(marks.get_offsets())[0]) > _MOST_MARKS:
+        if max(len(marks.get_paths()), np.shape(marks.get_offsets())[0]) > 3_000:  # drawn as pixels
             marks.set_rasterized(True)
     return said
 

@@ -43,7 +43,6 @@ _STYLE = (
     "h1 { font-size: 1rem; margin: 0 0 8px; } "
     "body { font-family: system-ui, sans-serif; margin: 12px; background: #fff; color: #111; }"
 )
-_BUNDLE = Path("dist", "cdn", "iife.js")
 _DRAW = """const canvas = document.createElement("canvas");
   const flat = !(canvas.getContext("webgl2") || canvas.getContext("webgl"));
   const [kind, props] = %s;
@@ -231,7 +230,7 @@ def read_javascript() -> str:
     """
     package = find_spec("circuitsvis")
     for folder in (package.submodule_search_locations or ()) if package else ():
-        if (path := Path(folder) / _BUNDLE).is_file():
+        if (path := Path(folder, "dist", "cdn", "iife.js")).is_file():
             return re.sub(r"\n//# sourceMappingURL=.*\s*$", "\n", path.read_text(encoding="utf-8"))
     raise InputError("the bundle of circuitsvis was not found; need it for views. pip install 'circuitsvis>=1.43'")
 
