@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 _LONGEST = 60
 """Longer lists of choices do not fit beside their option; its help names them."""
-_METAVARS = {int: "N", float: "F", str: "TEXT"}
 _CONFIG = Annotated[
     Path | None,
     typer.Option(
@@ -193,7 +192,7 @@ def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     metavar = (
         field.metadata.get("metavar")
         or (listed if len(listed) <= _LONGEST else "NAME" if listed else "")
-        or {"ranges": "N-N"}.get(written, _METAVARS.get(item))
+        or {"ranges": "N-N"}.get(written, {int: "N", float: "F", str: "TEXT"}.get(item))
     )
     if get_origin(kind) is tuple:
         written = written if written != "pairs" else ""

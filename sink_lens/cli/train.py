@@ -73,5 +73,4 @@ def train(
         console().print(result.headline, soft_wrap=True)
     page = render_report(result.folder, quiet=quiet)
     echo(str(result.folder))
-    answer = {"run": result.folder, "report": page, "sentence": result.headline}
-    return Answer(found=lambda: answer)
+    return Answer(found=lambda: {"run": result.folder, "report": page, "sentence": result.headline})
