@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any
@@ -38,7 +38,7 @@ def plain_json(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {str(name): plain_json(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [plain_json(entry) for entry in value]
     if isinstance(value, (np.generic, np.ndarray)):
         return plain_json(value.tolist())

@@ -25,7 +25,6 @@ from ..models.load import load, weights_hash
 from .cells import OwnCell, cells_of
 from .grid import Grid
 
-_SECONDS_TO_ANSWER = 5.0
 _RETRIES = 3
 """Number of times that Ray restarts a dead worker and repeats its block."""
 
@@ -91,13 +90,12 @@ def check_engine(engine: str, *, workers: int | None) -> None:
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdecimal():  # of no address, "auto" and "local", Ray says at once what it finds
         try:
-            socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER).close()
+            socket.create_connection((host, int(port)), timeout=5.0).close()
         except (OSError, OverflowError) as error:
             raise _unreachable_error(address, error) from error
 
 
 def _unreachable_error(address: str, error: Exception) -> InputError:
-    """Make the error for a Ray cluster that does not answer."""
     where, first = f" at RAY_ADDRESS={address}" * bool(address), first_line_of_error(error)[:200]
     return InputError(
         f"no Ray cluster answers{where} ({first}); need a running one. "

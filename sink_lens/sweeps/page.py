@@ -28,19 +28,16 @@ from sink_lens.sweeps import words
 from sink_lens.sweeps.words import MARK, cell_name, few_note, is_beyond_chance, metric_names, n_failed
 from sink_lens.text import site_words, visible
 
-_AXES = ("layer", "position", "head", "unit", "key", "factor", "seed")
-_LABELLED = 5
 _MOST_NAMED = 40
 """More cells than these are not all named in the forest plot."""
 _LABEL = 52
 """Characters of a cell's name in the forest plot."""
-_MOST_PANELS = 8
 
 
 def swept_columns(frame: pd.DataFrame) -> list[str]:
     """Return the columns that can be an axis of a figure: those with numbers, no blanks and more than one value."""
     found = []
-    for name in _AXES:
+    for name in ("layer", "position", "head", "unit", "key", "factor", "seed"):
         if name in frame.columns:
             values = frame[name].to_numpy(float)
             if not np.isnan(values).any() and len(set(values.tolist())) > 1:
@@ -93,7 +90,7 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
     if value not in frame.columns:
         raise RunError(f"there is no column {value!r}; need one of {', '.join(map(str, frame.columns))}")
     parts = [(name, rows, swept_columns(rows)) for name, rows in _rows_by_edit(frame)]
-    drawn = [part for part in parts if part[2]][:_MOST_PANELS]
+    drawn = [part for part in parts if part[2]][:8]
     if not drawn:
         raise RunError("a figure needs an axis of numbers with two values or more; nothing of the kind was swept")
     return drawn
@@ -122,7 +119,7 @@ def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple
     axes.xaxis.set_major_locator(MaxNLocator(integer=bool((x == x.round()).all())))
     axes.axhline(0, color=QUIET, linewidth=0.8)
     order = np.argsort(-np.abs(y), kind="stable")  # nan, of cells that failed, comes last
-    for index in order[: min(_LABELLED, int(np.isfinite(y).sum()))]:
+    for index in order[: min(5, int(np.isfinite(y).sum()))]:
         axes.annotate(
             f"{x[index]:g}", (x[index], y[index]), fontsize=FONT - 2, xytext=(4, 2), textcoords="offset points"
         )
@@ -271,7 +268,6 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the cells that could not be computed, with their errors."""
     table = _cell_rows(run)
     rows = table.loc[table["error"].notna()]
     heads = {"kind": "edit", "site": "site", "where": "where", "error": "why"}

@@ -172,8 +172,7 @@ class _Request:
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
         """Make the sweep's tables from the blocks in the folder, write them, and return the result."""
-        parts = [_read_block(writer, block) for block in own.blocks]
-        numbers = pd.concat(parts, ignore_index=True)
+        numbers = pd.concat([_read_block(writer, block) for block in own.blocks], ignore_index=True)
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
         frame, drawn = effect_tables(
             self.cells,
@@ -200,12 +199,11 @@ class _Request:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The arguments as dicts, lists and numbers, for ``run.json``; a function is there as the hash of its code."""
-        own: dict[str, Any] = {}
         if isinstance(self.what, Grid):
-            own["grid"] = _plain_values(self.what.config())
+            own: dict[str, Any] = {"grid": self.what.config()}
         else:
-            own["grid"] = [one.identity for one in self.what]
-            own["code"] = hash_code([one.cell.make for one in self.what])
+            code = hash_code([one.cell.make for one in self.what])
+            own = {"grid": [one.identity for one in self.what], "code": code}
         metrics = [metric_config(one) for one in self.metrics]
         return own | {"metrics": metrics, "mode": "exact", "interval_seed": self.how.seed}  # runs of 0.2 have the mode
 
@@ -288,15 +286,6 @@ def _collect_request(
     check_tokens(lens, batch)
     read: list[Measured] = given or [MetricSpec(name="sink_mass")]
     return _Request(lens=lens, what=what, batch=batch, metrics=read, how=how)
-
-
-def _plain_values(value: Any) -> Any:
-    """Return the value with every sequence inside it as a list, for ``run.json``."""
-    if isinstance(value, dict):
-        return {name: _plain_values(entry) for name, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain_values(entry) for entry in value]
-    return value
 
 
 def _block_name(block: Block) -> str:

@@ -100,8 +100,7 @@ def _control_text(row: Mapping[Any, Any]) -> str:
 
 def _count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
     """Return the beginning of a sentence, ``3 of 40 edits change``, from the changed rows and all rows."""
-    word = "changes" if len(found) == 1 else "change"
-    return f"{len(found)} of {plural(len(rows), 'edit')} {word}"
+    return f"{len(found)} of {plural(len(rows), 'edit')} {'changes' if len(found) == 1 else 'change'}"
 
 
 def _change_text(row: Mapping[Any, Any]) -> str:
@@ -136,7 +135,6 @@ def n_failed(frame: pd.DataFrame) -> int:
 
 
 def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a metric's rows, sorted so that the largest absolute effects come first."""
     rows = frame.loc[frame["metric"].eq(metric)]
     return rows.sort_values("effect", key=abs, ascending=False, kind="stable")
 
