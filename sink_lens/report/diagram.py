@@ -202,8 +202,7 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
     n_lines = len(foot) + len(_legend_entries(diagram, room, form=form, small=small))
     below = n_lines * 1.35 * small / 72 + 0.4 * em + edge
     rows, tallest = _row_places(levels)
-    longest = max(_text_width(box.text, form=form, size=size) for box in diagram.boxes)
-    natural = longest / _FULL + 2 * pad
+    natural = max(_text_width(box.text, form=form, size=size) for box in diagram.boxes) / _FULL + 2 * pad
     beside = 0.0
     if form.down:
         across = room / tallest - (0.35 * em if tallest > 1 else 0)

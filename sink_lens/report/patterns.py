@@ -15,9 +15,6 @@ MOST_BYTES = 2_000_000
 """Most bytes of patterns in a page, as encoded in it."""
 
 
-NO_POSITION = "the sink position is not known without the table 'heads'. Run again to see it."
-
-
 def sink_rates(run: Run) -> dict[int, float]:
     """Return position -> sink rate, the mean over heads; empty if the run has no table ``heads``."""
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
@@ -36,7 +33,7 @@ def studied_position(run: Run) -> int:
     """
     rates = sink_rates(run)
     if not rates:
-        raise RunError(NO_POSITION)
+        raise RunError("the sink position is not known without the table 'heads'. Run again to see it.")
     return max(rates, key=lambda place: rates[place])
 
 

@@ -77,8 +77,7 @@ class EditGrid(OptionLists):
 
     def _site(self) -> str:
         """Return the site to edit: the chosen one, else the one that this kind of edit always has, else neurons."""
-        fixed = KINDS[self.kind].site if self.kind in KINDS else None
-        return self.site or fixed or "neurons"
+        return self.site or (KINDS[self.kind].site if self.kind in KINDS else None) or "neurons"
 
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
         """Return the swept values of each axis and option, and axis -> how many indices it has at the site."""

@@ -62,8 +62,7 @@ def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFram
 
     ``found`` are the rows of the cells that change it.
     """
-    rows = _rows_of_metric(frame, metric)
-    best, said = rows.iloc[0].to_dict(), []
+    best, said = _rows_of_metric(frame, metric).iloc[0].to_dict(), []
     if np.isfinite(before := float(best.get("baseline", np.nan))):
         said.append(f"Without an edit it is {number(before)}.")
     if not len(found):

@@ -75,8 +75,6 @@ KEYS: Mapping[str, Key] = MappingProxyType(
 """Name without the prefix -> what it is."""
 Reading = Mapping[tuple[str, int | None], float]
 """(Key without the prefix, layer) -> number; layer -1 is the stream before the first, None the whole model."""
-_ANYWHERE = ("max_activation", "kurtosis", "entropy", "max_logit")
-"""Keys that do not ask where a sequence begins."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,8 +96,7 @@ class KeySums:
     ) -> None:
         """Add the residual stream after a layer (-1: before layer 0) to the totals, at the tokens marked ``valid``."""
         h = h.float()
-        positions = torch.arange(h.shape[1], device=h.device)
-        ordinary = valid & (positions >= OTHERS_FROM)
+        ordinary = valid & (torch.arange(h.shape[1], device=h.device) >= OTHERS_FROM)
         norms = h.norm(dim=-1)
         self._values["norm_ratio", layer] = (norms[:, 0] / median_where(norms, where=ordinary))[valid[:, 0]].float()
         first = h[:, 0][valid[:, 0]]
@@ -209,7 +206,8 @@ class KeySums:
             by_layer[name] = [float(self.largest.get((name, layer), math.nan)) for layer in layers]
         whole: dict[str, float] = {}
         if self.without_first:
-            return _finite_reading({name: by_layer[name] for name in _ANYWHERE}, whole, n_layers=n_layers)
+            anywhere = ("max_activation", "kurtosis", "entropy", "max_logit")  # they do not ask where a sequence begins
+            return _finite_reading({name: by_layer[name] for name in anywhere}, whole, n_layers=n_layers)
         scores = torch.stack([added["score_by_key", layer] for layer in attention]).sum(0)
         mean = scores[0] / scores[1]
         if not mean.isnan().all():

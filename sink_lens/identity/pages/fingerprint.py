@@ -110,8 +110,7 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, na
             axes.plot([i, j], [j, i], ".", color="white", markersize=4)
     top = max(0.05, float(np.nanmax(table))) if np.isfinite(table).any() else 0.05
     image = axes.imshow(table, cmap="viridis", vmin=0, vmax=top, interpolation="none")
-    step = max(1, -(-len(names) // 30))
-    ticks = range(0, len(names), step)
+    ticks = range(0, len(names), max(1, -(-len(names) // 30)))
     axes.set_yticks(ticks, [_short_name(names[tick]) for tick in ticks], fontsize=FONT - 2.5)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=FONT - 2.5)
     add_colour_scale(figure, image, axes, label="mean tau (dot: same lineage)")
