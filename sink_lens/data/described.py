@@ -22,42 +22,52 @@ class InputConfig(Protocol):
     @property
     def model(self) -> str:
         """Name of the default model, a folder, a GGUF file or a hub name."""
+        ...
 
     @property
     def tokens(self) -> TokenKind:
         """Kind of tokens: text, random (uniform ids) or repeated (one id per sequence)."""
+        ...
 
     @property
     def text(self) -> str | None:
         """Text file to cut the sequences from; None takes the bundled prose."""
+        ...
 
     @property
     def prompts(self) -> Sequence[str]:
         """Prompts that replace ``tokens``; each prompt is one sequence."""
+        ...
 
     @property
     def bos(self) -> BosCondition:
         """BOS condition: auto (what the tokenizer does), with, or without."""
+        ...
 
     @property
     def sequences(self) -> int:
         """Number of sequences."""
+        ...
 
     @property
     def length(self) -> int:
         """Number of tokens per sequence, BOS included."""
+        ...
 
     @property
     def device(self) -> str | None:
         """Device of the model; None takes the first GPU, or the CPU if there is no GPU."""
+        ...
 
     @property
     def dtype(self) -> str | None:
         """Type of the weights; None takes float32."""
+        ...
 
     @property
     def seed(self) -> int:
         """Seed of every random generator in the run."""
+        ...
 
 
 def check_input_config(config: InputConfig) -> None:
