@@ -50,9 +50,6 @@ def test_the_hostile_cpu_gives_one_path_the_same_bits_and_two_paths_others():
     assert 0 < (products[0] - a @ b).abs().max() < 1e-5
 
 
-# --- nine mistakes: what breaks, and which pair of paths sees it
-
-
 def steps_with(change):
     """Edits whose steps of a pass are changed."""
     right = Applied.steps

@@ -82,12 +82,9 @@ class World:
 
     def modules(self) -> list[tuple[nn.Module, str, Any]]:
         """Parent, name and module of what has a matrix of weights in a layer, adapters left out."""
-        found = []
-        for parent in self.base.base_model.modules():
-            for key, one in parent._modules.items():
-                if isinstance(one, (nn.Linear, Conv1D)) and key != "default" and "weight" in one._parameters:
-                    found.append((parent, key, one))
-        return found
+        named = ((parent, *one) for parent in self.base.base_model.modules() for one in parent._modules.items())
+        linear = [one for one in named if isinstance(one[2], (nn.Linear, Conv1D)) and one[1] != "default"]
+        return [one for one in linear if "weight" in one[2]._parameters]
 
     def pick(self) -> tuple[nn.Module, str, Any]:
         return self.random.choice(self.modules())
