@@ -18,6 +18,9 @@ from .models_to_measure import RandomSequences
 from .preference import last_logits, sequences_per_forward
 from .surveys import models_to_survey
 
+_FLOPS = 2e11
+"""The most that a dry run times."""
+
 
 def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
     """Yield the output of ``--dry-run``: for each variant an estimate of parameters, tokens, time and memory.
@@ -38,7 +41,7 @@ def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
         opened = time.perf_counter() - begun
         draws.check(lens)
         n_parameters = lens.plain.num_parameters()
-        affordable = max(1, int(2e11 / (2 * n_parameters * draws.length)))  # a dry run times no more
+        affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
         size = min(sequences_per_forward(lens, length=draws.length), affordable)
         part = next(iter(draws.chunk(lens, 0).batches(size)))
         seconds = time_call(partial(last_logits, lens, part), device=lens.device, warm_up=1)

@@ -11,6 +11,10 @@ from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, Isolat
 
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
+_WITHOUT_OUTLIERS = 3
+"""Passes of a card of a model without growth steps and outlier dimensions."""
+_CLEAN = 4
+"""Passes that read the neurons which ``ablate`` ranks."""
 
 StudyConfig = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | QuantiseConfig
 
@@ -23,7 +27,7 @@ def passes(config: StudyConfig, sizes: Sizes) -> Passes:
     """
     counted = study_passes(config, sizes, forwards=_count_forwards(config))
     if isinstance(config, CardConfig):
-        facts = {} if config.is_comparison else {"fewest passes": "3 without outlier dimensions"}
+        facts = {} if config.is_comparison else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
         return replace(counted, bound="about", facts=facts, others=config.others)
     return replace(counted, bound="about") if isinstance(config, AblateConfig) else counted
 
@@ -75,7 +79,7 @@ def _count_forwards(config: StudyConfig) -> float:
         case CardConfig():  # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
             return 2 * (1 + _LAYERS_OF_STEPS) if config.is_comparison else 4 + _LAYERS_OF_STEPS
         case AblateConfig():  # the set in every way, alone and left out, random sets
-            return 3 + 4 + MOST_IN_SET + 6 + 2 * MOST_IN_SET + 2 * config.controls  # 4 read the neurons to rank
+            return 3 + _CLEAN + MOST_IN_SET + 6 + 2 * MOST_IN_SET + 2 * config.controls
         case AmplifyConfig():
             return 3 + len(config.factors) * len(config.centres)
         case IsolateConfig():

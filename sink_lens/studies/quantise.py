@@ -42,6 +42,7 @@ FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
 CACHE = ("k", "v")
 """Sites of the cache."""
+_PART_TOKENS = 2048
 
 Channels = Mapping[str, Mapping[int, Sequence[int]]]
 """Site -> layer -> channels."""
@@ -196,7 +197,7 @@ def _largest_magnitudes(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], sites: Sequence[str]
 ) -> dict[bool, Sizes]:
     """Return the largest magnitude of each channel by (site, layer): over all tokens (False), over non-sinks (True)."""
-    size = max(1, 2048 // part.n_positions)
+    size = max(1, _PART_TOKENS // part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
         chosen = slice(start, start + size)

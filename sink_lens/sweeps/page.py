@@ -31,6 +31,8 @@ from sink_lens.text import site_words, visible
 _MOST_NAMED = 40
 """More cells than these are not all named in the forest plot."""
 _LABEL = 52
+_LABELLED = 5
+_MOST_PANELS = 8
 """Characters of a cell's name in the forest plot."""
 
 
@@ -90,7 +92,7 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
     if value not in frame.columns:
         raise RunError(f"there is no column {value!r}; need one of {', '.join(map(str, frame.columns))}")
     parts = [(name, rows, swept_columns(rows)) for name, rows in _rows_by_edit(frame)]
-    drawn = [part for part in parts if part[2]][:8]
+    drawn = [part for part in parts if part[2]][:_MOST_PANELS]
     if not drawn:
         raise RunError("a figure needs an axis of numbers with two values or more; nothing of the kind was swept")
     return drawn
@@ -119,7 +121,7 @@ def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple
     axes.xaxis.set_major_locator(MaxNLocator(integer=bool((x == x.round()).all())))
     axes.axhline(0, color=QUIET, linewidth=0.8)
     order = np.argsort(-np.abs(y), kind="stable")  # nan, of cells that failed, comes last
-    for index in order[: min(5, int(np.isfinite(y).sum()))]:
+    for index in order[: min(_LABELLED, int(np.isfinite(y).sum()))]:
         axes.annotate(
             f"{x[index]:g}", (x[index], y[index]), fontsize=FONT - 2, xytext=(4, 2), textcoords="offset points"
         )

@@ -55,6 +55,7 @@ _INPUTS = (
     "use_cache",
 )
 """What the monitor gives the model where it calls it once more."""
+_ROWS_A_BLOCK = 256
 _READY, _NOTHING, _STOPPED = 1, 0, -1
 """How a process comes to a reading; the lowest of all processes counts for all."""
 
@@ -436,7 +437,7 @@ class SinkMonitor:
             scores = score.query_rows(rows)
             column = score.key_columns((0,))[..., 0]
             if sigmoid:  # the share of what the row sums to
-                blocks = torch.arange(length, device=device).split(256)
+                blocks = torch.arange(length, device=device).split(_ROWS_A_BLOCK)
                 total = torch.cat([score.query_rows(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
                 column, logs = column.sigmoid() / total, row_shares(scores.sigmoid()).log()
             else:
