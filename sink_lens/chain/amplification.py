@@ -18,11 +18,12 @@ from .setting import Setting
 def amplification_curve(
     setting: Setting, *, means: CentringMeans, factors: Sequence[float] = FACTORS, progress: bool = False
 ) -> pd.DataFrame:
-    """Amplify the variance at the target position and measure the attention to it: a row per centre and factor.
+    """Amplify the variance at the target position by each of ``factors`` and measure the attention to that position.
 
-    Attention is read in the five layers after the first growth step. ``change`` is the mass that the edit adds, with
-    its interval over sequences; ``times`` is the ratio to the mass without the edit, which may be near 0. The centre
-    ``none`` is the norm-only control. The table is empty if no layer with attention comes before the growth.
+    The table has a row per (centre, factor): values are moved away from the centre, a mean out of ``means``; the centre
+    ``none`` is the norm-only control. Attention is read in the five layers after the first growth step. ``change`` is
+    the mass that the edit adds, with its interval over sequences; ``times`` is the ratio to the mass without the edit,
+    which may be near 0. The table is empty if no layer with attention comes before the growth.
     """
     layers, reads, rng = setting.early_layers, setting.next_layers, np.random.default_rng(setting.config.seed)
     columns = column_names("trace", "amplification")
@@ -46,7 +47,11 @@ def amplification_curve(
 def amplification_edits(
     setting: Setting, cells: Sequence[tuple[Centre, float]], *, layers: Sequence[int], means: CentringMeans | None
 ) -> list[list[Edit]]:
-    """Make one list of edits per (centre, factor) of ``cells``; the list of factor 1, the baseline run, is empty."""
+    """Make the edits that amplify variance in ``layers``: a list per (centre, factor) of ``cells``; [] for factor 1.
+
+    Values at the target position move away from the centre's mean in ``means``, which the centre ``none`` does not
+    need.
+    """
     at = {"positions": [setting.target_position], "layers": layers, "site": setting.lens.family.aggregated}
     return [[amplify(factor, centre=centre, means=means, **at)] if factor != 1 else [] for centre, factor in cells]
 
@@ -54,9 +59,10 @@ def amplification_edits(
 def compute_mass_added(
     setting: Setting, run: Outcome, *, factor: float, reads: Sequence[int], generator: np.random.Generator
 ) -> dict[str, float]:
-    """Compute how much attention the target position gains by the edits of a run, in the layers ``reads``.
+    """Compute how much attention the target position gains in the layers ``reads`` in a run amplified by ``factor``.
 
-    Returns the mean mass, its ratio to the baseline mass, and the difference with its interval (0 at the factor 1).
+    Returns the mass, its ratio to the baseline mass, and the change with its interval over sequences (0 if ``factor``
+    is 1).
     """
     before, after = (one.mass_at(setting.target_position, layers=reads) for one in (setting.baseline, run))
     if factor == 1:
@@ -69,12 +75,12 @@ def compute_mass_added(
 
 
 def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
-    """Return the factor, among a curve's rows of one centre, that gives the target position the most attention."""
+    """Return the factor that gives the target position the most attention among the rows of ``centre`` in ``curve``."""
     return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 
 def strongest_amplification(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
-    """Return the edit of the curve's row with the most attention to the target; None if no factor adds any."""
+    """Return the edit, made with ``means``, of the row of ``curve`` with most attention; None if no factor adds any."""
     if not len(curve):
         return None
     top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]

@@ -39,7 +39,7 @@ class Occurrences:
 
 
 def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occurrences:
-    """Cut sequences around each occurrence of the token that ``config.at`` names.
+    """Cut the sequences of ``batch`` around each occurrence of the token that ``config.at`` names.
 
     Raises:
         InputError: no such token, or too few occurrences with tokens before and after them.
@@ -56,7 +56,7 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
-    """Return the ids of a token: a number is the id itself; a text has all ids that read so, or so after a space.
+    """Return the ids of ``token``: a number is the id itself; a text has all ids that read so, or so after a space.
 
     Raises:
         InputError: the id is outside the vocabulary, no id has this text, or the model has no tokenizer.
@@ -78,12 +78,15 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
 
 
 def _id_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Name a token in a message: its text in quotes, or ``id 13`` without a tokenizer."""
+    """Name the token with ``ids`` in a message: its text in quotes, or ``id 13`` if ``tokenizer`` is None."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 
 def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
-    """Cut the tokens around each (sequence, position) of ``places``; return at most as many rows as sequences."""
+    """Cut the tokens around each (sequence, position) of ``places``, into at most as many rows as ``batch`` has.
+
+    ``ids`` and the token's ``text`` are stored in the result; an error quotes the text.
+    """
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)
@@ -112,7 +115,7 @@ def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[in
 
 
 def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> int:
-    """Return the id of the token that has the highest sink rate at position 8 or later.
+    """Return the id of the token in ``batch`` that has the highest mean sink rate at position 8 or later.
 
     Raises:
         InputError: no token is a sink in at least ``min_sink_rate`` of (layer, head).

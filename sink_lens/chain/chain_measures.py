@@ -30,17 +30,12 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     """Measure the chain at position 0 in one pass: a table of measure, layer, position, threshold, value, unit.
 
     A row without a layer is of the whole model: a mean over layers, a count, the largest norm ratio. Sink rate at each
-    threshold and mean mass by layer; ``uniform_mass``, what uniform attention would give; dominance ratio and norm
-    ratio before layer 0 (layer -1) and after each layer; effective rank with and without token 0; S2 of z by position,
-    and its ratio of the first token to positions >= 8; growth steps (a count, and 1 or 0 a layer); super neurons of
-    the growth layers; loss on these tokens in nats.
+    threshold (``threshold`` and those of ``THRESHOLDS``) and mean mass by layer; ``uniform_mass``, which uniform
+    attention would give; dominance ratio and norm ratio before layer 0 (layer -1) and after each layer; effective rank
+    with and without token 0; S2 of z by position, and its ratio of the first token to positions >= 8; growth steps (a
+    count, and 1 or 0 a layer); super neurons of the growth layers; loss on these tokens in nats.
 
     The model is left as it was, its modes and the random generators included; equal inputs give equal rows.
-
-    Args:
-        lens: the model.
-        tokens: the sequences.
-        threshold: of the sink score, put beside ``THRESHOLDS``.
 
     Raises:
         InputError: a threshold outside (0, 1), sequences shorter than 10 tokens, or what the model cannot take.
@@ -94,25 +89,29 @@ class _Rows:
         threshold: float = float("nan"),
         unit: str | None = None,
     ) -> None:
-        """Add one row; the unit is the measure's own in ``MEASURES`` if none is given."""
+        """Add a row with these fields; what is not given is blank, but ``unit`` is the measure's in ``MEASURES``."""
         unit = MEASURES[measure].unit if unit is None else unit
         self._rows.append((measure, layer, position, threshold, float(value), unit))
 
     def add_layers(
         self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None
     ) -> None:
-        """Add a row per layer and a row (``whole``) for the whole model; ``first`` is the layer of the first value."""
+        """Add a row per layer of ``values``, from layer ``first`` on, and a row with ``whole`` for the whole model."""
         for index, value in enumerate(values):
             self.add(measure, value, layer=first + index, unit=unit)
         self.add(measure, whole, unit=unit)
 
     def to_frame(self) -> pd.DataFrame:
+        """Return the table of all rows added so far, in their order."""
         frame = pd.DataFrame(self._rows, columns=["measure", "layer", "position", "threshold", "value", "unit"])
         return frame.astype({"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"})
 
 
 def _add_attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor) -> None:
-    """Add the rows on attention to position 0, a sink rate for each of ``levels``; ``valid`` is False at padding."""
+    """Add attention to position 0 to ``rows``, with a sink rate per threshold in ``levels``, and S2 by position.
+
+    The readings are in ``panel``; ``valid`` is False at padding.
+    """
     score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
         over = (score > level).float().masked_fill(score.isnan(), torch.nan)

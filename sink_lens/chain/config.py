@@ -189,12 +189,12 @@ class TraceConfig(Question):
 
     @property
     def floors_by_link(self) -> dict[str, float]:
-        """Link (or ``EVERY_INTERVENTION``) -> the floor that the user set, which its statistic must exceed."""
+        """Link (or ``EVERY_INTERVENTION``) -> the floor that the user set, which the link's statistic must exceed."""
         pairs = (pair.partition("=") for pair in self.floors or ())
         return {name.strip(): float(value) for name, _, value in pairs}
 
     @property
     def changed_thresholds(self) -> tuple[str, ...]:
-        """Names of the floors and thresholds that differ from the defaults, with which error rates were measured."""
+        """Names of the floors and thresholds that are not the defaults; error rates were measured with the defaults."""
         defaults = {one.name: one.default for one in fields(self)}
         return tuple(name for name in _CALIBRATED if (getattr(self, name) or None) != (defaults[name] or None))

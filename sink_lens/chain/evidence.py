@@ -32,10 +32,11 @@ class Evidence:
     def interval(
         self, values: Tensor, *, generator: np.random.Generator, most: int | None = None, **options: Any
     ) -> Interval:
-        """Compute a statistic of ``values`` and its interval over sequences, which are the first axis.
+        """Compute a statistic of ``values`` and its bootstrap interval over sequences, the first axis of ``values``.
 
-        The interval is studentised for a mean (the default) and ``ratio_of_means``. Another ``statistic`` has a
-        percentile interval, which covers less at few sequences. ``most`` bounds the number of resamples.
+        The statistic is the mean, or ``statistic`` in ``options``. The interval is studentised for the mean and for
+        ``ratio_of_means``; another statistic has a percentile interval, which covers less at few sequences. ``most``
+        bounds the number of resamples (None: no bound), which ``generator`` draws.
         """
         n_resamples = min(self.n_resamples, most or self.n_resamples)
         statistic = options.get("statistic")
@@ -80,7 +81,7 @@ class Statistic:
 
 
 def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
-    """Make the evidence from a model's readings: split its growth steps by neurons and choose super neurons.
+    """Make the evidence from the readings in ``panel``: split growth by neurons and choose super neurons.
 
     Super neurons are chosen on all sequences that are not set aside to test them.
     """
@@ -91,25 +92,28 @@ def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Ev
 
 
 def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source: bool = False) -> Statistic:
-    """Make a statistic without a value, whose note says why it has none."""
+    """Make the statistic ``name`` without a value; ``note`` says why it has none.
+
+    ``absent``: the parts to measure were not found. ``no_source``: the model lacks the node that the link starts from.
+    """
     nothing = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
     return Statistic(name=name, interval=nothing, note=note, absent=absent, no_source=no_source)
 
 
 def not_asked_statistic(name: str) -> Statistic:
-    """Make the statistic of a question that cannot be asked, since the token grows before any layer has attention."""
+    """Make the statistic ``name`` of a question that no layer can answer: the token grows before any attention."""
     return replace(undefined_statistic(name, "no layer with attention comes before the growth"), asked=False)
 
 
 def why_too_short(panel: Panel) -> str:
-    """Return why the sink token cannot be compared with other tokens (there are none); empty if it can."""
+    """Return why the sequences in ``panel`` have no other tokens to compare the sink token with; empty if they have."""
     if panel.norm_ratio().isnan().all():
         return f"the sequences have no other token at or after position {OTHERS_FROM}"
     return ""
 
 
 def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
-    """Make the statistic of a model without a growth step, which has no super neurons; None if there is a step."""
+    """Make the statistic ``name`` without a value if ``evidence`` has no growth step (no super neurons); else None."""
     if evidence.panel.location.steps:
         return None
     short = why_too_short(evidence.panel)
@@ -117,7 +121,7 @@ def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
 
 
 def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
-    """Return the null of the S2 ratio: the 95th percentile of S2 at other positions, divided by their median S2."""
+    """Return the null of an S2 ratio: the 95th percentile of S2 (``std``) at other positions, over their median."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan
@@ -126,18 +130,18 @@ def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
 
 
 def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
-    """Return, under a new name, the growth steps' lowest statistic, since a link must hold at every step."""
+    """Return the lowest statistic in ``by_step`` under a new ``name``, since a link must hold at every growth step."""
     estimates = [statistic.interval.estimate for statistic in by_step]
     least = by_step[int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))]
     return Statistic(name=name, interval=least.interval, nulls=least.nulls, layers=least.layers)
 
 
 def ratio_of_means(rows: np.ndarray) -> float:
-    """Divide the mean of the first column by the mean of the second; nan if the second is 0."""
+    """Divide the mean of the first column of ``rows`` by the mean of the second column; nan if that mean is 0."""
     below = rows[:, 1].mean()
     return float(rows[:, 0].mean() / below) if below else math.nan
 
 
 def largest_control(controls: Iterable[float]) -> float:
-    """Return the largest control that is not nan; nan if all are."""
+    """Return the largest of ``controls`` that is not nan; nan if all are nan."""
     return max((control for control in controls if not math.isnan(control)), default=math.nan)

@@ -23,7 +23,7 @@ _FEWEST_HEADS = 3
 
 
 def other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
-    """Make the same sequences without BOS if they have it, or with BOS if they lack it; None if that is impossible."""
+    """Make ``batch`` again without BOS if it has BOS, else with BOS; None if tokenizer or tokens do not allow it."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
     try:
@@ -36,10 +36,11 @@ def other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConf
 def align_sinks(
     batch: TokenBatch, rate: Float[Tensor, "layer batch key"], *, position: int, min_sink_rate: float
 ) -> TokenBatch | None:
-    """Cut each sequence so that its own sink stands at one common position; None if that is not needed.
+    """Cut each sequence so that its own sink stands at one common position; None if not needed or not possible.
 
-    It is needed if sequences have sinks, but at different positions: a delimiter may draw attention wherever it stands.
-    Sequences are left out if their sink has too few tokens before or after it.
+    It is needed if sequences have sinks (a ``rate``, mean over layers, of ``min_sink_rate`` or more), but at other
+    positions than ``position``: a delimiter may draw attention wherever it stands. Sequences are left out if their sink
+    has too few tokens before or after it. It is not possible with BOS, or if fewer than half of the sequences are left.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     typical = float(of_sequence.max(1).values.mean())
@@ -58,10 +59,10 @@ def align_sinks(
 
 
 def find_sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:
-    """Find the sequences whose sink is not at the studied position: index of the sequence -> position of its sink.
+    """Find the sequences whose sink is not at ``position``: index of the sequence -> position of its sink.
 
-    In such a sequence the sink rate at the studied position is under half of its mean over sequences, and another
-    position reaches that half. The result is empty if half of the sequences or more are such.
+    In such a sequence the sink ``rate`` at ``position`` is under half of its mean over sequences, and another position
+    reaches that half. The result is empty if half of the sequences or more are such.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     least = float(of_sequence[:, position].mean()) / 2
@@ -77,10 +78,11 @@ def find_sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: in
 def mask_sequences_with_sink(
     rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: float
 ) -> Bool[Tensor, " batch"]:
-    """Mark the sequences that have the sink, from the sink rate of each sequence at its position.
+    """Mark the sequences that have the sink, from each sequence's sink rate at the sink position (``rates``).
 
-    A sequence has the sink if its rate is nan (too short to tell), or a quarter of the mean rate of the sequences above
-    ``min_sink_rate``. All have the sink if that mean is under three of ``n_heads``: a lower rate may then be chance.
+    A sequence has the sink if its rate is nan (too short to tell), or at least a quarter of the mean rate of the
+    sequences above ``min_sink_rate``. All have the sink if that mean is under three of the ``n_heads`` heads: a lower
+    rate may be chance.
     """
     passes = rates >= min_sink_rate
     typical = rates[passes].mean() if bool(passes.any()) else torch.tensor(0.0)
@@ -88,7 +90,7 @@ def mask_sequences_with_sink(
 
 
 def find_marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, " batch"]]:
-    """Find the position that ``sink_mask`` marks most often, and mark the sequences in which it is a sink.
+    """Find the position that ``sink_mask`` marks most often in ``batch``; mark the sequences in which it is a sink.
 
     No sequence is marked if less than half of all marked tokens stand at that position.
     """

@@ -50,12 +50,13 @@ def effect_table(
     links: Sequence[Link] = LINKS,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """Run every intervention of every link: a table with one row per intervention.
+    """Run every intervention of every link in ``links``: a table with one row per intervention.
 
     ``share`` is the attention that the target position gained, or that the sink position lost, over the attention that
     the sink has in the baseline run; its 95% interval is over sequences. ``control_share`` is the mean of that share
     over the controls; ``control_mean`` and ``control_sd`` are of the attention to that position under the controls.
-    Cost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
+    Amplification uses ``means`` and the factors that are best in ``curve``. Cost: one pass of the bridge with the loss
+    an intervention, and a shorter one for each control.
     """
     trial = Trial(setting=setting, generator=setting.generator(), means=means, curve=curve)
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
@@ -98,12 +99,12 @@ class RunTables:
         self.writer, self._begin = writer, begin
 
     def write(self, name: str, frame: pd.DataFrame) -> None:
-        """Write a table into the run folder, and keep it under its name."""
+        """Write the table ``frame`` into the run folder, and keep it under ``name``."""
         self.frames[name] = frame
         self.writer.write_table(name, frame)
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """Return the table ``name``: read it if an earlier start has written it, else make and write it."""
+        """Return the table ``name``: read it if an earlier start has written it, else call ``make`` and write it."""
         self._begin(name)
         self.frames[name] = self.writer.once(name, make)
         collect_garbage()
@@ -113,7 +114,7 @@ class RunTables:
 def causal_tables(
     studied: Studied, tables: RunTables, *, config: TraceConfig, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> None:
-    """Make all tables of interventions (``TABLES``) and write them; they are empty if the model cannot be changed."""
+    """Write all tables of interventions (``TABLES``) on ``links``; they are empty if the model cannot be changed."""
     lens, batch, once = studied.lens, studied.batch, tables.once
     at = {"location": studied.location, "target_position": config.target_position, "super_neurons": studied.supers}
 
@@ -174,10 +175,10 @@ def causal_tables(
 
 
 def _loss_without_sink(setting: Setting) -> Float[Tensor, " batch"]:
-    """Return the loss of each sequence if queries cannot attend to the sink position.
+    """Return the loss of each sequence, in nats, if queries cannot attend to the sink position.
 
-    The first queries (8, or a quarter of a short sequence) still can. Else the second token would see only itself and
-    become the next sink.
+    The first queries (8, or a quarter of a short sequence) still can: the second token would otherwise see only itself
+    and become the next sink.
     """
     position, length = setting.sink_position, setting.tokens.n_positions
     first = max(position + 1, min(OTHERS_FROM, length // 4))
@@ -194,7 +195,7 @@ def _loss_without_sink(setting: Setting) -> Float[Tensor, " batch"]:
 def _intervention_row(
     setting: Setting, link: str, one: Intervention, *, uniform: Tensor, masked: Tensor, rng: np.random.Generator
 ) -> dict[str, object]:
-    """Run an intervention and its controls, and return its row of the table ``effects``.
+    """Run the intervention ``one`` of ``link`` and its controls, and return its row of the table ``effects``.
 
     ``uniform`` is the attention to the sink, by layer, if all attention were spread evenly; ``masked`` is the loss of
     each sequence if no query can attend to the sink.

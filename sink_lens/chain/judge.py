@@ -40,17 +40,21 @@ class Answers(NamedTuple):
 
 
 def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
-    """Judge a statistic: *holds* if its interval lies over the floor and all nulls, *fails* if it lies under one."""
+    """Judge a statistic: *holds* if its interval is above ``floor`` and nulls, *fails* if below one, else *undecided*.
+
+    A statistic without a value *fails* if its parts are absent, and is *undecided* if not.
+    """
     if math.isnan(statistic.interval.estimate):
         return "fails" if statistic.absent else "undecided"
     return _compare_with_bars(statistic.interval.low, statistic.interval.high, bars=[floor, *statistic.nulls.values()])
 
 
 def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR) -> Verdict:
-    """Judge an intervention from its row of ``effects``: its interval against the floor and the largest control.
+    """Judge an intervention by its ``row`` of ``effects``: *holds* if its interval is above ``floor`` and all controls.
 
-    It is undecided if the sink has hardly more attention than uniform attention gives it, or if the intervention takes
-    the model off its distribution (``is_off_distribution``).
+    It *fails* if the interval is below one of these. It is *undecided* otherwise, if the sink has hardly more attention
+    than uniform attention gives it, or if the intervention takes the model off its distribution
+    (``is_off_distribution``).
     """
     if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or is_off_distribution(row):
         return "undecided"
@@ -58,7 +62,7 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
 
 
 def _compare_with_bars(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
-    """Return *holds* if the interval lies over every bar, *fails* if under one, else *undecided*; skip bars of nan."""
+    """Return *holds* if ``low`` is above all ``bars`` but nan, *fails* if ``high`` is below one, else *undecided*."""
     known = [bar for bar in bars if not math.isnan(bar)]
     if all(low > bar for bar in known):
         return "holds"

@@ -97,7 +97,7 @@ class Location:
         return (lasting, brief) if lasting else (brief, [])
 
     def feeding_layers(self, attention: Sequence[int]) -> tuple[int, ...]:
-        """Return the layers up to the first growth layer, out of the model's layers with attention (``attention``)."""
+        """Return those of the layers with ``attention`` up to the first growth layer; see ``locate.feeding_layers``."""
         return feeding_layers(self.growth_layers, attention=attention)
 
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ class Location:
         return self.outliers.get(layer - 1, ())
 
     def plan(self, attention: Iterable[int]) -> MeasuringPlan:
-        """Make the plan of a pass that measures at this location, in a model with attention in the given layers."""
+        """Make the plan of a pass that measures at this location; ``attention`` are the layers with attention."""
         entering = {layer: self.entering_dimensions(layer) for layer in attention}
         return MeasuringPlan(
             sink_positions=self.sink_positions,
@@ -140,9 +140,9 @@ def parse_location(text: str) -> Location:
 
 
 def feeding_layers(growth: tuple[int, ...], *, attention: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers whose attention comes before the growth: those up to the first growth layer.
+    """Return the layers whose attention comes before the growth: those of ``attention`` up to the first of ``growth``.
 
-    Without growth, it is the first quarter of the layers with ``attention``. In a hybrid there may be none.
+    Without growth, it is the first quarter of the layers with attention (``attention``). In a hybrid there may be none.
     """
     if growth:
         return tuple(layer for layer in attention if layer <= growth[0])
@@ -160,10 +160,10 @@ def find_growth_steps(ratio: Float[Tensor, " layer"], *, factor: float) -> list[
 
 
 def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
-    """Mark the layers that write each dimension of the token: its magnitude grows there by a tenth or more.
+    """Mark the layers that write each dimension of the token: its magnitude grows by a tenth or more in the layer.
 
-    Changes under a twentieth of the dimension's largest value do not count.
-    ``values`` begin before layer 0, the result with layer 0.
+    Changes under a twentieth of the dimension's largest value do not count. ``values`` are before layer 0 and after
+    each layer; the result has a row per layer.
     """
     size = values.abs()
     so_far, change = size.cummax(0).values[1:], size[1:] - size[:-1]
@@ -171,7 +171,7 @@ def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "l
 
 
 def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | None:
-    """Return the first layer whose mean attention to the sink is above the threshold; None if there is none."""
+    """Return the first layer whose attention to the sink (``mass``) is above ``threshold``; None if no layer's is."""
     over = (mass > threshold).nonzero()
     return int(over[0]) if len(over) else None
 
@@ -182,7 +182,7 @@ def find_outliers(
     thresholds: Thresholds | Question,
     typical: Float[Tensor, " d_model"] | None = None,
 ) -> tuple[int, ...]:
-    """Find the outlier dimensions of a token, the strongest first: the fewest that hold ``energy_frac`` of its energy.
+    """Find the outlier dimensions of a token (``state``), strongest first: the fewest that hold most of its energy.
 
     There are none if its mean dominance ratio over sequences is under ``dominance_threshold``, or if more than
     ``max_outliers`` are needed. If the ``typical`` magnitudes at other tokens are given, dimensions that are large
@@ -203,7 +203,7 @@ def find_outliers(
 def _common_dimensions(
     state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]
 ) -> Bool[Tensor, " d_model"]:
-    """Mark the dimensions that are nearly as large at a typical other token as in the studied token."""
+    """Mark the dimensions nearly as large at other tokens (``typical``) as in the studied token (``state``)."""
     return typical >= _COMMON * state.abs().mean(0)
 
 
@@ -255,7 +255,7 @@ def find_location(
 
 
 def _consecutive_runs(layers: Iterable[int]) -> list[tuple[int, int]]:
-    """Group consecutive layers into (first, last)."""
+    """Group ``layers``, in ascending order, into runs of consecutive layers, each as (first, last)."""
     found: list[tuple[int, int]] = []
     for layer in layers:
         if found and found[-1][1] == layer - 1:
@@ -297,7 +297,7 @@ def _writing_runs(
 def _strongest_dimension(
     state: Float[Tensor, "batch d_model"], *, typical: Float[Tensor, " d_model"] | None = None
 ) -> int:
-    """Return the dimension with the most energy; dimensions that are as large at other tokens come last."""
+    """Return the dimension of ``state`` with the most energy; one as large at other tokens (``typical``) comes last."""
     energy = state.double().square().mean(0)
     if typical is not None and not bool((common := _common_dimensions(state, typical)).all()):
         energy = energy.masked_fill(common, -1.0)

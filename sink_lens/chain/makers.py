@@ -96,7 +96,10 @@ class Makers:
 
 
 def choose_target(setting: Setting, *, lacks_sink: bool) -> Target | None:
-    """Choose the quantity whose makers are searched: the sink, else sink logits or outlier dimensions, else none."""
+    """Choose the quantity whose makers are searched: the sink; if ``lacks_sink``, sink logits or outlier dimensions.
+
+    It is None if the model has none of the three.
+    """
     if not lacks_sink:
         return "sink"
     if setting.lens.family.sink_logit and bool((setting.null_mass > setting.config.threshold).any()):
@@ -105,7 +108,7 @@ def choose_target(setting: Setting, *, lacks_sink: bool) -> Target | None:
 
 
 def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> Makers:
-    """Find the makers: rank all parts that write to the sink position, and find the sets that make the sink.
+    """Find the makers of ``target``: rank all parts that write to the sink position, and find the sets that make it.
 
     Cost: the screen, and some 20 to 80 passes of the bridge, most of which run only some of the layers.
     """
@@ -135,7 +138,6 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         return removed[frozenset(chosen)]
 
     def alone(several: Sequence[Maker]) -> dict[Maker, float]:
-        """The share of the target that each part removes alone."""
         measure([[part] for part in several])
         return {part: of([part]) for part in several}
 
@@ -190,7 +192,8 @@ def _find_silenced_neurons(
 ) -> dict[Maker, tuple[Maker, ...]]:
     """Find the neurons that each maker makes fire: maker -> later makers that are neurons and silent without it.
 
-    Makers of one kind and layer that silence nothing alone are also ablated together.
+    Makers of one kind and layer that silence nothing alone are also ablated together. ``alone`` is the share of the
+    sink that each maker removes alone; only the strongest are tried.
     """
     writers = sorted((part for part in makers if part.kind == "neuron"), key=lambda part: -alone.get(part, 0.0))
     writers = writers[:MOST_ROLES]
@@ -242,7 +245,10 @@ def _rank_parts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shortest_prefix(removed: Callable[[int], float], *, goal: float, most: int) -> int:
-    """Find how many of the strongest parts remove the share ``goal``, by doubling and halving; 0 if none do."""
+    """Find how many of the strongest parts it takes to remove the share ``goal``; 0 if ``most`` parts do not.
+
+    ``removed`` gives the share that a number of parts removes; the number is doubled, then halved.
+    """
     size = 1
     while size < most and removed(size) < goal:
         size = min(2 * size, most)
@@ -260,7 +266,7 @@ def _thin_out(
 ) -> list[Maker]:
     """Drop parts, the lowest ranked first, in halves, quarters, ..., as long as the rest removes the share ``goal``.
 
-    The parts in ``keep`` stay.
+    The parts in ``keep`` stay. ``removed`` gives the share that a set of parts removes.
     """
     kept = list(parts)
     size = max(1, len(kept) // 2)
@@ -277,7 +283,7 @@ def _thin_out(
 
 
 def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
-    """Return the parts before the last fall by ``GAP`` in the integrated effects; [] if it is not after ``chosen``."""
+    """Return the ``parts`` of ``ranking`` before the last fall of effects by ``GAP``; [] if it is before ``chosen``."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
     least = max((number for number, place in enumerate(order) if parts[place] in chosen), default=0) + 1
@@ -315,7 +321,7 @@ def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
 
 
 def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
-    """Make the edit that sets an embedding at the sink position to its mean over ordinary tokens."""
+    """Make the edit that sets the embedding of ``kind`` at the sink position to its mean over ordinary tokens."""
     written, position = read_embeddings(setting)[kind], setting.sink_position
     over = (written[:, [position]] - setting.mean_ordinary(written)).float()
 
@@ -326,27 +332,30 @@ def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
 
 
 def _key_bias_ablation(setting: Setting, layer: int, heads: list[int]) -> Edit:
-    """Make the edit that subtracts the bias of some key-value heads from the keys of a layer."""
+    """Make the edit that subtracts the bias of the key-value heads ``heads`` from the keys of ``layer``."""
     bias, label = attention_weights(setting.lens, layer=layer).b_k[heads], f"key biases of layer {layer} x 0"
     return edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=heads, label=label)
 
 
 def _rescale_rows(pattern: Tensor, at: At) -> Tensor:
-    """Rescale the rows of a pattern to sum to 1: the sink logit's attention goes back to the keys."""
+    """Rescale the rows of ``pattern`` to sum to 1: a sink logit's attention goes back to the keys; ``at`` is unused."""
     return pattern / pattern.sum(-1, keepdim=True).clamp(min=torch.finfo(pattern.dtype).tiny)
 
 
 def _run_ablations(
     setting: Setting, several: Sequence[Sequence[Maker]], *, target: Target, loss: bool, of: BaselineRun | None = None
 ) -> list[Outcome]:
-    """Ablate each set of parts in a run of its own, and return the outcomes, which hold the target's tensors."""
+    """Ablate each set of parts in ``several`` in a run of its own; return outcomes that hold the target's tensors.
+
+    The runs continue the run ``of`` (None: the baseline run); ``loss`` asks for the loss too.
+    """
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
     edits = [ablation_edits(setting, parts) for parts in several]
     return setting.runs(edits, layers=_target_layers(setting, target), loss=loss, of=of, quiet=True, **options)
 
 
 def _target_layers(setting: Setting, target: Target) -> list[int]:
-    """Return the layers in which a target is read: the sink, the sink logits or the outlier dimensions."""
+    """Return the layers in which ``target`` is read: the sink, the sink logits or the outlier dimensions."""
     if target == "outlier dimensions":
         return [layer for layer in sorted(setting.location.outliers) if layer >= 0] or [0]
     if target == "sink logit":
@@ -355,7 +364,7 @@ def _target_layers(setting: Setting, target: Target) -> list[int]:
 
 
 def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
-    """Compute the size of the target in each sequence: attention, or the magnitude of the outlier dimensions."""
+    """Compute the size of ``target`` in each sequence of ``run``: attention, or the magnitude of outlier dimensions."""
     reads = _target_layers(setting, target)
     if target == "sink":
         return run.mass_at(setting.sink_position, layers=reads)
@@ -374,7 +383,7 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
 def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = False) -> dict[str, pd.DataFrame]:
     """Make two tables: ``makers``, with a row per part, and ``maker_sets``, with a row per set and random set.
 
-    The makers were ``found`` on other sequences than those of ``testing``. There each set is ablated, and so are the
+    The makers were ``found`` on other sequences than those of ``testing``, on which each set is ablated, and so are the
     super neurons. Both tables are empty if no makers were searched (None).
     """
     if found is None:
@@ -398,7 +407,7 @@ def read_makers(table: pd.DataFrame) -> tuple[Maker, ...]:
 
 
 def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
-    """Make the table ``makers``: the top of the ranking, and all parts that are in a set."""
+    """Make the table ``makers`` of those ``found``: the top of the ranking, and parts of a set or in ``supers``."""
     members = {part for some in found.sets.values() for part in some} | set(supers)
     rows = []
     for row in found.ranking.to_dict("records"):
@@ -413,7 +422,7 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
 
 
 def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
-    """Make the table ``maker_sets``: ablate every set, and random sets as controls."""
+    """Make the table ``maker_sets``: ablate each set ``found``, the super neurons (``supers``), and random controls."""
     target, generator = found.target, setting.generator()
     rng = np.random.default_rng(setting.config.seed)
     (baseline,) = _run_ablations(setting, [[]], target=target, loss=True)

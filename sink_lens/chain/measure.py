@@ -64,11 +64,11 @@ class Panel:
         return self.streamed.stacked(name)
 
     def at(self, name: str, layer: int) -> Tensor:
-        """Return the values of a reading at one layer, a row per sequence."""
+        """Return the values of the reading ``name`` at one layer, a row per sequence."""
         return self.streamed[name, layer]
 
     def layers(self, name: str) -> list[int]:
-        """Return the layers at which a reading was made."""
+        """Return the layers at which the reading ``name`` was made."""
         return sorted(self.streamed.values.get(name, ()))
 
     @property
@@ -82,11 +82,11 @@ class Panel:
         return self.location.feeding_layers(self.attention_layers)
 
     def at_sink(self, name: str, position: int) -> Tensor:
-        """Return a reading at one sink position; its first axes are layer and sequence."""
+        """Return the reading ``name`` at the sink position ``position``; its first axes are layer and sequence."""
         return self[name][..., self.sink_positions.index(position)]
 
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
-        """Divide the studied token's norm by the median of other tokens', before layer 0 and after each layer."""
+        """Divide the studied token's norm by the median norm of other tokens, before layer 0 and after each layer."""
         norms = torch.cat([self["norm:resid_pre"], self["norm:resid_post"]])
         return r.ratio_to_others(norms, positions=self.positions, key=self.location.sink_position)
 
@@ -110,7 +110,7 @@ class Panel:
         return torch.cat([self["typical_pre"], self["typical"]]).nanmean(1)
 
     def sink_layers(self) -> list[int]:
-        """Return the layers in which the studied position has at least half of its largest attention."""
+        """Return the layers in which the studied position has at least half of the attention of its strongest layer."""
         mass = self.at_sink("sink_mass", self.location.sink_position).nanmean(dim=(1, 2)).nan_to_num(0.0)
         return [layer for layer in self.attention_layers if mass[layer] >= mass.max() / 2]
 
@@ -125,7 +125,7 @@ class Panel:
         return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
     def find_sink_positions(self, *, min_rate: float) -> tuple[int, ...]:
-        """Find the sink positions among all positions, the strongest first."""
+        """Find all positions whose sink rate reaches ``min_rate``, the strongest first."""
         return sink_positions(self["rate_by_key"], shortest=self.shortest, min_rate=min_rate)
 
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
@@ -145,9 +145,9 @@ def scout(
 ) -> Location:
     """Locate the sink from the first 64 positions of eight sequences: positions, growth steps, outlier dimensions.
 
-    The location only aims the measuring pass, which locates the sink again from all its readings. The position, or
-    the growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken. ``tell`` is
-    called with the sink rates, which come first and are not read if the position is given.
+    The location only aims the measuring pass, which locates the sink again from all its readings. ``position`` and the
+    growth steps (``forced``) may be given; with steps, the outlier dimension of every layer is its strongest. ``tell``
+    is called with the sink rates, which come first and are not read if the position is given.
     """
     few = tokens[:_SCOUTS].cut(max(_SCOUT_LENGTH, (position or 0) + 1))
     shortest = min(few.n_positions, int(tokens.lengths.min()))
@@ -176,7 +176,8 @@ def locate_in_panel(
 ) -> Location:
     """Locate the sink from the readings of a panel: which of its positions are sinks, growth steps, outlier dimensions.
 
-    If none of them is a sink, the first one is studied, which ``scout_and_measure`` makes position 0.
+    If none of them is a sink, the first one is studied, which ``scout_and_measure`` makes position 0. ``forced`` are
+    growth steps to take instead of finding them.
     """
     positions, sink_found = panel.sink_positions, panel.location.sink_found
     if "rate_by_key" in panel:
@@ -260,7 +261,10 @@ def measure(
 
 
 def has_read_enough(aim: Location, *, at: Location, attention: Sequence[int]) -> bool:
-    """Check whether a pass that was aimed at one location read all that the location found in it needs."""
+    """Check whether a pass planned for the location ``aim`` read all that is needed at ``at``, which was found in it.
+
+    ``attention`` are the model's layers with attention.
+    """
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
     same_dimensions = all(aim.entering_dimensions(layer) == at.entering_dimensions(layer) for layer in attention)
     return aim.sink_position == at.sink_position and same_steps and same_dimensions
@@ -282,7 +286,7 @@ def scout_and_measure(
     The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and position 0 is
     studied if these have none. The second pass reads every sink position; a third is needed only if the scout was wrong
     about the strongest one. If a ``position`` is given, it alone is studied, whether it has a sink or not. The first
-    scout calls ``tell``.
+    scout calls ``tell``; ``own``, ``label`` and ``only`` are those of ``measure``.
     """
     attention, again_label = lens.layers_with("k"), label and f"{label} again"
 

@@ -34,14 +34,9 @@ def mediation_table(
     """Freeze each link under each intervention: one row per (intervention, frozen link, growth step or all steps).
 
     ``surviving_share`` is the share that is left of the mass that the intervention adds at the position: 0 if freezing
-    takes it all away, 1 if it changes nothing, nan if nothing was added. Cost: some 24 passes of the bridge
-    over the setting's sequences for each growth step and intervention.
-
-    Args:
-        setting: the model, sequences and positions.
-        amplified: the amplification at the target position; None where none makes a sink.
-        links: the chain.
-        progress: show a bar.
+    takes it all away, 1 if it changes nothing, nan if nothing was added. ``amplified`` is the amplification at the
+    target position; None if none makes a sink there. Cost: some 24 passes of the bridge over the setting's sequences
+    for each growth step and intervention.
     """
     rows = []
     interventions: dict[str, list[Edit]] = {"isolation": [isolate([setting.target_position])]}

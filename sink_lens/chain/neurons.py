@@ -48,9 +48,10 @@ class LayerSplit:
 def output_terms(
     lens: LensModel, weights: MlpWeights, *, layer: int, activations: Float[Tensor, "batch neuron"], dimension: int
 ) -> tuple[Float[Tensor, "batch neuron"], Float[Tensor, " batch"]]:
-    """Compute each neuron's contribution to one dimension of the MLP's output, and the contribution of the bias.
+    """Compute what each neuron, and the bias, contributes to one ``dimension`` of the output of the MLP of ``layer``.
 
-    If the family norms the MLP's output, each contribution is multiplied by that norm's scale and gain.
+    They follow from ``activations`` and the MLP's ``weights``. If the family norms the MLP's output, each contribution
+    is multiplied by that norm's scale and gain.
     """
     column = weights.w_down[dimension].float()
     bias = weights.b_down[dimension].float().expand(len(activations))
@@ -70,7 +71,7 @@ def split_layers(
 ) -> list[LayerSplit]:
     """Split every growth layer's change of the outlier dimension by neurons, at every sink position.
 
-    Super neurons are determined on the ``chosen`` sequences; None means all.
+    Super neurons have at least ``super_share`` of the change on the ``chosen`` sequences; None means all.
     """
     splits = []
     rows = slice(None) if chosen is None else list(chosen)
@@ -145,7 +146,7 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
 
 
 def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float) -> pd.DataFrame:
-    """Make the table ``experts``: one row per (layer, expert, sink position) of every growth layer."""
+    """Make the table ``experts``: one row per (layer, expert, sink position); ``super_share`` makes an expert super."""
     frames = []
     for split in splits:
         assert lens.d_expert is not None
@@ -171,13 +172,13 @@ def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, sup
 
 
 def _join_frames(frames: list[pd.DataFrame], *, columns: list[str]) -> pd.DataFrame:
-    """Join tables below each other, columns in their types; an empty table with ``columns`` if there are none."""
+    """Join ``frames`` below each other, columns in their types; an empty table with ``columns`` if there are none."""
     joined = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
     return joined.astype({name: _TYPES[name] for name in joined})
 
 
 def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """Make the table ``selectivity``: each super neuron's mean activation, gate and up values at each position."""
+    """Make the table ``selectivity``: mean activation, gate and up value of each super neuron at each position."""
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)

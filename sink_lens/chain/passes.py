@@ -33,7 +33,7 @@ _LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no intervent
 
 
 def passes(config: TraceConfig, sizes: Sizes) -> Passes:
-    """Count the forward passes of a trace, by part, and the tokens that each part reads.
+    """Count the forward passes of a trace on a model of ``sizes``, by part, and the tokens that each part reads.
 
     Raises:
         InputError, ModelError, KernelError: what ``trace`` would refuse before it measures, as far as it is known.
@@ -116,7 +116,7 @@ def check_room(model: Sized, config: TraceConfig) -> None:
 
 
 def count_whole_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:
-    """Return two counts for the interventions: passes of one sequence, and positions of such a pass."""
+    """Return how many passes of one sequence the interventions on ``sequences`` take, and the positions of a pass."""
     few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
     number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)
     of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * _STEPS

@@ -105,7 +105,7 @@ class Writings:
         return found
 
     def added_by_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Compute the output of neurons of a layer, less its mean over ordinary tokens, in the unit of ``added``."""
+        """Compute the output of the neurons ``units``, less its mean over ordinary tokens, in the unit of ``added``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
@@ -115,7 +115,7 @@ class Writings:
         return setting.lens.remaining_scales[layer] * self._subtract_ordinary_mean(part)
 
     def _subtract_ordinary_mean(self, x: Tensor) -> Tensor:
-        """Subtract the mean over ordinary tokens; the result is float32, on the CPU."""
+        """Subtract from ``x`` its mean over ordinary tokens; the result is float32, on the CPU."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 
@@ -130,7 +130,7 @@ class Writings:
         return x
 
     def input_change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
-        """Compute what a source adds to the input of a layer's attention or (``mlp``) MLP, less its ordinary mean."""
+        """Compute what ``source`` adds to a layer's attention or (``mlp``) MLP input at ``position``, less its mean."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         added, by = self.added, self.setting.lens.remaining_scales[layer]
         if source.name == EMBEDDING:
@@ -260,7 +260,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
 
 
 def neuron_groups(setting: Setting) -> list[End]:
-    """Group the super neurons by growth step; without any, the makers that are neurons; no groups with experts."""
+    """Group the super neurons by growth step; without any, the makers that are neurons; [] in models with experts."""
     if setting.lens.family.experts is not None:
         return []
     groups = []
@@ -278,7 +278,10 @@ def neuron_groups(setting: Setting) -> list[End]:
 
 
 def list_paths(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
-    """List all paths: each source to each later target, and keys to the sink; ``lanes`` is step -> layers read."""
+    """Yield all paths: each source to each later target, and keys to the sink; ``lanes`` is step -> layers read.
+
+    ``groups`` are neurons of each growth step, which are sources and targets.
+    """
     at = setting.sink_position
     own = setting.lens.key_layers
     keys = [End(name=KEY, step=number, layers=own(layers)) for number, layers in lanes.items() if layers]
@@ -305,7 +308,7 @@ def list_paths(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, S
 
 
 def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) -> tuple[str, list[Path]]:
-    """Make control paths, and say what differs in them: other dimensions, else other neurons, else other positions."""
+    """Make controls of ``path``, and say what differs in them: other dimensions, else other neurons, else positions."""
     draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
         drawn = {
@@ -332,4 +335,5 @@ def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) 
 
 
 def _path_label(path: Path) -> str:
+    """Name a path by its two ends, such as "embedding to key"."""
     return f"{path.source.name} to {path.target.name}"

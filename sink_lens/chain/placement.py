@@ -59,12 +59,12 @@ class _Case:
 def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """Measure the sink of each token at each position: one row per (position, token, isolated).
 
-    ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
-    of the norm there over the median norm of those. A row ``is_sink`` if its mass is over a tenth and over four
-    times the ordinary one, and if it has at least a quarter of what the sink has over uniform attention: what is
-    left of a sink of BOS where another token comes first is not that sink. The token ``bos`` is left out where the
-    tokenizer has none. Cost: three passes at most, two more for a sink that is not at position 0, and two from the
-    isolated position on.
+    ``ordinary_mass`` is the mean mass of five other positions in the same run. ``norm_ratio`` is the norm at the
+    position over the median norm at those five, in the layer where it is largest. A row ``is_sink`` if its mass is over
+    a tenth and over four times the ordinary one, and exceeds uniform attention by at least a quarter of what the
+    model's sink does: the rest of a sink of BOS is no sink of the token that replaces BOS. The token ``bos`` is left
+    out if the tokenizer has none. Cost: three passes at most, two more for a sink that is not at position 0, and two
+    from the isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}
     for case in _make_cases(setting):
@@ -139,7 +139,7 @@ def _make_cases(setting: Setting) -> list[_Case]:
 
 
 def _batch_without_bos(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
-    """Return a copy of the batch with other token ids, which have no BOS."""
+    """Return a copy of the batch ``tokens`` with other token ``ids``, which have no BOS."""
     lengths = torch.full((len(ids),), ids.shape[1])
     return replace(tokens, tokens=ids, lengths=lengths, bos=False, bos_condition="without")
 
@@ -162,7 +162,7 @@ def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, objec
 
 
 def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> float:
-    """Compute the mass of a position under uniform attention, mean over the layers in which the sink is read."""
+    """Compute the mass of a position of ``tokens`` under uniform attention, mean over the layers that read the sink."""
     reaches = [setting.lens.reach(layer) for layer in setting.sink_layers]
     return float(torch.stack([uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]).nanmean())
 
@@ -170,7 +170,10 @@ def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> f
 def _case_row(
     setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float
 ) -> dict[str, object]:
-    """Make a case's row of ``placement`` from its run ``found``; a sink has at least ``least`` above uniform mass."""
+    """Make the row of ``placement`` of ``cell`` from its run ``found``; the positions ``others`` are ordinary.
+
+    A sink's mass exceeds that of uniform attention by at least ``least``.
+    """
     assert found.loss is not None  # it was asked for
     mass = mean_mass(found, cell.position, setting.sink_layers)
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())

@@ -68,7 +68,7 @@ class MeasuringPass:
 
 
 def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int[Tensor, " position"]:
-    """Return the positions to read: all of a short sequence, else the first, log-spaced later ones and the sinks."""
+    """Return which of ``length`` positions to read: all if few, else the first, log-spaced later ones and the sinks."""
     if length <= _MOST_SAMPLED:
         return torch.arange(length)
     half = _MOST_SAMPLED // 2
@@ -85,7 +85,7 @@ def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
 def ratio_to_others(
     x: Float[Tensor, "*value position"], *, positions: Int[Tensor, " position"], key: int
 ) -> Float[Tensor, "*value"]:
-    """Divide values at position ``key`` by their median at other tokens (from position 8 on, without nan)."""
+    """Divide ``x`` at position ``key`` by its median over other ``positions`` (from position 8 on, without nan)."""
     other = (positions >= OTHERS_FROM) & (positions != key) & ~x.isnan()
     return x[..., positions == key][..., 0] / median_where(x, where=other)
 
@@ -93,7 +93,7 @@ def ratio_to_others(
 def attention_readings(
     sink_positions: tuple[int, ...], *, threshold: float = SINK_THRESHOLD, sigmoid: bool = False
 ) -> list[Reading]:
-    """Make the readings of attention: sink score, sink mass, entropy and null mass.
+    """Make the readings of attention: sink score and mass at ``sink_positions``, entropy and null mass.
 
     The score is nan in layers whose window is too short to tell a sink at the threshold
     (``attention.can_tell_sinks``); so is the null mass of ``sigmoid`` attention, whose rows need not sum to 1.
@@ -110,16 +110,13 @@ def attention_readings(
         return read
 
     def score(view: LayerView) -> Tensor:
-        """The sink score; nan where the window is too short to tell."""
         found = by_key(attention.sink_score)(view)
         return found if attention.can_tell_sinks(view.reach, threshold=threshold) else torch.full_like(found, math.nan)
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
-        """A reading of rows, averaged over the sampled queries."""
         return lambda view: attention.mean_over_rows(function(view["rows"]), row_valid=_valid_queries(view))
 
     def to_no_key(rows: Tensor) -> Tensor:
-        """The null mass; nan where a row is no softmax."""
         return torch.full_like(rows[..., 0], math.nan) if sigmoid else attention.null_mass(rows)
 
     return [
@@ -133,7 +130,7 @@ def attention_readings(
 def position_readings(
     one: MeasuringPass, positions: Int[Tensor, " position"], *, moments: dict[tuple[str, int], variance.Moments]
 ) -> list[Reading]:
-    """Make two readings per site, at each sampled position: standard deviation within the token (S2), and norm.
+    """Make two readings per site for the pass ``one``, at ``positions``: standard deviation in a token (S2), and norm.
 
     Sums for S1 go to ``moments``. The constants that biases add to every token are taken off before the deviation.
     """
@@ -148,7 +145,6 @@ def position_readings(
             continue
 
         def std(view: LayerView, site: str = site) -> Tensor:
-            """S2 at each sampled position; adds to the moments from which S1 is made."""
             x, valid = _sampled_vectors(view, site, positions)
             place = (site, view.layer)
             if place not in moments:
@@ -163,7 +159,7 @@ def position_readings(
 
 
 def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: frozenset[int] | None = None) -> Reading:
-    """Make the reading of the norm of each sampled token at a site."""
+    """Make the reading of the norm of each token in ``positions`` at a site, in ``layers`` (None: in all layers)."""
 
     def norm(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, site, positions)
@@ -191,7 +187,7 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
 
 
 def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Make the readings of a typical token: each dimension's median magnitude over other tokens (positions >= 8)."""
+    """Make the readings of a typical token: each dimension's median magnitude over ``positions`` >= 8 but the sinks."""
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 
     def typical(name: str, site: str, layers: frozenset[int] | None) -> Reading:
@@ -207,7 +203,7 @@ def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, 
 def value_norm_reading(
     lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
 ) -> Reading:
-    """Make the reading of each sink position's value-norm ratio after W_O, from sampled positions."""
+    """Make the reading of each sink position's value norm after W_O, over the mean norm at other ``positions``."""
     places = [int((positions == sink).nonzero()) for sink in sink_positions]
 
     def ratios(view: LayerView) -> Tensor:
@@ -227,7 +223,7 @@ def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> lis
 def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
     """Make the readings of neurons in the plan's layers, and of what the sublayers add there.
 
-    They are read at the sink positions; neurons also as mean magnitude elsewhere and by sampled position.
+    They are read at the sink positions; neurons also as mean magnitude over other tokens, and at ``positions``.
     """
     sinks, layers = list(plan.sink_positions), frozenset(plan.layers)
     if not layers:
@@ -286,7 +282,7 @@ def loss_reading(lens: LensModel) -> Reading:
 
 
 def dominance_elsewhere_reading(positions: Int[Tensor, " position"]) -> Reading:
-    """Make the reading of the median dominance ratio of tokens from position 8 on: the null of the studied token's."""
+    """Make the reading of the median dominance ratio over ``positions`` from 8 on: a null for the studied token's."""
 
     def median(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, "resid_post", positions)

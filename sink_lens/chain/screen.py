@@ -48,7 +48,7 @@ _Effects = dict[tuple[Kind, int], Tensor]
 
 
 def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> None:
-    """Add the effects of the parts of one kind and layer to ``effects``, in place."""
+    """Add ``values``, the effects of the parts of one ``kind`` and ``layer``, to ``effects``, in place."""
     place: tuple[Kind, int] = (kind, layer)
     values = values.detach().double().cpu()
     effects[place] = effects[place] + values if place in effects else values
@@ -88,7 +88,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
 
 
 def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
-    """Join the effects of all screens in a table: a row per part, effects divided by the largest of their screen."""
+    """Join the effects ``found`` by all screens: a row per part, effects divided by the largest of their screen."""
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects):
         size = max(effects[kind, layer].numel() for effects in found.values() if (kind, layer) in effects)
@@ -138,9 +138,11 @@ def _propagate_gradients(
     change: Mapping[str, Mapping[int, Tensor]],
     target: Target,
 ) -> None:
-    """Add each part's effect to ``effects``: its change times the target's gradient, averaged over ``points``.
+    """Add each part's effect to ``effects``: its ``change`` times the target's gradient, averaged over ``points``.
 
-    Each point is a share of the way from the mean over ordinary tokens to the sink token's stream, and its weight.
+    Each point is a share of the way from the mean over ordinary tokens to the sink token's ``stream``, and its weight.
+    ``run`` computes the gradients. ``change`` is site -> layer -> the sink token's value less the mean over ordinary
+    tokens.
     """
     lens, position = setting.lens, setting.sink_position
     n = setting.tokens.n_sequences
@@ -197,7 +199,7 @@ class _LayerRuns:
         """Compute the target's gradients at the sink position, through this layer and through later ones (``after``).
 
         The result has a gradient by the stream, by each site of the layer, and (``direct``) by the stream through this
-        layer's own part of the target alone. All are weighted sums over the points.
+        layer's own part of the target alone. All are sums over the streams ``at_sink``, weighted by ``weights``.
         """
         lens = self.setting.lens
         n_points, n, _ = at_sink.shape
@@ -231,7 +233,7 @@ class _LayerRuns:
     def bias_gradient(
         self, layer: int, *, stream: Float[Tensor, "batch position d_model"], bias: Tensor, share: float, target: Target
     ) -> Float[Tensor, " kv_head"]:
-        """Compute the gradient of the layer's own target by the scale of each head's key bias, at the scale ``share``.
+        """Compute the gradient of the layer's own target by the scale of each head's key ``bias``, at scale ``share``.
 
         It is 0 if the target is the sink and the layer's keys are not among those of the sink's layers.
         """
@@ -270,9 +272,10 @@ class _LayerRuns:
         target: Target,
         attention_only: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Run a layer; return its own target in each cell, summed over sequences, and the stream at the sink after it.
+        """Run a layer on ``stream`` with ``visits``; return its own target by cell, and the sink's stream after it.
 
-        With ``attention_only`` the layer ends after its attention, and the list of streams is empty.
+        The target is summed over sequences. With ``attention_only`` the layer ends after its attention, and the list of
+        streams is empty.
         """
         setting, lens, position = self.setting, self.setting.lens, self.setting.sink_position
         patterns: list[Tensor] = []
@@ -312,7 +315,7 @@ class _LayerRuns:
         return weights_from_scores(scores + Attending(lens=lens, layout=layout, held={}).mask(later, like=scores))
 
     def _sink_attention(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
-        """Compute attention to the sink, mean over heads, summed over sequences; 0 outside ``sink_layers``."""
+        """Compute sink attention in ``pattern``, mean over heads, sum over sequences; 0 outside ``sink_layers``."""
         setting = self.setting
         if layer not in setting.sink_layers:
             return pattern.sum() * 0
@@ -325,7 +328,7 @@ class _LayerRuns:
         return mass.nan_to_num(0.0).mean(1).sum()
 
     def _outlier_size(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
-        """Sum the sink position's outlier dimensions after the layer, times baseline signs, over sequences."""
+        """Sum the layer's outlier dimensions in its output ``written``, times their baseline signs, over sequences."""
         dims = list(self.setting.location.outliers.get(layer, ()))
         if not dims:
             return written.sum() * 0
@@ -335,7 +338,7 @@ class _LayerRuns:
 
 
 def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
-    """Add each part's contribution to ``effects``: its largest share of an outlier dimension at the sink position."""
+    """Add each part's contribution to ``effects``: the largest share of an outlier dimension made by its ``change``."""
     lens, position = setting.lens, setting.sink_position
     dims = sorted({one for found in setting.location.outliers.values() for one in found})
     if not dims:

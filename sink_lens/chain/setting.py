@@ -142,7 +142,7 @@ class Setting:
 
     @property
     def late_layers(self) -> tuple[int, ...]:
-        """All layers after the first growth step."""
+        """All layers with attention after the first growth step, without the layers of other growth steps."""
         return tuple(layer for segment in self.segments for layer in segment.layers)
 
     @cached_property
@@ -200,7 +200,7 @@ class Setting:
         return torch.Generator().manual_seed(self.config.seed)
 
     def control_positions(self, position: int) -> list[int]:
-        """Pick at most ``config.controls`` spaced positions for controls: no sink, no target, later if possible."""
+        """Pick ``config.controls`` spaced positions at most, no sink and no target, after ``position`` if possible."""
         taken, controls = {*self.location.sink_positions, self.target_position}, self.config.controls
         free = [p for p in range(1, self.tokens.n_positions - 1) if p not in taken]
         later = [p for p in free if p > position]
@@ -222,12 +222,12 @@ class Setting:
         state: bool = False,
         label: str | None = None,
     ) -> list[Outcome]:
-        """Run the model under each list of edits; return outcomes that have attention to the target and the sink.
+        """Run the model under each list of edits in ``several``; outcomes have attention to the target and the sink.
 
-        Only the layers and positions that an edit can change are computed. The runs continue another run (``of``) and
-        keep its edits, or the baseline run if None. ``quiet`` silences the warning that an edit changed nothing.
-        ``sites`` are kept in the outcome; so is the stream after the last layer read, if ``state`` or the loss needs
-        it. ``label`` names the progress bar; None shows none.
+        Only the layers and positions that an edit can change are computed. Attention is read in ``layers`` (None: all).
+        The runs continue another run (``of``) and keep its edits, or the baseline run if None. ``quiet`` silences the
+        warning that an edit changed nothing. ``sites`` are kept in the outcome; so is the stream after the last layer
+        read, if ``state`` or the loss needs it. ``label`` names the progress bar; None shows none.
         """
         baseline_run = self.baseline_run if of is None else of
         read = tuple(range(self.lens.n_layers)) if layers is None else tuple(sorted(set(layers)))
@@ -257,10 +257,7 @@ class Setting:
         return self.baseline_run.with_edits(edits, needs=needs) if edits else self.baseline_run
 
     def tensors(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
-        """Return the baseline run's tensors of a site at all positions, by layer; missing ones are read in one pass.
-
-        That pass also keeps the other sites that the links read in every layer.
-        """
+        """Return the baseline run's tensors of a site at all positions, by layer; missing ones are read in one pass."""
         missing = [layer for layer in layers if (site, layer) not in self._tensors]
         if missing:
             sites: tuple[str, ...] = (site,)
@@ -273,17 +270,17 @@ class Setting:
         return {layer: self._tensors[site, layer] for layer in layers}
 
     def mean_ordinary(self, baseline: Tensor) -> Tensor:
-        """Average a site's tensor over the ordinary tokens of all sequences; batch and position axes have size 1."""
+        """Average a site's tensor ``baseline`` over ordinary tokens of all sequences; batch and position get size 1."""
         return self.averaged.mean_of(baseline)
 
     def freeze_site_edit(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
-        """Make the edit that freezes a site at a position at its baseline value, or (``mean``) mean ablates it."""
+        """Make the edit that freezes a site in ``layers`` at ``position`` at its baseline, or (``mean``) ablates it."""
         values = {layer: self._value(x, position, mean) for layer, x in self.tensors(site, layers=layers).items()}
         label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
         return freeze(site, values, positions=[position], label=label)
 
     def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
-        """Make the edits that freeze chosen units of a site (layer -> units), or (``mean``) mean ablate the units."""
+        """Make the edits that freeze ``chosen`` units of a site (layer -> units), or (``mean``) mean ablate them."""
         baseline, edits = self.tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(baseline[layer], position, mean)
@@ -292,7 +289,7 @@ class Setting:
         return tuple(edits)
 
     def freeze_site(self, site: str, *, layers: Sequence[int], position: int) -> FrozenQuantity:
-        """Mean ablate a site at the sink position, or freeze it elsewhere; the controls do so at other positions."""
+        """Make edits of a site: mean ablation if ``position`` is the sink's, else freezing; controls: other places."""
         at = {"layers": layers, "mean": position == self.sink_position}
         return FrozenQuantity(
             edits=(self.freeze_site_edit(site, position=position, **at),),
@@ -303,7 +300,7 @@ class Setting:
         )
 
     def freeze_units(self, site: str, chosen: Units, *, position: int, generator: torch.Generator) -> FrozenQuantity:
-        """Mean ablate units at the sink position, or freeze them elsewhere; the controls do so to random units."""
+        """Make edits of ``chosen`` units: mean ablation if ``position`` is the sink, else freezing; random controls."""
         at = {"position": position, "mean": position == self.sink_position}
         controls = self.draw_other_units(site, chosen, generator=generator)
         return FrozenQuantity(
@@ -313,7 +310,7 @@ class Setting:
         )
 
     def draw_other_units(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
-        """Draw random other units, once per control: layer -> the same number of units as are chosen there."""
+        """Draw random other units of a site, once per control: layer -> as many units as ``chosen`` has there."""
         drawn = {}
         for layer, units in chosen.items():
             n = self.lens.n_neurons(layer) if site == "neurons" else self.lens.d_model
@@ -321,7 +318,7 @@ class Setting:
         return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)]
 
     def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
-        """Return the value to freeze at: that of the position or (``mean``) the mean over ordinary tokens."""
+        """Return the value to freeze at: ``baseline`` at ``position``, or (``mean``) its mean over ordinary tokens."""
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 
@@ -338,7 +335,8 @@ def make_setting(
 ) -> Setting:
     """Make the setting: take a few sequences of a batch, cut them short, and make their baseline run (one pass).
 
-    The sequences are spread evenly over the batch, unless they are ``chosen``.
+    The sequences are spread evenly over the batch, unless they are ``chosen``. Interventions need the ``location`` of
+    the sink, the ``super_neurons`` (layer -> mask) and the ``makers``. Without ``target_position`` one is chosen.
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are
@@ -404,7 +402,7 @@ def add_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
 
 
 def sequences_to_test(n_sequences: int, *, config: TraceConfig) -> list[int]:
-    """Return the indices of the sequences on which interventions are made, spread evenly over the text."""
+    """Return the indices of the sequences on which interventions are made, spread evenly over ``n_sequences``."""
     return evenly_spaced(range(n_sequences), config.intervention_sequences)
 
 
@@ -441,7 +439,7 @@ def check_interior_position(position: int, *, shortest: int) -> None:
 
 
 def choose_target_position(tokens: TokenBatch, *, location: Location) -> int:
-    """Return a third of the shortest sequence's length, or the next position that is no sink."""
+    """Return the target position: a third of the shortest sequence's length, or the next position that is no sink."""
     target = max(1, int(tokens.lengths.min()) // 3)
     while target in location.sink_positions:
         target += 1
@@ -449,7 +447,7 @@ def choose_target_position(tokens: TokenBatch, *, location: Location) -> int:
 
 
 def find_segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> tuple[Segment, ...]:
-    """Return the layers after each growth step and before the next; without a step, the last three quarters.
+    """Return a segment per growth step: the layers between it and the next; without a step, the last three quarters.
 
     A segment without a layer with ``attention`` is left out.
     """
@@ -484,5 +482,5 @@ BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
 
 
 def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
-    """Iterate over the items under a progress bar."""
+    """Iterate over the items; show a progress bar named ``label`` if ``progress``."""
     return tqdm(items, desc=label, bar_format=BAR, disable=not progress, leave=False)

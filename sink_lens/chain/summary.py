@@ -53,7 +53,7 @@ class Located:
 def summary_table(
     located: Located, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, rounded: Rounding | None
 ) -> pd.DataFrame:
-    """Make the table ``summary``: one row per headline quantity, with value, interval, unit and note."""
+    """Make the table ``summary`` of headline quantities from ``located``, ``frames`` and, unless None, ``rounded``."""
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers, neurons = frames["layers"], frames["neurons"]

@@ -25,7 +25,7 @@ _TOP_DIMENSIONS = 16
 def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFrame:
     """Make the table ``heads``: one row per (layer, head, sink position), with means over sequences.
 
-    A layer without attention has no rows.
+    A layer without attention has no rows. Sink rates count sink scores above ``threshold``.
     """
     frames = []
     index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
@@ -63,10 +63,7 @@ def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
 
 
 def position_table(panel: Panel) -> pd.DataFrame:
-    """Make the table ``positions``: S1, S2 and norm (means over sequences) by layer, site and sampled position.
-
-    A layer has no rows of a site that it lacks.
-    """
+    """Make the table ``positions``: S1, S2 and norm (means over sequences) by layer, site and sampled position."""
     frames = []
     for site in SITES_BY_POSITION:
         for layer in panel.layers(f"std:{site}"):
@@ -170,7 +167,7 @@ def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
 
 
 def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
-    """Make a BOS condition's row of ``conditions``: sink rate, S2 ratio before growth, outlier dimensions, loss."""
+    """Make the row of a BOS ``condition`` (``chosen``: traced): sink rate, S2 ratio, outlier dimensions, loss."""
     location = panel.location
     counts = Counter(dimension for dims in location.outliers.values() for dimension in dims)
     return {

@@ -51,7 +51,10 @@ def brief_answer(trace: "Trace") -> RenderableType:
 
 
 def _verdict_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
-    """Draw a line per link with its verdict and the effect of its intervention, and the reasons of undecided links."""
+    """Draw a line per link: its verdict, and what its intervention makes or (at ``sink_position``) removes.
+
+    After them come the reasons why links are undecided.
+    """
     links, effects = frames["links"], frames.get("effects")
     made = [] if effects is None else effects.loc[effects["is_primary"].astype(bool)].to_dict("records")
     intervened = {row["link"]: row for row in made}

@@ -246,7 +246,7 @@ class _Inputs:
 def _measure_and_judge(
     asked: _Inputs, *, writer: RunWriter, stages: "_StageBar"
 ) -> tuple[dict[str, pd.DataFrame], Location]:
-    """Measure, intervene and judge, and write each table once it is made; return tables by name and location."""
+    """Measure, intervene and judge what was ``asked``, writing each table once it is made; return tables, location."""
     lens, config, links = asked.lens, asked.config, asked.links
     kept = RunTables(writer, begin=stages.begin)
     kept.write("chain", chain_table(links))
@@ -405,7 +405,7 @@ def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
 
 
 def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensModel, Panel]:
-    """Measure a model with random weights at the position and layers of the model itself; return both."""
+    """Measure a model with random weights at the position and layers that were ``located``; return model and panel."""
     config, batch, found = asked.config, located.batch, located.panel.location
     untrained = random_init(asked.lens, seed=config.seed)
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
@@ -418,10 +418,7 @@ def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensMo
 
 @contextlib.contextmanager
 def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Path) -> Iterator[None]:
-    """Make room in memory for the random-init baseline: if both do not fit, the model waits in a file within the block.
-
-    Other threads cannot run the model meanwhile.
-    """
+    """Make room for the random-init baseline: if both do not fit in memory, the model waits in a file in ``folder``."""
     needed, free = bytes_beside(lens, config, twin=weight_bytes(lens.plain)), free_bytes()
     too_large = lens.device.type == "cpu" and needed > free
     if too_large:

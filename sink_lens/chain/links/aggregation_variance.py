@@ -51,10 +51,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statistic:
-    """Compute the slope of log S2 on log position, from the studied position on; uniform attention has -1/2.
-
-    Only sequences that reach the last position count.
-    """
+    """Compute the slope of log S2 (``std``) on log position from the studied position on; -1/2 if attention is even."""
     panel = evidence.panel
     later = panel.positions >= panel.location.sink_position
     after = (panel.positions[later] - panel.location.sink_position).tolist()
@@ -70,7 +67,7 @@ def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Ge
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Isolate the target position, mean ablate the aggregated values at the sink, and amplify the target's variance."""
+    """Make interventions: isolate the target, mean ablate aggregated values at the sink, amplify the target."""
     setting, position = trial.setting, trial.setting.target_position
     if not setting.feeding_layers:
         return []
@@ -100,7 +97,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
-    """Freeze the value averages of a position, up to the segment's last layer; controls: other positions."""
+    """Make edits that freeze value averages at ``position`` up to the segment's last layer; controls: other places."""
     site = setting.lens.family.aggregated
     layers = setting.layers_having(site, range(segment.layers[-1] + 1))
     return setting.freeze_site(site, layers=layers, position=position)

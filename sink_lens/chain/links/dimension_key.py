@@ -28,7 +28,7 @@ _PARTS = {
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the readings: cosine of the studied key with the outlier dimensions' part of it, and its logit in parts.
+    """Make the readings of the pass ``one``: the studied key's cosine with its part from outlier dimensions; its logit.
 
     They are read in every layer that outlier dimensions enter. The biases of the keys, and of the norm before them, add
     the same to every key, and are taken off first; a reading of its own says how far the dimensions cancel them. A
@@ -44,7 +44,6 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     }
 
     def others(view: LayerView) -> Tensor:
-        """Mask of the other tokens, from position 8 on."""
         places = torch.arange(view.valid.shape[1], device=view.valid.device)
         return view.valid & (places >= OTHERS_FROM) & (places != key)
 
@@ -69,7 +68,6 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         return torch.stack([against, ratio], dim=-1)
 
     def split(view: LayerView) -> Tensor:
-        """The logit of the sink's key, in parts."""
         weights, constants = one.weights(view.layer), one.constants(view.layer)
         x, k = view["attn_in"][:, key].float() - constants.read, _keys_before_norm(lens, view)[:, key]
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
@@ -97,7 +95,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _keys_before_norm(lens: LensModel, view: LayerView) -> Float[Tensor, "batch position kv_head d_head"]:
-    """Return the keys of a layer before their norm, also in families whose site ``k`` comes after the norm."""
+    """Return the keys of the layer in ``view`` before their norm, also in families whose site ``k`` comes after it."""
     if not lens.family.normed_qkv:
         return view["k"].float()
     weights = attention_weights(lens, layer=view.layer)
@@ -119,7 +117,7 @@ def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
 
 
 def _key_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
-    """Compute the factor by which the norm on keys scales each entry of a key; 1 in models without such a norm."""
+    """Compute the factor by which the norm on keys scales each entry of the keys ``k``; 1 in models without a norm."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
         return 1.0
@@ -142,7 +140,6 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     layers = tuple(layer for layer in known if layer in sinks) or tuple(known)
 
     def mean_of(name: str) -> Tensor:
-        """Sequence, what: over the layers in which the sink is."""
         return torch.cat([panel.at(name, layer) for layer in layers if layer in panel.layers(name)], dim=1).nanmean(1)
 
     cosine = mean_of("key_cosine")
@@ -166,7 +163,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Mean ablate the outlier dimensions in the input of the sink's key; the controls do it to random dimensions.
+    """Make the intervention that mean ablates outlier dimensions in the input of the sink's key; controls: random ones.
 
     A second intervention mean ablates all other dimensions.
     """
@@ -217,7 +214,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _freeze_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
-    """Freeze the keys of a position in the segment's layers; the controls freeze keys of other positions."""
+    """Make edits that freeze the keys at ``position`` in the segment's layers; controls: keys of other positions."""
     return setting.freeze_site("k", layers=setting.lens.key_layers(segment.layers), position=position)
 
 

@@ -23,7 +23,7 @@ _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_pos
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the readings: share of later queries whose product with a sink's key is positive; the key's advantage.
+    """Make the readings of ``one`` pass: share of later queries with a positive product with a sink's key; advantage.
 
     A key's advantage is its logit minus the mean logit of the other keys that the query sees. Logits are those before
     a soft cap.
@@ -63,7 +63,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the link's statistics: the sink key's logit advantage, its share of positive products, and its mass."""
+    """Compute the link's statistics: the sink key's logit advantage in nats, share of positive products, and mass."""
     panel = evidence.panel
     layers = panel.sink_layers()
     advantage = panel["logit_advantage"][layers].mean(dim=(0, 2))
@@ -97,7 +97,7 @@ def _advantage_floor(config: TraceConfig, length: int) -> float:
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Mean ablate the sink's key; the controls do it to keys at other positions."""
+    """Make the intervention that mean ablates the sink's key; the controls do it to keys at other positions."""
     setting = trial.setting
     kept = setting.freeze_site("k", layers=setting.lens.key_layers(setting.sink_layers), position=setting.sink_position)
     return [make_removal(kept, setting=setting, name="mean ablation of the key")]

@@ -36,7 +36,10 @@ class Intervention:
 
 
 def make_removal(kept: FrozenQuantity, *, setting: Setting, name: str, is_primary: bool = True) -> Intervention:
-    """Make the intervention that tests if a link carries the sink: mean ablate a quantity at the sink position."""
+    """Make the intervention ``name``, which mean ablates the quantity ``kept`` at the sink position.
+
+    It answers if the link carries the sink and, with ``is_primary``, also if the link is necessary.
+    """
     return Intervention(
         name=name,
         edits=kept.edits,

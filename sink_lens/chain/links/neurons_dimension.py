@@ -34,7 +34,7 @@ _WRITES = 0.1
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Compute the link's statistics: the share of the outlier dimension that super neurons make, and dominance ratio.
 
-    The ratio is read after the first growth step, or where it is largest if there is no step.
+    The ratio is read after the first growth step; without a step, in the layer where it is largest.
     """
     panel, location, name = evidence.panel, evidence.panel.location, "contribution_share"
     nothing = no_neurons_statistic(evidence, name)
@@ -54,7 +54,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Return a statistic per growth step, the lowest first: the share of its change that super neurons write."""
+    """Return the share that super neurons write of each growth step's change of its dimension, the lowest first."""
     panel = evidence.panel
     generator = evidence.generator()
     by_step = []
@@ -89,9 +89,10 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Zero the neurons' weights to the outlier dimensions; mean ablate these, or all directions that makers write.
+    """Make interventions that set super neurons' weights to outlier dimensions to 0, or mean ablate those or the span.
 
-    The weights are zeroed at every position, since a neuron may make the sink by what it takes from other tokens.
+    The weights are zeroed at every position, since a neuron may make the sink by what it takes from other tokens. The
+    span is of all directions that makers write.
     """
     setting, generator = trial.setting, trial.generator
     at_sink, found = {"position": setting.sink_position, "reads": setting.sink_layers}, list[Intervention]()
@@ -120,10 +121,10 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:
-    """Select the super neurons and makers that write the dimensions: layer -> their neurons.
+    """Select the super neurons and makers that write any of ``dimensions``: layer -> their neurons.
 
-    In growth layers all neurons are taken. In other layers a maker may act through other dimensions; it is taken if a
-    tenth of its column's energy is in these.
+    In growth layers all of them are taken. In other layers a maker may act through other dimensions; there a neuron is
+    taken if the dimensions hold a tenth of the energy of its output weights.
     """
     found = {}
     for layer, mask in setting.super_neurons.items():
@@ -136,7 +137,7 @@ def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, l
 
 
 def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
-    """Mean ablate the span of the directions that the makers write; the controls do it to random spans.
+    """Make interventions that mean ablate the span of the directions that makers write; the controls take random spans.
 
     After every layer from the first maker on, the stream at the sink position gets the mean over ordinary tokens within
     the span of the directions written so far. A random span holds next to none of the token's energy, so a second
@@ -179,7 +180,7 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
 
 
 def _written_directions(setting: Setting) -> dict[int, Tensor]:
-    """Collect the directions that makers write at the sink position: layer -> maker x d_model; -1 is the embedding."""
+    """Collect the directions that makers write at the sink: layer (-1: the embedding) -> tensor of maker x d_model."""
     found: dict[int, list[Tensor]] = {}
     for part in setting.makers[:_MOST_DIRECTIONS]:
         if part.kind == "neuron":
@@ -197,7 +198,7 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
 def _freeze_dimensions(
     setting: Setting, segment: Segment, position: int, generator: torch.Generator
 ) -> FrozenQuantity | None:
-    """Freeze the outlier dimensions after growth steps, with random dimensions as controls; None without a step."""
+    """Make edits that freeze outlier dimensions at ``position`` after the segment's steps; None if it has no step."""
     if not segment.steps:
         return None
     outliers = setting.location.outliers

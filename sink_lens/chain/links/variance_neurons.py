@@ -29,9 +29,9 @@ _SILENT = 0.01
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Return a statistic per growth step, the lowest first: the spike ratio of its super neurons.
 
-    A neuron's ratio is its mean |activation| at the sink, divided by that at other positions. A step's is the geometric
-    mean over its neurons. Ratios are cut at a million, since a neuron may be silent at other positions. A neuron that
-    is silent at the sink of these sequences is left out.
+    A neuron's ratio is its mean |activation| at the sink, divided by that at other positions. The ratio of a step is
+    the geometric mean over its neurons. Ratios are cut at a million, since a neuron may be silent at other positions. A
+    neuron that is silent at the sink of these sequences is left out.
     """
     panel = evidence.panel
     nothing = no_neurons_statistic(evidence, "spike_ratio")
@@ -61,7 +61,10 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _spike_ratio(rows: np.ndarray) -> float:
-    """Compute the geometric mean, over neurons, of activation at the sink divided by activation at other tokens."""
+    """Compute the geometric mean over neurons of activation at the sink over that elsewhere; nan if all are silent.
+
+    ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron.
+    """
     at_sink, elsewhere = rows.mean(0)
     fires = at_sink > _SILENT * at_sink.max(initial=0.0)
     with np.errstate(divide="ignore"):
@@ -70,7 +73,7 @@ def _spike_ratio(rows: np.ndarray) -> float:
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Mean ablate the super neurons at the sink; the controls do it to random neurons of the same layers."""
+    """Make the intervention that mean ablates super neurons at the sink; controls: random neurons of their layers."""
     setting, position = trial.setting, trial.setting.sink_position
     kept = _freeze_masks(setting, setting.super_neurons, position=position, generator=trial.generator)
     if kept is None:
@@ -83,7 +86,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 def _freeze_neurons(
     setting: Setting, segment: Segment, position: int, generator: torch.Generator
 ) -> FrozenQuantity | None:
-    """Freeze the super neurons of a growth step, or of all steps, with random neurons of these layers as controls."""
+    """Make edits that freeze the super neurons of the segment's steps at ``position``; None if the steps have none."""
     known = setting.super_neurons
     grown = [layer for step in segment.steps for layer in step.layers]
     layers = known if segment.number == ALL_STEPS else grown  # makers may stand in other layers
@@ -94,7 +97,7 @@ def _freeze_neurons(
 def _freeze_masks(
     setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
 ) -> FrozenQuantity | None:
-    """Freeze the neurons that a mask marks in each layer, with random ones as controls; None if none is marked."""
+    """Make edits that freeze the neurons that ``masks`` marks by layer at ``position``; None if none is marked."""
     chosen = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
     return setting.freeze_units("neurons", chosen, position=position, generator=generator) if chosen else None
 

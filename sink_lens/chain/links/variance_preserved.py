@@ -31,7 +31,7 @@ _NO_SPREAD = 1e-4
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the reading of aggregated values at the studied and some other positions, in layers before the growth."""
+    """Make the reading of aggregated values at the studied and the control positions, in layers before the growth."""
     sink = one.plan.sink_position
     positions = [sink, *control_positions(one.length, key=sink, controls=one.controls)]
 
@@ -84,7 +84,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _layers_before_growth(growth: tuple[int, ...], lens: LensModel) -> tuple[int, ...]:
-    """Return the first growth layer and the one before it; without growth, all of ``feeding_layers``."""
+    """Return the last two layers with attention up to the first of ``growth``; without growth, ``feeding_layers``."""
     feeding = feeding_layers(growth, attention=lens.attention_layers)
     return feeding[-2:] if growth else feeding
 

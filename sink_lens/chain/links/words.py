@@ -96,7 +96,7 @@ def interventions_by_name(tables: Tables) -> dict[str, dict[str, Any]]:
 
 
 def _index_rows(table: pd.DataFrame, column: str) -> dict[str, dict[str, Any]]:
-    """Map each value of a column to the first row that has this value."""
+    """Map each value of ``column`` to the first row of ``table`` that has it: value -> {name of the column: cell}."""
     rows = table.drop_duplicates(column).set_index(column, drop=False)
     return {str(name): dict(row) for name, row in rows.to_dict("index").items()}
 
@@ -152,7 +152,7 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
 
 
 def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the other parts of the key, and on dimensions that cancel the keys' bias; [] if minor."""
+    """Return sentences on the key's parts beside the link's own (row ``own``), and on a cancelled bias; [] if minor."""
     said, effects = [], interventions_by_name(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(

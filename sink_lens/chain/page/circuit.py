@@ -161,7 +161,7 @@ def _read_growth_steps(run: Run) -> list[_GrowthStep]:
 
 
 def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield a row for each node that all growth steps share, such as the position and the value averages."""
+    """Yield a row per node that all growth steps share, from the links ``joined`` and the table ``links``."""
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     yield {"id": "position", "kind": "position", "label": f"position {position}"}
     into = {_node_kind(link.target): link.name for link in reversed(joined)}
@@ -175,7 +175,7 @@ def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataF
 def _step_nodes(
     run: Run, position: int, *, growth_steps: list[_GrowthStep], threshold: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield four rows for each growth step: its super neurons, outlier dimension, the sink's key, and its heads."""
+    """Yield four rows per growth step: super neurons, outlier dimension, the sink's key, heads above ``threshold``."""
     neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"])
     layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])
@@ -211,7 +211,10 @@ def _step_nodes(
 def _link_edges(
     joined: Sequence[NamedLink], links: pd.DataFrame, *, effect_of: Mapping[str, Any], growth_steps: list[_GrowthStep]
 ) -> Iterator[dict[str, Any]]:
-    """Yield an edge for each link of the chain; a link to or from a node of a growth step has one edge per step."""
+    """Yield an edge for each link in ``joined``, or one per growth step if the link has a node of a step.
+
+    Statistics are from the table ``links``; ``effect_of`` is link -> row of its intervention.
+    """
     for link in joined:
         rows = links.loc[(links["link"] == link.name) & links["is_primary"].eq(True)]
         first, moved = next(iter(_row_dicts(rows)), {}), effect_of.get(link.name, {})
@@ -233,7 +236,7 @@ def _link_edges(
 
 
 def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[str, Any]]:
-    """Yield an edge for each path of the table ``paths`` that joins two nodes of the chain."""
+    """Yield an edge for each row of the table ``paths`` that joins two nodes of the chain, at ``growth_steps``."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = run.optional("paths", columns=columns)
     first = growth_steps[0].step
@@ -260,7 +263,10 @@ def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[s
 
 
 def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str] | None:
-    """Return the ids of the nodes that a row of the table ``paths`` joins, source first; None if it is not drawn."""
+    """Return the ids of a path's nodes, source first, from its ``row`` and growth ``step``; None if it is not drawn.
+
+    ``first`` is the run's first growth step, to which makers of no step belong.
+    """
     source, target = str(row["source"]), str(row["target"])
     kinds = {"super neurons": "neurons", "makers": "neurons", "key": "key"}
     if target == "sink":
@@ -277,7 +283,7 @@ def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, s
 
 
 def _values_in_layers(table: pd.DataFrame | None, column: str, position: int, layers: tuple[int, int]) -> list[Any]:
-    """Return the values of a column at a position, from the first to the last of two layers; [] without a table."""
+    """Return the values in ``column`` at ``position``, for ``layers`` (first, last); [] if ``table`` is None."""
     if table is None:
         return []
     return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position), column].tolist()
@@ -296,7 +302,7 @@ def _row_dicts(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _frame_of_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
-    """Make a data frame of rows; a blank is nan in a column of ``_NUMBERS``, and an empty text in the others."""
+    """Make a data frame of ``rows`` with ``columns``; a blank is nan in a column of ``_NUMBERS``, else empty text."""
     frame = pd.DataFrame(rows, columns=list(columns))
     for name in columns:
         if name in _NUMBERS:

@@ -43,10 +43,8 @@ _MOST_LABELS = 8
 def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None = None) -> Figure:
     """Draw a heat map of the sink score of a position, layer by head; the threshold is marked on the scale.
 
-    Args:
-        heads: layer, head, position, sink_score.
-        position: The key.
-        threshold: The threshold of the sink score.
+    ``heads`` has the columns layer, head, position, sink_score. ``position`` is the key, ``threshold`` that of the sink
+    score.
     """
     grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
@@ -64,7 +62,7 @@ def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | N
 
 
 def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
-    """Return the first layer whose sink score, the mean over heads, is above the threshold; None if no layer's is."""
+    """Return the first layer whose sink score at ``position``, mean over heads, is above ``threshold``; else None."""
     over = np.flatnonzero(_nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold)
     return int(over[0]) if len(over) else None
 
@@ -72,10 +70,8 @@ def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int 
 def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
     """Draw the attention mass on a position by layer, as mean and range over heads, with the onset layer marked.
 
-    Args:
-        heads: layer, head, position, sink_mass, sink_score.
-        position: The key.
-        threshold: Mean sink score from which the sink has set in.
+    ``heads`` has the columns layer, head, position, sink_mass, sink_score. ``position`` is the key. The sink has set in
+    if the mean sink score is above ``threshold``.
     """
     mass = layer_head_grid(heads, "sink_mass", position=position)
     layers = np.arange(len(mass))
@@ -176,11 +172,9 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
 def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Figure:
     """Draw the contribution of each neuron to the outlier dimension, against its activation and its weight-norm rank.
 
-    Args:
-        neurons: layer, neuron, position, contribution, spike_ratio, gate_norm_rank, up_norm_rank, is_super;
-            contribution_share is drawn in place of contribution where it is there.
-        position: The sink token.
-        share: The share from which a neuron is a super neuron, drawn as a line.
+    ``neurons`` has the columns layer, neuron, position, contribution, spike_ratio, gate_norm_rank, up_norm_rank,
+    is_super; contribution_share is drawn in place of contribution if it is there. ``position`` is the sink token's.
+    ``share``, from which a neuron is a super neuron, is drawn as a line.
     """
     table = neurons.loc[neurons["sink_position"] == position]
     shares = "contribution_share" in table.columns and bool(table["contribution_share"].notna().any())
@@ -223,13 +217,9 @@ def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | N
 
 
 def draw_top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12) -> Figure:
-    """Draw the largest dimensions of the sink token after a layer as bars; outlier dimensions have their own colour.
+    """Draw the ``most`` largest dimensions of the sink token after a layer as bars; outliers have their own colour.
 
-    Args:
-        dimensions: layer, position, dimension, value, is_outlier.
-        position: The sink token.
-        layer: The layer.
-        most: How many bars.
+    ``dimensions`` has the columns layer, position, dimension, value, is_outlier. ``position`` is the sink token's.
     """
     table = dimensions.loc[dimensions["sink_position"] == position]
     table = table.loc[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
@@ -271,10 +261,7 @@ _NAME = 0.25
 
 
 def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
-    """Write the name of each neuron beside its point, at heights where no two names overlap.
-
-    A name stands right of its point, or left where it would leave the axes or lie on another point.
-    """
+    """Write the name of each neuron in ``points`` beside its point, at heights where no two names overlap."""
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
     gap = 0.07 * (high - low)
@@ -339,7 +326,7 @@ NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm on
 
 
 def add_change_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Return an amplification table with the columns change, change_low, change_high; bounds are nan if it has none."""
+    """Return the amplification ``table`` with the columns change, change_low, change_high; added bounds are nan."""
     if "change" in table.columns:
         return table
     return table.assign(change=table["mass"] - table["baseline_mass"], change_low=np.nan, change_high=np.nan)

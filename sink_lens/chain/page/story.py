@@ -261,7 +261,7 @@ class LinkRow:
 
 
 def recorded_setting(run: Run, name: str) -> Any:
-    """Return a threshold or option from a run's configuration or provenance; None if it is not recorded."""
+    """Return the threshold or option ``name`` from a run's configuration or provenance; None if it is not recorded."""
     for held in (run.config, run.provenance.get("thresholds"), run.provenance):
         if isinstance(held, Mapping) and held.get(name) is not None:
             return held[name]
@@ -317,7 +317,10 @@ def find_story(run: Run) -> Story:
 
 
 def _strongest_sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float | None]:
-    """Return the position with the highest sink rate, the other sink positions, and that rate; None without rates."""
+    """Return the position with the highest sink rate, other positions with at least ``minimum``, and that highest rate.
+
+    The position and the rate are None if the run has no rates.
+    """
     rates = sink_rates(run)
     if not rates:
         return None, (), None
@@ -327,7 +330,7 @@ def _strongest_sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ..
 
 
 def outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
-    """Return the dimensions that are outliers after ``layers`` layers or more, at a position (None: at any)."""
+    """Return the outliers in ``dimensions`` after ``layers`` layers or more, at ``position`` (None: at any of them)."""
     table = dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
     dimension = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
     names, counts = np.unique(dimension, return_counts=True)
@@ -366,7 +369,7 @@ def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list
 
 
 def read_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the table ``links`` of a run; verdicts of older versions are replaced by their words of today.
+    """Return the table ``links`` of a run, with ``columns``; verdicts of older versions get their words of today.
 
     Raises:
         RunError: There is no such table, or it is damaged.
@@ -381,11 +384,7 @@ def read_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def link_rows(run: Run) -> list[LinkRow]:
-    """Return a row of texts for each statistic of each link, with the verdict, in the order of the chain.
-
-    Raises:
-        RunError: There is no such table, or it is damaged.
-    """
+    """Return a row of texts for each statistic of each link, with the verdict, in the order of the chain."""
     columns = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "verdict"]
     rows: list[Any] = read_links(run, columns=columns).to_dict("records")
     known = {link.name: link for link in named_links(run)}
@@ -443,7 +442,11 @@ def _rows_of_link(
     effects: Mapping[str, dict[str, str]],
     remarks: tuple[str, ...],
 ) -> list[LinkRow]:
-    """Return the rows of one link, one per statistic; the primary is first and alone has claim, answers and remarks."""
+    """Return the page's rows of a link, one per statistic; the primary is first and alone has claim and ``remarks``.
+
+    ``rows`` are those of the table ``links`` on ``name``; ``effects`` is link -> texts on its intervention. A ``link``
+    of None has no words.
+    """
     claim, title = ("", name_in_words(visible(name))) if link is None else (link.sentence, link.words)
     if not rows:
         return [LinkRow(link=visible(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]

@@ -16,11 +16,7 @@ from sink_lens.text import capital, name_in_words, named_parts, percent, signed_
 
 
 def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
-    """Return a table of a run's interventions by its name, checked to have rows and the given columns.
-
-    Raises:
-        RunError: There is none, it lacks a column, or nothing could be intervened on.
-    """
+    """Return the table ``name`` of a run's interventions; a RunError if it lacks rows or any of ``columns``."""
     table = run.need(name, columns=columns)
     if len(table):
         return table
@@ -140,7 +136,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
-    """Say that the chain's intervention ablates more neurons than the set of super neurons; empty if it does not."""
+    """Say that the chain's intervention ablates more neurons than the super neurons' set in ``sets``; else empty."""
     effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
     size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
     if effects is None or not size:

@@ -112,7 +112,7 @@ def _variance_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
-    """Return at most four layers, up to the end of the first growth step (without one: among the first three)."""
+    """Return at most four layers of the table ``z``, up to the end of the first growth step (else up to layer 2)."""
     layers = sorted({int(layer) for layer in z["layer"]})
     ends = [last for _, last, _ in story.steps or ()][:1] or [2]
     before = [layer for layer in layers if layer <= ends[0]] or layers[:1]
@@ -197,7 +197,7 @@ def _circuit_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _sink_rows(name: str, columns: list[str], run: Run) -> pd.DataFrame:
-    """Return some columns of a run's table at the studied position, for a figure's CSV."""
+    """Return ``columns`` of the run's table ``name`` at the studied position, for a figure's CSV."""
     table = run.need(name, columns=["sink_position"])
     return table.loc[table["sink_position"] == studied_position(run)].filter(items=columns)
 

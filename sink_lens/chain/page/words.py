@@ -45,7 +45,10 @@ _UNBOUND = {
 
 
 def headline_phrases(tables: Tables, *, is_sink: bool, rate: float, position: int) -> list[Phrase]:
-    """Return the phrases of a run's headline in their order, with at most ``MOST_WORDS`` words in all."""
+    """Return the phrases of a run's headline in their order, with at most ``MOST_WORDS`` words in all.
+
+    ``rate`` is the sink rate at ``position``; ``is_sink`` tells if the position is a sink.
+    """
     phrases = _phrases_with_sink(tables, rate, position) if is_sink else _phrases_without_sink(tables)
     said: list[Phrase] = []
     for phrase in phrases:
@@ -78,7 +81,7 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
 
 
 def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
-    """Return the phrases on the place of the sink and on its makers, the most important first."""
+    """Return the phrases on the sink (its ``position`` and ``rate``) and on what makes it, the most important first."""
     values, text = _summary_values(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
     if "aligned_position" in values:
@@ -138,7 +141,7 @@ def _maker_phrases(tables: Tables) -> list[Phrase]:
 
 
 def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
-    """Return a clause on the loss after ablating a set; empty unless it rises clearly more than by masking the sink."""
+    """Return a clause on the loss after ablating the set of ``row``; empty unless masking the sink costs far less."""
     effects = tables.get("effects")
     if effects is None or not {"masked_loss_nats", "uniform_loss_nats"} <= set(effects.columns) or not len(effects):
         return ""
@@ -150,7 +153,7 @@ def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
 
 
 def _carrier_phrases(tables: Tables) -> list[Phrase]:
-    """Return phrases on the links that carry the sink, by their statistic and by an ablation above its controls."""
+    """Return phrases on the links that carry the sink, or that none was shown to carry it; [] without interventions."""
     answers = answers_by_link(tables)
     if not answers or not len(tables.get("effects", ())):
         return []
@@ -190,7 +193,7 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
 
 
 def remarks(tables: Tables, link: str) -> list[str]:
-    """Return remarks on a link: why it is undecided, whether statistic and intervention disagree, and on controls."""
+    """Return remarks on a link: why it is undecided, if statistic and intervention disagree, if controls do as much."""
     answers, effects = answers_by_link(tables).get(link), tables.get("effects")
     if answers and answers["present"] == "not asked":
         return ["the token grows before any layer with attention, so there is nothing to ask"]
