@@ -35,7 +35,6 @@ class TrainingRows:
     evaluation: Rows
     tokenizer: PreTrainedTokenizerBase | None
     source: str
-    """Source of the text."""
     sha256: str
     """Hash of the training tokens."""
 
@@ -73,7 +72,7 @@ def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
 def check_given_rows(
     config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
 ) -> TrainingRows:
-    """Check the rows that the caller of ``train`` gave, first those to train on, then those held out; hash them.
+    """Check ``data``, the (training, held-out) rows that ``train`` got with ``tokenizer``; hash the training rows.
 
     Raises:
         InputError: there are none, a row has not the configuration's length, or an id is too large for the model.
@@ -104,7 +103,7 @@ def check_given_rows(
 
 
 def load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that a configuration names; for ``bpe``, train one on the text, once, and cache it.
+    """Load a configuration's tokenizer; ``bpe`` is trained once on the text and cached by ``source``, the text's hash.
 
     Raises:
         InputError: it cannot be read.
@@ -138,4 +137,5 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
 
 
 def _first_rows(rows: Rows, n: int) -> Rows:
+    """Return the first ``n`` of the rows, or all if there are fewer."""
     return Subset(cast("Any", rows), range(min(n, len(rows))))

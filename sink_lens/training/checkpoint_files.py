@@ -57,7 +57,7 @@ def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> Non
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """Return the folder of each checkpoint by step, newest first; of two of one step, ``checkpoint-N`` is returned."""
+    """Return step -> folder of each checkpoint in ``folder``, newest first; ``checkpoint-N`` wins over ``latest-N``."""
     by_step: dict[int, Path] = {}
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
@@ -68,7 +68,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def newest_checkpoint(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
-    """Return the newest intact checkpoint of a step below ``before``; None if there is none. Warn of damaged ones."""
+    """Return the newest intact and resumable checkpoint before step ``before``, or None; warn of each damaged one."""
     for step, path in list_checkpoints(folder).items():
         if step >= before:
             continue
@@ -83,7 +83,7 @@ def newest_checkpoint(folder: Path, *, before: float = math.inf) -> Checkpoint |
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint's manifest, and compare every file with its size and hash.
+    """Read the checkpoint in ``folder``, and compare the size and hash of each of its files with the manifest.
 
     Raises:
         RunError: a file is missing or changed.
@@ -108,7 +108,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def remove_checkpoints_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, and checkpoints that were only half written."""
+    """Remove from ``folder`` all checkpoints of steps after ``step`` and all that were only half written."""
     for leftover in folder.glob(".part-*"):
         shutil.rmtree(leftover)
     for later, path in list_checkpoints(folder).items():
@@ -117,9 +117,9 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 
 
 def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
-    """Remove old ``latest-N`` checkpoints, and the optimizer's state of old ``checkpoint-N``.
+    """Remove from ``folder`` old ``latest-N`` checkpoints, and the optimizer's state of old ``checkpoint-N``.
 
-    The two newest whole checkpoints stay as they are; once the run has finished, only the newest one does.
+    All are old but the two newest whole checkpoints; once the run has ``finished``, all but the newest one.
     """
     whole = [path for path in list_checkpoints(folder).values() if _sizes_fit(path)]
     for path in folder.iterdir():

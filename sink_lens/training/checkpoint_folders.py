@@ -16,7 +16,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
-    """Return a mapping from step to checkpoint (a folder, a GGUF file or an open model), with ascending steps.
+    """Return the checkpoints of ``source``, a folder or a mapping, as step -> checkpoint, with ascending steps.
 
     In a folder, or in its subfolder ``checkpoints``, a checkpoint is a folder with weights (safetensors) and a
     config.json, or a GGUF file; its name ends in the step (``checkpoint-500``, ``step_1000``).
@@ -50,7 +50,7 @@ def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedMo
 def count_tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> int | None:
     """Return the number of tokens that a checkpoint was trained on; None if it is not known.
 
-    It is ``step_tokens`` times the step, or the count in the Trainer's ``trainer_state.json``.
+    It is ``step`` times ``step_tokens`` or, if ``step_tokens`` is None, the count in its ``trainer_state.json``.
     """
     if step_tokens is not None:
         return step * step_tokens

@@ -71,11 +71,11 @@ def compare(
     """Compare finished training runs that differ in one thing and in the seed.
 
     Args:
-        runs: their folders, which win over the configuration's.
-        config: how they are compared; the default one if None.
-        out: the run folder; None writes none.
-        overwrite: replace the run that the folder holds.
-        generator: of the bootstrap; one with the configuration's seed if None.
+        runs: folders of the training runs, which win over the configuration's.
+        config: how the runs are compared; the default configuration if None.
+        out: folder that the comparison is written to; None writes nothing.
+        overwrite: replace the run that ``out`` holds.
+        generator: random generator of the bootstrap; None makes one from the configuration's seed.
         **fields: fields of ``CompareConfig``, as ``by="lr", threshold=0.1``; they win over the configuration.
 
     Raises:
@@ -125,11 +125,12 @@ def compare(
 
 
 def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
+    """Return the rows of the table ``finals`` that have this variant and this curve (training or evaluation)."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
-    """Return the first sentence: the fields that differ, the number of seeds, and the tokens per run."""
+    """Return the first sentence: the fields that differ, the seeds, and the tokens per run (largest in ``finals``)."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(map(_quote, variants.others))
     differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.by]
@@ -142,12 +143,14 @@ def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
 
 
 def _quote(variant: str) -> str:
-    """Put a variant's name in quotation marks, since the variant “none” would read as the word."""
-    return f"“{variant}”"
+    return f"“{variant}”"  # the variant “none” would read as the word
 
 
 def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
-    """Return sentences that say if a variant's final loss beats the baseline's, with interval and p values."""
+    """Return sentences that compare a variant's final ``curve`` loss with the baseline's; both are in ``finals``.
+
+    ``one`` is the difference between them, paired by seed, with its interval and p values.
+    """
     own, base = (float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
     ends = f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for {_quote(baseline)}"
     change = signed_change(one.mean, 4)
@@ -166,7 +169,7 @@ def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: 
 
 
 def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Return a sentence that says if, when and how much faster a variant reaches the baseline's final loss."""
+    """Return a sentence, from ``finals``, on if and how soon a variant reaches the baseline's final ``curve`` loss."""
     rows = _rows_of_curve(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"{_quote(variant)} {{}} the baseline's final {curve} loss"
@@ -189,7 +192,7 @@ def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Return the speed-ups by seed, without a mean: the sentence if the final losses cannot be told apart."""
+    """Return the sentence for final losses that cannot be told apart: a variant's speed-up by seed (``finals``)."""
     ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
@@ -200,7 +203,7 @@ def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
-    """Return sentences that say in how many seeds a sink is born, when, and how strong it is at the end."""
+    """Return sentences on a variant's sinks (``born``, one per seed): how many, born when, how strong at the end."""
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
         f"At the end {rate:.1%} of heads have a sink score above {born[0].threshold:g}; in the layer with the most, "
@@ -215,7 +218,7 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
 
 
 def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
-    """Return sentences with the dominance ratio and effective rank of every variant."""
+    """Return two sentences with each variant's dominance ratio and effective rank, means over layers and seeds."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
@@ -225,7 +228,7 @@ def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str
 
 
 def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a comparison into a run folder of kind "compare"; return the folder."""
+    """Write a comparison into the run folder ``folder`` and return it; ``overwrite`` replaces the run that it holds."""
     variants = comparison.variants
     config = asdict(comparison.config) | {"by": list(variants.by), "baseline": variants.baseline}
     config["runs"] = {
@@ -265,11 +268,10 @@ KEYS = ["measure", "threshold"]
 
 
 def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
-    """Return each run's table ``watch``, with its variant and seed as columns, and an empty text.
+    """Return (tables, reason): each run's table ``watch`` with its variant and seed as columns, and an empty text.
 
-    If sinks cannot be compared, there are no tables, and the text says why.
-
-    Checkpoints that could not be measured are left out. The runs must have been watched on the same sequences.
+    If a run was not watched, or not on the sequences of the others, there are no tables, and ``reason`` says why.
+    Checkpoints that could not be measured are left out.
     """
     todo = "sink and disparity are not compared: "
     frames = []
@@ -286,7 +288,7 @@ def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
 
 
 def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table ``watch`` that are compared: the whole model's, and the largest layer's sink mass."""
+    """Return the rows of a table ``watch`` to compare: the whole model's, and the largest layer's mass by step."""
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
@@ -348,13 +350,13 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
-    """Compare the runs that a configuration names, and write the run folder."""
+    """Compare the runs that a configuration names; write the result to ``out`` (None: ``runs/compare-DATE-TIME``)."""
     out = default_folder("compare") if out is None else out
     return compare(config.runs, config=config, out=out, overwrite=overwrite)
 
 
 def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
-    """Yield what the terminal shows: conclusion, sentences, final losses, and measures if the runs were watched."""
+    """Yield what the terminal shows of a comparison: sentences, final losses, and measures if sinks were compared."""
     from rich.text import Text
 
     from ..report.html import conclusion
@@ -373,6 +375,6 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
 
 
 def answer(found: Comparison) -> dict[str, Any]:
-    """Return the ``--json`` answer: sentences, notes, and the tables ``finals`` and ``measures``."""
+    """Return the ``--json`` answer: sentences, notes, and the tables ``finals`` and (for watched runs) ``measures``."""
     tables = {name: found.tables[name] for name in ("finals", "measures") if name in found.tables}
     return {"sentences": found.sentences, "notes": found.notes, **tables}

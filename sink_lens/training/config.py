@@ -316,7 +316,7 @@ watch = false             # measure the chain on every checkpoint that is kept
 
 
 def resolve_train_config(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration of a training: the given one, or that of the given file; ``fields`` win over it."""
+    """Return a training's configuration: ``config`` itself, read from that file, or the default; ``fields`` win."""
     if isinstance(config, TrainConfig):
         if "size" in fields:
             raise InputError("a configuration and a size were given; the configuration has its own: leave one out")
@@ -334,7 +334,7 @@ def read_train(path: str | Path, **changes: Any) -> TrainConfig:
 
 
 def train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
-    """Build a training's configuration from a mapping, such as `config` in run.json; ``changes`` win over it.
+    """Build a training's configuration from the mapping ``given``, called ``where`` in errors; ``changes`` win over it.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.

@@ -85,7 +85,7 @@ class Loop(Trainer):
         self.remove_callback(PrinterCallback)
 
     def run(self, checkpoint: checkpoint_files.Checkpoint | None) -> None:
-        """Train to the end, from a checkpoint or from the initial weights.
+        """Train to the end, from a checkpoint or, if it is None, from the initial weights.
 
         Raises:
             CheckpointError: the checkpoint's weights or state are not this training's.
@@ -121,13 +121,13 @@ class Loop(Trainer):
     # --- what the Trainer asks
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        """Return our order of the sequences, which the Trainer then uses in place of its own."""
+        """Return our order of the sequences of ``train_dataset`` (None: the Trainer's data), for the Trainer to use."""
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         drawn = self.config.steps * self.config.batch
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names of all parameters with weight decay: all but those that the model excludes."""
+        """Return the names of the model's parameters with weight decay: all but those that ``undecayed`` named."""
         decayed = []
         for name, _ in model.named_parameters():
             plain = name  # without the prefixes of compilation and parallel training
@@ -138,7 +138,7 @@ class Loop(Trainer):
         return decayed
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
-        """Create AdamW, or Muon combined with AdamW."""
+        """Return the optimizer of ``model`` (None: the Trainer's), made if there is none: AdamW, or Muon with AdamW."""
         if self.config.optimizer != "muon" or self.optimizer is not None:
             return super().create_optimizer(model)
         self.optimizer = MuonWithAdamW(
@@ -151,7 +151,7 @@ class Loop(Trainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Create the schedule of the learning rate: warm-up, then a cosine."""
+        """Return the learning-rate schedule of ``optimizer``, a warm-up and a cosine over the configuration's steps."""
         if self.lr_scheduler is None:
             own: Any = self.optimizer if optimizer is None else optimizer
             self.lr_scheduler = LambdaLR(own, lambda step: learning_rate(step, config=self.config) / self.config.lr)
@@ -165,7 +165,7 @@ class Loop(Trainer):
         return self._last_loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Return the norm of the gradient, and note the first step at which the norm or the loss is not finite."""
+        """Return the gradient's norm (``grad_norm`` if given); note the first step where norm or loss is not finite."""
         found: Any = super()._get_grad_norm(model, grad_norm=grad_norm)
         norm = found.full_tensor() if hasattr(found, "full_tensor") else torch.as_tensor(found)  # of all processes
         number = norm.detach()
@@ -180,7 +180,7 @@ class Loop(Trainer):
     def _maybe_log_save_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride]  # it is called so
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, *rest: Any, learning_rate: float | None = None
     ) -> None:
-        """Log, evaluate and save after a step, each if it is due."""
+        """After a step, log the loss ``tr_loss`` and other numbers, evaluate, and save ``model``, each if it is due."""
         del rest
         step, config = self.state.global_step, self.config
         if step == self._done:
@@ -201,11 +201,11 @@ class Loop(Trainer):
             raise KeyboardInterrupt
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Return the folder that the Trainer writes a checkpoint to, before the checkpoint moves to its place."""
+        """Return the temporary folder that the Trainer writes a checkpoint to; ``trial`` is not used."""
         return str(self._part)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Write the weights and the tokenizer; the saved configuration has ``use_cache`` on, for generation."""
+        """Write weights (``state_dict``; None: the model's), tokenizer and configuration into ``output_dir``."""
         config = cast("Any", self.model).config
         config.use_cache = True  # the Trainer puts it out for training; a saved model generates with it
         try:
@@ -216,7 +216,7 @@ class Loop(Trainer):
             self._tokenizer.save_pretrained(str(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load the weights of a checkpoint, and refuse a file that lacks a parameter."""
+        """Load weights from the folder ``resume_from_checkpoint`` into the model; refuse a file without a parameter."""
         weights = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
         if self.is_fsdp_enabled or not weights.is_file():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -224,7 +224,7 @@ class Loop(Trainer):
             safetensors.torch.load_model(cast("nn.Module", self.model), weights)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the optimizer's and schedule's state, and refuse a state of other shapes or of another step."""
+        """Load the state of optimizer and schedule from the folder ``checkpoint``; refuse other shapes or steps."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or self._resumed is None or self.is_fsdp_enabled:
             return
@@ -254,7 +254,10 @@ class Loop(Trainer):
         self._write_checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
 
     def _add_log_row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
-        """Add a row to the log: mean loss since the last row, learning rate, gradient norm, time, evaluation loss."""
+        """Add a row to the log: mean loss since the last row, ``lr``, ``grad_norm``, seconds, and evaluation loss.
+
+        ``tr_loss``, the sum of the losses since the last row, is set to 0. Unless ``evaluated``, that loss is nan.
+        """
         step = self.state.global_step
         since = step - int(self.rows[-1]["step"]) if self.rows else 0
         row: dict[str, Any] = {
@@ -285,6 +288,7 @@ class Loop(Trainer):
         self._written = time.perf_counter()
 
     def _mean_over_processes(self, value: Tensor) -> float:
+        """Return the mean over all processes of a tensor with a single number."""
         return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
 
     def _seconds_so_far(self) -> float:
@@ -305,7 +309,7 @@ class Loop(Trainer):
     # --- checkpoints
 
     def _write_checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
-        """Write a checkpoint into a temporary folder, and rename the folder to ``prefix`` and step when it is whole."""
+        """Write ``model`` and the loss ``tr_loss`` into a temporary folder, renamed to ``prefix`` + step when whole."""
         self._check_finite()
         since_row = self._mean_over_processes(tr_loss)
         step, first = self.state.global_step, self.args.should_save
@@ -355,7 +359,7 @@ class Loop(Trainer):
             raise self._write_error(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
     def _write_error(self, path: Path, reason: str) -> RunError:
-        """Return the error for a checkpoint that cannot be written; it names the free space and the last good one."""
+        """Return the error, with ``reason`` and the last good checkpoint, if one cannot be written to ``path``."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
@@ -363,7 +367,7 @@ class Loop(Trainer):
         )
 
     def _last_good_text(self) -> str:
-        """Return a sentence for errors that names the newest checkpoint, if there is one."""
+        """Return a sentence for errors that names the newest checkpoint, or says that there is none yet."""
         there = checkpoint_files.list_checkpoints(self._folder)
         return f"The last good checkpoint is {there[max(there)]}." if there else "There is no checkpoint yet."
 
@@ -380,10 +384,10 @@ class _Beginning(TrainerCallback):
 
 
 def learning_rate(step: int, *, config: TrainConfig) -> float:
-    """Return the learning rate at an update of the weights; the first update is step 0.
+    """Return the learning rate at the update ``step`` of the weights; the first update is step 0.
 
-    The rate rises linearly to ``lr`` over the warm-up (never 0: the first update counts), then falls along a cosine
-    that would reach ``min_lr`` at the update after the last.
+    The rate rises linearly to ``config.lr`` over the warm-up (never 0: the first update counts), then falls along a
+    cosine that would reach ``config.min_lr`` at the update after the last.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup

@@ -17,10 +17,7 @@ _MOST_POINTS = 400
 
 
 def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
-    """Return the running mean of a loss: each value averaged with up to ``window - 1`` values before it.
-
-    The window looks backwards only, so that no curve shows a loss before the run reached it.
-    """
+    """Return the running mean of a loss: each value averaged with the ``window - 1`` before it (fewer at the start)."""
     window = max(1, min(window, len(loss)))
     total = np.concatenate([[0.0], np.cumsum(loss, dtype=np.float64)])
     ends = np.arange(1, len(loss) + 1)
@@ -31,7 +28,7 @@ def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
 def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> float:
     """Return the number of tokens from which a loss stays at or under a target; nan if it never does.
 
-    The loss is interpolated linearly between its points. A first touch does not count, since noise makes it early.
+    ``loss`` is interpolated linearly between ``tokens``. A first touch does not count, since noise makes it early.
     """
     over = np.flatnonzero(loss > target)
     if len(over) == 0:
@@ -93,7 +90,7 @@ def curve_table(variants: Variants) -> pd.DataFrame:
 
 
 def band_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return means over seeds, with 95% intervals, of the losses and differences that ``curve_table`` returned.
+    """Return means over seeds, with 95% intervals, of the losses and differences in ``curves`` (see ``curve_table``).
 
     Columns: variant, curve, quantity (loss or difference), tokens, mean, low, high, n.
     """
@@ -107,10 +104,10 @@ def band_table(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the mean and 95% t interval over seeds for each row of a table with a row per number of tokens.
+    """Return the mean over seeds, with a 95% t interval, at each number of tokens.
 
-    The table has a column for each seed. Columns of the result: those of ``known``, which have one value each, such
-    as the variant; then tokens, mean, low, high, n.
+    ``table`` has a row for each number of tokens and a column for each seed. Columns of the result: those of ``known``,
+    which have one value each, such as the variant; then tokens, mean, low, high, n.
     """
     found = t_intervals(table.to_numpy(dtype=float))
     return pd.DataFrame(

@@ -15,7 +15,7 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
     """Build the model that a configuration describes, with weights drawn from its seed, on the CPU in float32.
 
     Variants with the same seed start from the same weights, but for the parameters that plain softmax attention lacks.
-    The caller's random state is left alone.
+    ``tokenizer`` gives the ids of BOS and EOS. The caller's random state is left alone.
 
     Raises:
         InputError: the tokenizer has more ids than the model.
@@ -49,7 +49,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
 def _draw_weights(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
 ) -> HeadNormForCausalLM:
-    """Build a configuration's model with another attention and value norm, and weights drawn from its seed."""
+    """Build a configuration's model but with these ``attention`` and ``value_norm``; its seed draws the weights."""
     asked: Any = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

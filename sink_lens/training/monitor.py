@@ -148,7 +148,7 @@ class SinkMonitor:
         self.close(error)
 
     def open(self) -> None:
-        """Open the run folder, if one was given. The ``with`` block calls this method in a plain loop."""
+        """Open the run folder, if one was given, and read earlier readings; the ``with`` block calls this method."""
         if self._folder is None or _process_number() > 0:
             return
         parameter = next(self._model.parameters())
@@ -174,11 +174,10 @@ class SinkMonitor:
             self._warn("the readings are kept in memory alone", str(error))
 
     def close(self, error: BaseException | None = None, *, finished: bool = True) -> None:
-        """Take the hooks off, and write the tables. The end of the ``with`` block calls this method in a plain loop.
+        """Take the hooks off, and write the tables. The end of the ``with`` block calls this method.
 
-        Args:
-            error: the error that ended the training, if any.
-            finished: True if the training has ended; else the folder stays open for a training that goes on.
+        ``error`` is what ended the training, if anything did. If it has not ``finished``, the folder stays open for a
+        training that goes on.
         """
         self.detach_hooks()
         with self._warn_on_error("the readings are not all written"):
@@ -190,7 +189,7 @@ class SinkMonitor:
         return self._step
 
     def attach_hooks(self) -> None:
-        """Put hooks on the model if a reading is due at this step. ``step`` calls this method in a plain loop."""
+        """If a reading is due now, put hooks on the model, or read the fixed ``tokens``. ``step`` calls this method."""
         self.detach_hooks()
         if self._step % self._every or self.stopped:
             return
@@ -212,14 +211,14 @@ class SinkMonitor:
     def step(self) -> dict[str, float] | None:
         """End a training step, after the optimizer's step; return its reading (``sinks/KEY`` -> number), or None.
 
-        It is None at steps between two readings, and once the monitor has stopped after an error of its own.
+        The reading is None at steps between two readings, and once the monitor has stopped after an error of its own.
         """
         reading = self.finish()
         self.attach_hooks()
         return reading
 
     def finish(self) -> dict[str, float] | None:
-        """End a step as ``step`` does and return its reading, but put no hooks on for the next step."""
+        """End a step as ``step`` does and return its reading or None, but put no hooks on for the next step."""
         self.detach_hooks()
         reading = None
         if self._step % self._every == 0 and not self._all_stopped:
@@ -238,7 +237,7 @@ class SinkMonitor:
         return self._readings.frame()
 
     def _collect_reading(self) -> Reading | None:
-        """Compute this step's reading over all processes, store it, and return it; None if a process has none."""
+        """Compute this step's reading over all processes, store it, and return it; None if any process has none."""
         state, sums = _STOPPED, self._sums
         self._sums = None
         if not self.stopped:
@@ -290,14 +289,14 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _warn_on_error(self, what: str) -> Iterator[None]:
-        """Turn any error within the block into a warning that says ``what`` follows from it."""
+        """Turn any error within the block into a warning that says the error and its consequence, ``what``."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
             self._warn(what, str(error))
 
     def _guard_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a hook so that its error stops the monitor with a warning and not the training."""
+        """Return ``hook`` wrapped so that an error in it stops the monitor with a warning, and not the training."""
 
         def run_guarded(*given: Any) -> None:
             if not self.stopped:
@@ -325,7 +324,7 @@ class SinkMonitor:
         self._inputs = self._valid = self._documents = self._apart = None
 
     def _has_all_layers(self, sums: KeySums) -> bool:
-        """Check whether the totals have the stream and the attention of every layer."""
+        """Check whether the totals ``sums`` have the stream and the attention of every layer."""
         return sums.is_complete(range(len(self._layers)), attention=self._attending)
 
     def _hook_layers(self) -> None:
@@ -351,7 +350,7 @@ class SinkMonitor:
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the inputs of the sequences that are read, with their padding mask (hook before the model's forward)."""
+        """Keep the inputs of the sequences to read, and their padding mask, from a call's ``args`` and ``kwargs``."""
         named = dict(zip(inspect.signature(self._model.forward).parameters, args, strict=False)) | kwargs
         tokens = named.get("input_ids")
         tokens = named.get("inputs_embeds") if tokens is None else tokens
@@ -365,7 +364,7 @@ class SinkMonitor:
         self._valid = _token_mask(self._inputs, length=tokens.shape[1])
 
     def _find_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
-        """Set ``_documents`` to the documents of a packed batch that are read; to None if the batch is not packed."""
+        """Set ``_documents`` to those to read in ``inputs``, of ``batch`` x ``length`` tokens; None if not packed."""
         self._documents = find_documents(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None
@@ -382,7 +381,7 @@ class SinkMonitor:
         )
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Take all hooks off (hook after the model's forward); if no layer's hook was called, run the model again."""
+        """Take the hooks off after a forward; run the model again if it gave an ``output`` but a layer was not read."""
         inputs, kept = self._inputs, None
         if output is None and self._end is not None and next(reversed(self._model._forward_hooks)) != self._end.id:
             # After an error torch goes on over these hooks, and one before the last must not be removed.
@@ -414,7 +413,7 @@ class SinkMonitor:
         return read_attention
 
     def _add_stream(self, h: Tensor, *, layer: int) -> None:
-        """Add a layer's residual stream, "batch position d_model", to the sums of the reading."""
+        """Add a layer's residual stream ``h``, "batch position d_model", to the sums of the reading."""
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
         with _without_gradients(h.device):
@@ -425,7 +424,7 @@ class SinkMonitor:
             self._sums.add_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
     def _add_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
-        """Add a layer's attention to the sums: all queries' attention to position 0, sampled queries' to every key."""
+        """Add a layer's attention, computed from its queries and keys ``seen``, to the sums at the tokens ``valid``."""
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid = seen
@@ -457,7 +456,7 @@ class SinkMonitor:
             )
 
     def _rerun_forward(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
-        """Read one more forward pass of these inputs, in evaluation mode and without gradients."""
+        """Read one more forward pass, ``call(**inputs)``, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
         self._find_documents(inputs, batch=tokens.shape[0], length=tokens.shape[1])
@@ -478,12 +477,13 @@ class SinkMonitor:
 
 @contextlib.contextmanager
 def _without_gradients(device: torch.device) -> Iterator[None]:
+    """Turn off gradients and the autocast of ``device`` within the block."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
 
 def _token_mask(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
-    """Return a mask of the tokens that are not padding; a sequence padded on the left is all padding."""
+    """Return a mask of the last ``length`` tokens of ``inputs``: False at padding, and in rows that begin with it."""
     first = next(iter(inputs.values()))
     mask = mask_without_window(inputs.get("attention_mask"))
     if not isinstance(mask, Tensor) or mask.dim() != 2:
@@ -508,13 +508,14 @@ def check_options(**options: Any) -> None:
 def _layers_by_module(
     modules: Sequence[nn.Module], *, layers: Sequence[int]
 ) -> Iterator[tuple[nn.Module, Iterator[int]]]:
-    """Yield each distinct module with the layers of its calls in one forward pass, repeated endlessly."""
+    """Yield each distinct module of ``modules`` and an endless cycle of the ``layers`` at its places in ``modules``."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
             yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])
 
 
 def _unwrap_module(module: nn.Module) -> nn.Module:
+    """Return the module inside wrappers of compilation, FSDP and activation checkpoints."""
     while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
     return module

@@ -36,7 +36,7 @@ class Rule:
     """With ``{step}``, ``{layers}``, ``{value}`` and ``{before}``; ``{threshold}`` is that of the sink score."""
 
     def median(self, earlier: Sequence[float]) -> float:
-        """Return the median of the earlier readings, or of the last ``window`` of them."""
+        """Return the median of the ``earlier`` readings: of the last ``window``, or of all if ``window`` is None."""
         return median(earlier if self.window is None else earlier[-self.window :])
 
 
@@ -122,9 +122,9 @@ class Alarms:
 
 
 def _excess(value: float, before: Sequence[float], *, rule: Rule) -> float | None:
-    """Return the amount by which a value (or its logarithm) exceeds the earlier median plus the allowance.
+    """Return the amount by which ``value`` exceeds the median of earlier values, ``before``, plus the rule's allowance.
 
-    None if too few readings came before, or the logarithm is undefined.
+    If the rule says so, logarithms are compared. None if too few values came before, or a logarithm is undefined.
     """
     if len(before) < rule.fewest:
         return None

@@ -87,14 +87,14 @@ def read_queries_and_keys(
 
 @contextlib.contextmanager
 def uncached_autocast(device: torch.device) -> Iterator[None]:
-    """Keep the current autocast but without its cache, so that no weight cast without gradients is trained with."""
+    """Within the block, keep the autocast of ``device`` but not its cache, whose weights would lack gradients."""
     on = torch.is_autocast_enabled(device.type)
     with torch.autocast(device.type, dtype=torch.get_autocast_dtype(device.type), enabled=on, cache_enabled=False):
         yield
 
 
 def first_sequences(value: Any, n: int, batch: int) -> Any:
-    """Return a value with the first ``n`` sequences of each tensor in it that has a batch axis; the rest unchanged."""
+    """Return ``value`` with each tensor in it whose first axis has ``batch`` entries cut to the first ``n`` of them."""
     if isinstance(value, Tensor):
         return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
     if isinstance(value, tuple | list) and not isinstance(value, Cache | BlockMask):
@@ -107,10 +107,10 @@ def first_sequences(value: Any, n: int, batch: int) -> Any:
 def keeps_documents_apart(
     documents: Documents, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, kernel: str, batch: int
 ) -> bool:
-    """Check from its arguments whether an attention module lets tokens attend within their own document alone.
+    """Check from the arguments of an attention module's call if tokens attend within their own document alone.
 
-    The mask decides. Without a mask, flash kernels keep documents apart if they are given lengths, or one row with
-    positions that begin again; any other kernel attends over the whole row.
+    The mask decides. Without a mask, a flash ``kernel`` keeps documents apart if it is given lengths, or positions and
+    a ``batch`` of one row; any other kernel attends over the whole row.
     """
     given = [kwargs.get("attention_mask"), *args]
     visible = next((found for one in given if (found := visible_keys(one)) is not None), None)
@@ -127,23 +127,23 @@ def keeps_documents_apart(
 
 
 class _SeenError(Exception):
-    """Exception that ends the second call of an attention module once its query and key are known.
-
-    Its arguments are query, key, mask, and the attention function's other arguments by name.
-    """
+    """Exception that ends the second call of an attention module; its arguments are those of attention."""
 
 
 def _stop_at_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
-    """Raise an exception with the queries and keys: the attention function of the second call."""
+    """End the second call of an attention module: raise an exception with query, key, mask and the other arguments."""
     raise _SeenError(query, key, attention_mask, given)
 
 
 def _build_scores(
     query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, documents: Documents | None
 ) -> Seen:
-    """Return (scores, learned sink logits, whether weights are sigmoids), one row per sequence or document."""
+    """Return (scores, learned sink logits or None, True if weights are sigmoids) from the arguments of attention.
+
+    ``given`` has those beside query, key and mask. Each of ``documents`` gets a row of its own; None keeps the rows.
+    """
     if isinstance(mask, BlockMask):
         mask = visible_keys(mask)
     if isinstance(mask, Tensor) and mask.dim() == 4:

@@ -46,7 +46,7 @@ class SinkMonitorCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Begin to watch the Trainer's model."""
+        """Begin to watch the model that the Trainer gives; if it cannot be watched, log a warning."""
         if self.monitor is not None:  # of a training that ended with an error
             self.monitor.close(finished=False)
         self.monitor = None
@@ -72,7 +72,7 @@ class SinkMonitorCallback(TrainerCallback):
             self.monitor.attach_hooks()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Log the reading of this step, if there is one."""
+        """Log the reading of this step, if there is one, in ``state.log_history`` and the given trainer's trackers."""
         if self.monitor is None:
             return
         before = len(self.monitor.alarms)

@@ -30,15 +30,15 @@ class Documents:
 
     @property
     def n_rows(self) -> int:
-        """Number of the batch's first rows that hold the documents."""
+        """Number of rows from the first of the batch to the last that holds one of the documents."""
         return self.segment.shape[0]
 
     def to(self, device: torch.device) -> "Documents":
-        """Return the same documents with their tensors on a device."""
+        """Return the same documents with their tensors on ``device``."""
         return Documents(**{name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__})
 
     def split_states(self, h: Float[Tensor, "batch packed ..."]) -> Float[Tensor, "document position ..."]:
-        """Rearrange the stream of packed rows so that each document has a row of its own."""
+        """Rearrange the stream ``h`` of packed rows so that each document has a row of its own."""
         return h[self.row[:, None], self.position]
 
     def split_heads(
@@ -48,7 +48,7 @@ class Documents:
         return self.split_states(by_head.transpose(1, 2)).transpose(1, 2)
 
     def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
-        """Rearrange an additive mask to "document head position position"; padding is visible to itself alone."""
+        """Return an additive mask of packed rows as "document head position position"; padding sees itself alone."""
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
         found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
@@ -64,8 +64,9 @@ class Documents:
 def find_documents(named: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
     """Find the first ``most`` documents of a packed batch from the model's inputs; None if rows are not packed.
 
-    Documents of a single token are left out: no later token attends to them, and some trainers pad with them. A block
-    mask counts before ``cu_seq_lens_q``, and ``cu_seq_lens_q`` before ``position_ids``.
+    ``named`` has the inputs by name: ``batch`` rows of ``length`` tokens. Documents of a single token are left out: no
+    later token attends to them, and some trainers pad with them. A block mask counts before ``cu_seq_lens_q``, and
+    ``cu_seq_lens_q`` before ``position_ids``.
     """
     starts, real = _document_starts(named, batch=batch, length=length)
     if starts is None or real is None or not starts.any():
@@ -88,7 +89,10 @@ def find_documents(named: Mapping[str, Any], *, batch: int, length: int, most: i
 
 
 def _document_starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return masks (first tokens of documents, tokens that are not padding); (None, None) if rows are not packed."""
+    """Return masks (first tokens of documents, tokens that are not padding); (None, None) if rows are not packed.
+
+    ``named`` has the model's inputs by name, and each mask has ``batch`` rows of ``length`` tokens.
+    """
     mask = mask_without_window(named.get("attention_mask"))
     real = mask[:, -length:].bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
     visible = visible_keys(mask)
@@ -128,7 +132,7 @@ def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
 
 
 def mask_without_window(mask: Any) -> Any:
-    """Return the mask of layers without a sliding window from a dict of masks; any other mask as it is."""
+    """If ``mask`` is a dict of masks, return the one for layers without a sliding window; else return ``mask``."""
     if isinstance(mask, Mapping):
         return mask.get("full_attention", next(iter(mask.values()), None))
     return mask

@@ -94,7 +94,7 @@ class KeySums:
     def add_state(
         self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
     ) -> None:
-        """Add the residual stream after a layer (-1: before layer 0) to the totals, at the tokens marked ``valid``."""
+        """Add the stream ``h`` after a layer (-1: before layer 0) to the totals, at the tokens marked ``valid``."""
         h = h.float()
         ordinary = valid & (torch.arange(h.shape[1], device=h.device) >= OTHERS_FROM)
         norms = h.norm(dim=-1)
@@ -134,8 +134,8 @@ class KeySums:
 
         ``column`` has the weights of all queries on position 0. The sampled queries stand at ``row_positions``:
         ``logs`` has the logarithms of their weights and ``highest`` their largest score. The sink score, mass and rate
-        of every other key are estimated from them.
-        A query does not count for keys outside its sliding window of ``reach`` positions.
+        of every other key are estimated from the sampled queries. Only tokens marked ``valid`` count, and keys within
+        a query's sliding window of ``reach`` positions (None: all).
         """
         score = attention.sink_score(column, valid=valid, key=0, reach=reach)
         if not attention.can_tell_sinks(reach, threshold=self.threshold):
@@ -177,7 +177,7 @@ class KeySums:
         self._values.clear()
 
     def sum_over_processes(self, *, device: torch.device) -> "KeySums":
-        """Return the totals over all processes; every process must call this method, after ``sum_values``."""
+        """Return the totals over all processes, exchanged on ``device``; each must call this, after ``sum_values``."""
         distributed = torch.distributed
         length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
         length = length.to(device)
@@ -193,7 +193,7 @@ class KeySums:
         return KeySums(threshold=self.threshold, without_first=without_first, added=added, largest=largest)
 
     def compute_reading(self, *, n_layers: int) -> Reading:
-        """Compute the reading, (key, layer or None for the whole model) -> number; leave out undefined numbers."""
+        """Compute the reading, (key, layer) -> number; layer None is the whole model. Undefined numbers are absent."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
         attention = [layer for layer in layers if ("score_by_key", layer) in added]
@@ -230,7 +230,7 @@ class KeySums:
         return _finite_reading(by_layer, whole, n_layers=n_layers)
 
     def _add_by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
-        """Store a layer's sum and count of values by attention key, over the sequences and heads in ``where``."""
+        """Store a layer's sum and count of ``values`` as ``name``, by key, over sequences and heads in ``where``."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
         self.added[name, layer] = torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]).float()
@@ -240,6 +240,8 @@ def _count_queries(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Count the sampled queries that see each attention key, and mark the keys that enough queries see.
+
+    ``real`` is False at padding. A query sees ``reach`` positions (None: all). ``threshold`` decides how many suffice.
 
     Returns:
         Counts for the sink score, mask of keys with enough; the same two for the mass. Each is "batch key".
@@ -256,7 +258,7 @@ def _count_queries(
 def _reduce_over_processes(
     tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
 ) -> dict[tuple[str, int], Tensor]:
-    """Return the tensors reduced over all processes by ``op`` (such as a sum), in one exchange, on the CPU."""
+    """Return tensors on the CPU, reduced over all processes by ``op`` (such as a sum) in one exchange on ``device``."""
     names = sorted(tensors)
     flat = torch.cat([tensors[name].flatten() for name in names]).to(device)
     torch.distributed.all_reduce(flat, op=op)
@@ -265,6 +267,7 @@ def _reduce_over_processes(
 
 
 def _ratio(pair: Tensor) -> float:
+    """Return the mean from a pair (sum, count); nan if both are 0."""
     return float(pair[0] / pair[1])
 
 
@@ -277,7 +280,10 @@ def _argmax(values: Sequence[float]) -> int | None:
 def _finite_reading(
     by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int
 ) -> dict[tuple[str, int | None], float]:
-    """Return the finite numbers as a reading, (key, layer) -> number; combine layers for the whole model (None)."""
+    """Return the finite numbers as (key, layer) -> number, with None as layer for the whole model.
+
+    The model's number is in ``whole``, or the mean or largest of ``by_layer``, whose lists may begin with layer -1.
+    """
     reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
         if name in whole:

@@ -66,7 +66,8 @@ class ReadingLog:
         """Open a log in the folder, or in a folder beside it if the folder holds another training or other files.
 
         A training that goes on (``first_step`` above 0) appends to the log in its folder, also if a monitor of this
-        process left it open after an error. A new training never touches an existing log.
+        process left it open after an error. A new training never touches an existing log. ``config`` and
+        ``provenance`` are written into its run.json.
         """
         refused: RunError | None = None
         beside = [folder, *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))]
@@ -98,7 +99,7 @@ class ReadingLog:
         raise refused or RunError(f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one.")
 
     def read_before(self, step: int) -> Iterator[tuple[int, Reading]]:
-        """Yield (step, reading) of all readings in the log before a step."""
+        """Yield (step, reading) for all readings in the log of steps before ``step``."""
         for line in log_lines(self._log.path):
             if line.at < step:
                 reading = {
@@ -138,7 +139,7 @@ class ReadingLog:
         return read_log(self._log.path)["monitor"]
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
-        """Close the log; if the training has finished, also write the tables and how the training ended.
+        """Close the log; if ``finished``, also write the tables and how the training ended (``error``; None: well).
 
         Raises:
             OSError: readings that waited still cannot be written.

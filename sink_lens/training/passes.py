@@ -1,7 +1,4 @@
-"""Estimate what a training costs: its steps from the configuration alone, or from a timed step of its model.
-
-On the CPU no model is made; on a GPU the model is made and a step is timed.
-"""
+"""Estimate what a training costs: from the configuration alone, or on a GPU from a timed step of its model."""
 
 from typing import Any
 
@@ -68,7 +65,7 @@ def estimate_cost(config: TrainConfig) -> Cost:
 
 
 def time_step(config: TrainConfig) -> tuple[float, int, str]:
-    """Time a step on random tokens, after one that is not timed; nothing is written, and no data is read.
+    """Time a training step on random tokens, after one that is not timed; nothing is written, and no data is read.
 
     Returns:
         The seconds of a step, the peak of memory in bytes, and the device.

@@ -114,8 +114,8 @@ def bridge_hooks(
 ) -> list[tuple[str, Callable[..., Tensor | None]]]:
     """Return hooks that add ``phi(q) M`` to the heads of one layer of a TransformerLens bridge.
 
-    They are the ``fwd_hooks`` of ``run_with_hooks``. The family is needed if the bridge's hook point of the queries
-    holds more than queries, as in Qwen3.5.
+    They are the ``fwd_hooks`` of ``run_with_hooks``; ``matrices`` are as in ``prefix_output``. The family is needed if
+    the bridge's hook point of the queries holds more than queries, as in Qwen3.5.
     """
     held: list[Tensor] = []
 
@@ -155,7 +155,7 @@ class PrefixMemory(nn.Module):
     def forward(
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch position head d_head"]:
-        """Compute phi(q) M, which is added to the heads' outputs."""
+        """Compute phi(q) M for the queries ``query``, to be added to the heads' outputs."""
         return prefix_output(query.to(self.matrices[0].dtype), *self.matrices, phi=self.phi)
 
     def attach(self, attention: nn.Module) -> list[Any]:
@@ -164,12 +164,13 @@ class PrefixMemory(nn.Module):
         return [q.register_forward_hook(self._keep_queries), o.register_forward_pre_hook(self._add_output)]
 
     def _keep_queries(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the queries, which ``output`` of the query projection holds, for ``_add_output`` (a forward hook)."""
         address = SITES["q"].address(self._family)
         assert address is not None  # every family has queries
         self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
 
     def _add_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Add ``phi(q) M`` to the input of W_O."""
+        """Return ``args``, the input of W_O, with ``phi(q) M`` added to it (a forward pre-hook)."""
         if self._query is None:
             raise ModelError(
                 "W_O ran and the query projection did not, as on a bridge that splits a fused projection; need the "
@@ -272,7 +273,7 @@ class PrefixModel(nn.Module):
         return every
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load the trained matrices that ``state_dict`` returned.
+        """Load the trained matrices that ``state_dict`` returned. All must be there, whatever ``strict`` says.
 
         Raises:
             ModelError: other names or shapes.
@@ -323,8 +324,8 @@ class PrefixModel(nn.Module):
         Args:
             model: the model that it was trained on.
             model_id: folder of ``save_pretrained``, or a checkpoint of a Trainer.
-            is_trainable: whether to train on; otherwise nothing has a gradient.
-            config: for a checkpoint of a Trainer, which holds matrices alone.
+            is_trainable: True to train the module on; otherwise nothing has a gradient.
+            config: needed for a checkpoint of a Trainer, which holds matrices alone; None reads the folder's.
 
         Raises:
             ModelError: the folder holds no such adapter, or one of another class of models or other sizes.
@@ -387,7 +388,7 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
 
 
 def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
-    """Read the configuration of a saved adapter; refuse an adapter of another class of models."""
+    """Read the configuration of the adapter saved in ``folder``; refuse another model class than ``architecture``."""
     try:
         saved = json_value((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -15,7 +15,6 @@ class Birth:
     """The birth of a training run's sink, at one threshold of the sink score."""
 
     threshold: float
-    """Threshold of the sink score."""
     step: int | None
     """The first checkpoint from which the rate stays at or over ``MIN_SINK_RATE``; None if it does not at the last."""
     tokens: int | None

@@ -73,8 +73,8 @@ def train(
         out: the run folder.
         overwrite: replace the run that the folder holds.
         progress: show a bar.
-        data: rows to train on and rows held out, instead of the configuration's data; or its field of this name.
-        tokenizer: of such rows, saved with the model; or the configuration's field of this name.
+        data: (rows to train on, rows held out) instead of text; or a value of the configuration's field ``data``.
+        tokenizer: tokenizer of such rows, saved with the model; or a value of the configuration's field ``tokenizer``.
         **fields: fields of ``TrainConfig``, as ``size="small", seed=1``; they win over ``config``.
 
     Raises:
@@ -145,7 +145,7 @@ def train(
 
 
 def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) -> str:
-    """Return a sentence with model, tokens, time, losses, and the value norm's mean first gain in each layer."""
+    """Return a sentence with model, time, last losses of ``log``, and the range of the value norm's first ``gains``."""
     last = log.iloc[-1]
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
@@ -161,10 +161,7 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
 
 
 def leave_process_group() -> None:
-    """Leave the group of processes that ``train`` joined, at the end of a program under a launcher.
-
-    Without this call, the end of the interpreter can hang.
-    """
+    """Leave the group of processes that ``train`` joined; without this call a launched program can hang at its end."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()  # the wrapped model first: where it is the last to hold the group, that is such a wait
         torch.distributed.barrier()
@@ -172,7 +169,7 @@ def leave_process_group() -> None:
 
 
 def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
-    """Build the arguments of the Hugging Face Trainer; under a launcher, this joins the group of processes."""
+    """Build the Hugging Face Trainer's arguments for ``folder`` on ``device``; under a launcher, join its processes."""
     wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["HeadNormDecoderLayer"]}
     sharding: dict[str, Any] = {"fsdp": True, "fsdp_config": wrapped} if config.fsdp else {}
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -237,7 +234,7 @@ def choose_device(config: TrainConfig) -> str:
 
 
 def check_processes(config: TrainConfig, n_processes: int) -> None:
-    """Refuse a batch that the processes cannot share evenly."""
+    """Refuse a batch that ``n_processes`` cannot share evenly."""
     if config.batch % (config.accumulation * n_processes):
         raise InputError(
             f"batch is {config.batch} sequences, for {n_processes} processes with {config.accumulation} "
@@ -263,7 +260,7 @@ def silence_transformers() -> Iterator[None]:
 def _open_run(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
-    """Yield the writer of the run folder (None but in the first process) and the checkpoint to resume from, or None."""
+    """Yield (the run folder's writer, the checkpoint to resume from or None); only the first process has a writer."""
     writer: RunWriter | None = None
     outcome: list[Any] = [None, None]
     provenance = {
@@ -305,7 +302,7 @@ def _open_run(
 
 
 def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
-    """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None."""
+    """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None if new."""
     folder = writer.folder / "checkpoints"
     if overwrite:
         for name in ("checkpoints", "tokenizer"):
@@ -324,7 +321,7 @@ def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *
 
 
 def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
-    """Return the newest checkpoint before one that cannot be used; raise the error if there is none.
+    """Return the newest checkpoint before ``checkpoint``, which cannot be used; raise ``error`` if there is none.
 
     The error is also raised if other processes train too (not ``alone``).
     """
@@ -342,7 +339,7 @@ def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *
 
 @contextlib.contextmanager
 def _handle_interrupt(loop: Loop, args: TrainingArguments) -> Iterator[None]:
-    """Within the block, let Ctrl-C finish and save the step, and a second Ctrl-C end at once; then write the log."""
+    """Within the block, let Ctrl-C stop ``loop`` after a saved step, and a second one at once; then write the log."""
     own = args.world_size == 1 and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
 

@@ -117,7 +117,7 @@ def _check_finished(run: Run) -> Run:
 def _find_compared_fields(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, by: str | Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Return the fields that the variants differ in, or ``by``; refuse runs that differ in any further field."""
+    """Return the fields that variants differ in, or ``by`` if given; refuse runs that differ in any further field."""
     fields = sorted({name for config in configs for name in config} - IGNORED)
     differing = [name for name in fields if _field_differs(configs, name) and name not in WARNED]
     if by is not None:
@@ -147,7 +147,7 @@ def _find_compared_fields(
 
 
 def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
-    """Check whether the configurations differ in a field, leaving out those that make no use of the field."""
+    """Check whether ``configs`` differ in the field ``name``, leaving out those that make no use of the field."""
     if name in ONLY_WITH:
         switch, values = ONLY_WITH[name]
         configs = [config for config in configs if config.get(switch) in values]
@@ -155,7 +155,7 @@ def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
 
 
 def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
-    """Return an error text with the values of each field in which the runs differ, and a run for each value."""
+    """Return an error text with the values that the runs have in each field of ``names``, and a run for each value."""
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
@@ -198,4 +198,5 @@ def _allowed_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]])
 
 
 def _value_text(value: Any) -> str:
+    """Return a text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -66,7 +66,7 @@ def measure_checkpoint(
     Args:
         model: a Hugging Face model (not wrapped for several devices), or a checkpoint's folder.
         tokens: the sequences.
-        tokenizer: the run's.
+        tokenizer: the run's tokenizer.
         step: optimiser steps so far.
         seen: tokens so far; None if that is not known.
         threshold: sink scores above it count for the sink rate, beside those above the usual thresholds.
@@ -97,7 +97,6 @@ def watch(
 
     A run of ``sink-lens train`` keeps the table itself. Other checkpoints (a folder of ``checkpoint-*`` of the Hugging
     Face Trainer, a list of what ``load`` takes) get a run folder of their own.
-
     Each checkpoint is added when it is measured, so that a stopped watch goes on from there. A checkpoint that cannot
     be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
 
@@ -105,7 +104,7 @@ def watch(
         run_folder: the run, finished or not, or other checkpoints (see ``checkpoint_folders.find_checkpoints``).
         config: what is measured; the default one if None. The folder wins over its own.
         tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
-        writer: the run's own, where it is open here already.
+        writer: writer of the run folder, if the caller has it open already.
         progress: show a bar.
         **fields: fields of ``WatchConfig``, as ``sequences=8, threshold=0.1``; they win over the configuration.
 
@@ -141,7 +140,7 @@ def watch(
 
 
 def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
-    """Check whether a source of checkpoints is the folder of a ``train`` run, existing or not."""
+    """Check whether ``source`` is a folder with a run (run.json), or a path that does not exist."""
     return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
 
 
@@ -155,9 +154,9 @@ def watch_folder(config: WatchConfig) -> Path:
 def _watch_other_checkpoints(
     source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
-    """Measure checkpoints that ``sink-lens train`` did not write, into a run folder of their own.
+    """Measure checkpoints that ``sink-lens train`` did not write, into a run folder of their own; return its table.
 
-    The tokenizer of the first checkpoint that can be loaded is used for all.
+    If ``tokens`` is None, the bundled prose is read, with the tokenizer of the first checkpoint that can be loaded.
     """
     checkpoints = find_checkpoints(source)
     if tokens is None:
@@ -203,7 +202,10 @@ def _measure_missing(
     config: WatchConfig,
     progress: bool,
 ) -> pd.DataFrame:
-    """Measure the checkpoints (``found``) that the table ``watch`` lacks, and write it after each; return it whole."""
+    """Measure the checkpoints ``found`` that the table ``watch`` of ``kept`` lacks; write it after each, return it.
+
+    ``seen`` gives the number of tokens trained on until a step; ``tokens`` are the sequences that are read.
+    """
     frame = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
     if config.resume and "watch" in (tables := read_run(kept.folder).tables):
         frame = _earlier_rows(tables["watch"], kept.folder, tokens, threshold=config.threshold)
@@ -238,11 +240,12 @@ def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, toke
 
 
 def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give a table ``watch`` its column types; the integers ``tokens`` may be missing."""
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 
 def _earlier_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
-    """Return the rows that an earlier ``watch`` measured, but no checkpoint that failed: those are tried again."""
+    """Return the rows of ``frame`` without failed checkpoints; refuse one of other tokens or without ``threshold``."""
     whole = frame.loc[frame["error"].isna()]
     what = f"{folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (--again)."

@@ -88,11 +88,12 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
 
 
 def _alarm_table(run: Run) -> pd.DataFrame | None:
+    """Return the run's table ``alarms``; None if it is missing or damaged."""
     return run.optional("alarms", columns=["step", "rule", "sentence"])
 
 
 def _title(run: Run) -> str:
-    """Return a title that says if and when a sink is born."""
+    """Return a title that says by which step a sink is born, or the share of heads with a sink at the end."""
     alarms = _alarm_table(run)
     born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
     if born:
@@ -133,11 +134,13 @@ def _last_reading(run: Run) -> dict[str, float]:
 
 
 def _sink_threshold(run: Run) -> float:
+    """Return the threshold of the sink score in the configuration, or 0.3."""
     found = run.config.get("threshold")
     return float(found) if isinstance(found, int | float) else 0.3
 
 
 def _course_figure(run: Run) -> tuple[str, Figure]:
+    """Return (caption, figure) of the monitor's readings by step."""
     readings = run.need("monitor", columns=_COLUMNS)
     see = (
         "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "

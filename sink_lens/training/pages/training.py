@@ -128,7 +128,7 @@ _COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "supe
 
 
 def _with_steps(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return (table, unit of its column ``tokens``); the column holds steps if tokens are unknown."""
+    """Return (table, "tokens"); if a number of tokens is unknown, steps take their place, and the text is "steps"."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
@@ -236,6 +236,7 @@ class _TokenScale:
 
 
 def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _TokenScale, **style: Any) -> None:
+    """Draw the column ``value`` of ``rows`` by tokens; nothing if there are no rows."""
     if len(rows):
         rows = rows.sort_values("tokens")
         style = {"markersize": 3.5, "linewidth": 1.5} | style
@@ -243,6 +244,7 @@ def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _TokenScale, **style: Any)
 
 
 def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
+    """Draw the training loss of a log by tokens, and its held-out loss if there is any."""
     loss, held_out = _finite_column(log, "loss"), _finite_column(log, "eval_loss")
     axes.plot(scale.positions(loss.index), loss, color=QUIET, linewidth=0.8, label="training")
     if len(held_out):
@@ -252,7 +254,7 @@ def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
 def _draw_band(
     axes: Axes, rows: pd.DataFrame, scale: _TokenScale, *, label: str, color: str, marker: str, marks: bool = False
 ) -> None:
-    """Draw a mean by tokens with its interval as a band; mark the points if there are at most 30."""
+    """Draw the means in ``rows`` by tokens, intervals as a band, and points if ``marks`` or if there are at most 30."""
     rows = rows.sort_values("tokens")
     x, (mean, low, high) = scale.positions(rows["tokens"]), rows[["mean", "low", "high"]].to_numpy(float).T
     if np.isfinite(low).any():
@@ -266,6 +268,7 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 
 
 def _training_title(run: Run) -> str:
+    """Return a training's title: attention, value norm, last loss and sink rate."""
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
     title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
@@ -273,6 +276,7 @@ def _training_title(run: Run) -> str:
 
 
 def _watch_title(run: Run) -> str:
+    """Return a title with the name of the watched checkpoints, and the sink rate of the last one."""
     watched = run.config.get("checkpoints")
     name = plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
     return f"{visible(name)}: {_last_values_text(run) or 'checkpoints watched'}"
@@ -347,6 +351,7 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _loss_figure(run: Run) -> tuple[str, Figure]:
+    """Return (caption, figure) of the training and held-out loss by tokens."""
     log = run.need("log", columns=_LOG)
     figure = canvas(width=7.4, height=3.2)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
@@ -361,6 +366,7 @@ def _loss_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table ``watch`` that are of the whole model."""
     watch, _ = _with_steps(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
@@ -388,12 +394,14 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
 
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
+    """Return (caption, table) of the whole model's measures at each checkpoint."""
     _check_watched(run)
     see = f"The whole model at each checkpoint; a head has a sink if its sink score is above {SINK_THRESHOLD:g}."
     return see, checkpoint_table(run.tables["watch"], threshold=SINK_THRESHOLD)
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
+    """Return (caption, table) of the log, newest row first."""
     log = run.need("log", columns=_LOG)
     return "What was logged, newest first." + more_note(len(log), "log"), page_table(log.iloc[::-1], log.columns)
 
@@ -415,6 +423,7 @@ WATCH = Page(title=_watch_title, headline=_sentences, figures=(_COURSE,), tables
 
 
 def _variant_names(run: Run) -> list[str]:
+    """Return the names of a comparison's variants, the baseline first."""
     variants = list(run.config.get("runs") or {})
     return sorted(variants, key=lambda variant: variant != run.config.get("baseline"))
 
@@ -441,6 +450,7 @@ def _compare_title(run: Run) -> str:
 
 
 def _read_findings(run: Run) -> list[str]:
+    """Return the first 40 lines of findings.txt, the sentences of a comparison."""
     path = run.folder / "findings.txt"
     if not path.is_file():
         return ["findings.txt is not in this folder."]
@@ -458,6 +468,7 @@ _DRAWN = {
 
 
 def _comparison_figure(run: Run) -> tuple[str, Figure]:
+    """Return (caption, figure) of a comparison's losses, differences to the baseline, and course of the sink."""
     tables = {name: run.need(name, columns=columns) for name, columns in _DRAWN.items()}
     if empty := [name for name, table in tables.items() if not len(table)]:
         raise RunError(f"the table {empty[0]!r} has no rows. Compare again to see it.")
@@ -472,12 +483,13 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
+    """Return (caption, table) of the final loss of every run."""
     see = "The final loss of every run. Undefined: it did not reach the baseline's final loss."
     return see, final_loss_table(run.need("finals", columns=_DRAWN["finals"]))
 
 
 def final_loss_table(table: pd.DataFrame) -> PageTable:
-    """Return one row per run and curve: final loss, difference to the baseline, tokens to reach the baseline's."""
+    """Return the table ``finals`` for a page: final loss, difference to baseline, tokens to reach the baseline's."""
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
     return page_table(table, heads, most=60)
@@ -493,11 +505,7 @@ _MEASURES = {
 
 
 def variant_measure_table(table: pd.DataFrame) -> PageTable:
-    """Return one row per measure and one column per variant: means over seeds with their intervals.
-
-    Args:
-        table: measure, threshold, variant, mean, low, high.
-    """
+    """Return ``table`` with a row per measure and a column per variant: means over seeds with their intervals."""
     cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
         level = row["threshold"]
@@ -511,6 +519,7 @@ def variant_measure_table(table: pd.DataFrame) -> PageTable:
 
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
+    """Return (caption, table) of the variants' measures at the last checkpoint."""
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
     return see, variant_measure_table(table)
