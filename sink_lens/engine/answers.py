@@ -28,7 +28,7 @@ def answers(
 ) -> pd.DataFrame:
     """Make a table of the likeliest next tokens after a prompt, and the rank and probability of an answer.
 
-    An answer of several tokens has a block of rows for each of them, behind the tokens before it. Cost: one forward.
+    Each token of an answer has rows of its own, predicted from all tokens before it. Cost: one forward pass.
 
     Args:
         lens: the model.
@@ -74,7 +74,7 @@ def answers(
 
 
 def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
-    """Return the token ids of an answer that continues the prompt's tokens; refuse an answer that is no token."""
+    """Return the token ids of ``answer`` as it continues the ids ``prompt``; refuse a text or id that is no token."""
     if isinstance(answer, str) and lens.tokenizer is not None:
         text = prompt_text(prompt, lens.tokenizer)
         several = None if text is None else continuation_ids(text, answer, lens.tokenizer)
@@ -87,7 +87,7 @@ def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[i
 
 
 def _answer_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[Mapping[str, object]]:
-    """Make the table's rows for one position: the ``top`` likeliest tokens, then the right token if it is not there."""
+    """Make rows for the ``top`` likeliest tokens by ``logits``, and for the answer ``right`` if not among them."""
     shares = logits.double().softmax(-1)
     shown = logits.topk(min(top, len(logits))).indices.tolist()
     if right is not None and right not in shown:

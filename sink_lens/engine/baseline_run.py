@@ -78,7 +78,7 @@ class BaselineRun:
     def with_edits(
         self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None
     ) -> "BaselineRun":
-        """Make a run under other edits on this run's model and threads; None keeps its ``needs`` or its ``every``."""
+        """Make a run under other ``edits`` that reads ``needs`` in each ``every``-th sequence; None: as in this run."""
         lanes = self.lanes if self.plan.lanes > 1 else None
         read = {"needs": needs or self.needs, "every": every or self.every}
         return BaselineRun(self.lens, self.tokens, plan=self.plan, edits=edits, lanes=lanes, **read)

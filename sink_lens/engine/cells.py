@@ -38,11 +38,7 @@ class Cell:
 
 
 def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
-    """Make the cell of edits that are made together; it begins at the first position that one of them touches.
-
-    Raises:
-        InputError: no edits.
-    """
+    """Make the cell of edits that are made together; it begins at the first position that one touches. Refuse none."""
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if not given:
         raise InputError("a cell needs at least one edit")
@@ -54,7 +50,7 @@ def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
 def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
     """Return the sites that edits change or read, each with its layers, and the first position that is touched.
 
-    An edit that reads another site may read any position of it, so that the run needs all of them.
+    The position is 0 if an edit is made at all positions, or reads another site, since it may read any position of it.
     """
     touches = tuple((site, one.layers) for one in edits for site in (one.site, one.reads) if site is not None)
     firsts = [0 if one.positions is None or one.reads is not None else min(one.positions) for one in edits]
@@ -62,7 +58,7 @@ def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
 
 
 def edits_from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """Return the edits without their layers before ``first``; an edit that has no layer left is dropped."""
+    """Return edits of a model of ``n_layers``, without layers before ``first``; an edit left with none is dropped."""
     kept = []
     for one in edits:
         if not SITES[one.site].per_layer:
@@ -73,5 +69,5 @@ def edits_from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> lis
 
 
 def edit_ends_before(one: Edit, position: int) -> bool:
-    """Check whether all positions that an edit touches are before ``position``."""
+    """Check whether the edit ``one`` touches only positions before ``position``."""
     return one.positions is not None and max(one.positions) < position

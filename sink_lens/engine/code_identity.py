@@ -59,7 +59,7 @@ _C_FUNCTIONS += (types.MethodWrapperType, types.ClassMethodDescriptorType)
 
 
 def hash_code(thing: Any) -> str:
-    """Return the SHA-256 (hex) of an object's code and values; ``UNKNOWN`` and the reason if it cannot be told."""
+    """Return the SHA-256 (hex) of an object's code and values; if it has no such hash, ``UNKNOWN`` and the reason."""
     try:
         return _Reader().digest(thing).hex()
     except _UnknownError as error:
@@ -84,7 +84,7 @@ class _Reader:
     """Objects that have a hash; they stay alive, so that no other object gets their address."""
 
     def digest(self, value: Any) -> bytes:
-        """Return the SHA-256 of any value, from the hashes of all that it holds; refuse a value that has none."""
+        """Return the SHA-256 of any value, from the hashes of all that it holds; refuse a value without a hash."""
         if type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value))
         key = id(value)
@@ -99,7 +99,7 @@ class _Reader:
         return self.done[key]
 
     def parts(self, value: Any) -> Iterator[Any]:
-        """Yield the texts, numbers and hashes that decide the hash of a value of any type but plain ones."""
+        """Yield the texts, numbers and hashes that decide the hash of ``value``, of any type but numbers and texts."""
         if isinstance(value, types.FunctionType):
             yield from self.function_parts(value)
         elif isinstance(value, types.MethodType):
@@ -132,7 +132,7 @@ class _Reader:
             yield from self.data_parts(value)
 
     def data_parts(self, value: Any) -> Iterator[Any]:
-        """Yield the parts of a tensor, array, model or tokenizer, or of any other object that holds data."""
+        """Yield the parts to hash of a tensor, array, model or tokenizer, or of any other object that holds data."""
         if isinstance(value, Tensor):
             yield from _tensor_parts(value)
         elif isinstance(value, np.ndarray | np.generic):
@@ -154,7 +154,7 @@ class _Reader:
             yield from self.pickled_parts(value)
 
     def function_parts(self, function: types.FunctionType) -> Iterator[Any]:
-        """Yield the parts of a Python function: code, defaults, closure, and the globals that it reads."""
+        """Yield the parts to hash of a Python function: code, defaults, closure, and the globals that it reads."""
         names, owner = function.__globals__, str(function.__globals__.get("__name__", ""))
         wrapped = getattr(function, "__wrapped__", None)
         compiled = uncompiled_function(function)
@@ -181,7 +181,7 @@ class _Reader:
         return self.digest(value)
 
     def code_parts(self, code: types.CodeType, names: Mapping[str, Any], *, doc: str | None) -> Iterator[Any]:
-        """Yield the parts of compiled code: instructions, constants, global names with values, and own imports."""
+        """Yield the parts to hash of ``code`` without its docstring ``doc``; ``names`` holds its globals' values."""
         yield from (code.co_code, code.co_exceptiontable, code.co_flags)
         yield from (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
         yield from (" ".join(part) for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
@@ -204,7 +204,7 @@ class _Reader:
                     yield self.imports_digest(module, taken)
 
     def global_digest(self, chain: tuple[str, ...], names: Mapping[str, Any]) -> bytes:
-        """Hash the value of a global name; if it is a module, hash the attribute that the code reads from it."""
+        """Hash the global ``chain[0]``, found in ``names``; if it is a module, only its attribute ``chain[1:]``."""
         name, *rest = chain
         if name in names:
             value = names[name]
@@ -216,7 +216,7 @@ class _Reader:
         return _hash("built-in", name)
 
     def attribute_digest(self, value: Any, *rest: str) -> bytes:
-        """Hash what ``value.a.b`` is, for ``rest`` = ("a", "b"); of an installed module, hash its name and version."""
+        """Hash the object ``value.a.b`` for ``rest`` = ("a", "b"); for an installed module, its name and version."""
         if not isinstance(value, types.ModuleType):
             return self.digest(value)
         if _is_installed(value.__name__):
@@ -229,7 +229,7 @@ class _Reader:
             return self.attribute_digest(getattr(value, rest[0]), *rest[1:])
 
     def imports_digest(self, name: str, taken: tuple[str, ...] | None) -> bytes:
-        """Hash the names ``taken`` that a function imports from a module; an installed module by name and version."""
+        """Hash the objects ``taken`` from the module ``name`` by an import; an installed module by its version."""
         if _is_installed(name):
             return _hash("module", name, _module_version(name))
         value = sys.modules.get(name)
@@ -238,7 +238,7 @@ class _Reader:
         return _hash(*(self.attribute_digest(value, one) for one in taken))
 
     def builtin_parts(self, value: Any) -> Iterator[Any]:
-        """Yield the parts of a function not written in Python: name, package version, and the object it is bound to."""
+        """Yield the parts to hash of a function not written in Python: name, version, and the object it is bound to."""
         yield from (str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", value.__name__)))
         yield _module_version(str(getattr(value, "__module__", None) or "builtins"))
         owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
@@ -246,7 +246,7 @@ class _Reader:
             yield self.digest(owner)
 
     def class_parts(self, value: type) -> Iterator[Any]:
-        """Yield the parts of a class: name and version if it is installed; else its bases and the names in its body."""
+        """Yield the parts to hash of a class: its name and version if installed, else bases and names in its body."""
         yield value.__name__
         if _is_installed(value.__module__):
             yield from (value.__module__, value.__qualname__, _module_version(value.__module__))
@@ -257,7 +257,7 @@ class _Reader:
             yield from self.pair_digests((name, entry) for name, entry in body.items() if not isinstance(entry, _SLOTS))
 
     def module_parts(self, value: nn.Module) -> Iterator[Any]:
-        """Yield the parts of a torch module and all its submodules: class, parameters, buffers, hooks and settings."""
+        """Yield the parts to hash of a torch module and all in it: class, parameters, buffers, hooks and settings."""
         for path, part in value.named_modules():
             own = {name: entry for name, entry in vars(part).items() if name not in ("_modules", "_parameters")}
             hooks = {name: list(own.pop(name).values()) for name in list(own) if name.endswith("_hooks") and own[name]}
@@ -268,7 +268,7 @@ class _Reader:
             yield from self.pair_digests([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
 
     def pickled_parts(self, value: Any) -> Iterator[Any]:
-        """Yield the parts of an object of any other type: those into which ``pickle`` would take it apart."""
+        """Yield the parts to hash of an object of any other type: those into which ``pickle`` takes it apart."""
         try:
             taken_apart = copyreg.dispatch_table.get(type(value))
             made = value.__reduce_ex__(4) if taken_apart is None else taken_apart(value)
@@ -297,14 +297,14 @@ class _Reader:
                 yield from (self.digest(name), self.digest(entry))
 
     def unknown_error(self, what: str) -> _UnknownError:
-        """Make the error for something that has no hash, with the names that lead to it."""
+        """Make the error that an object has no hash: the names that lead to it, then the reason ``what``."""
         names = [name for at, name in enumerate(self.names) if name not in self.names[:at]]
         return _UnknownError(f"{'.'.join(names) or 'it'} {what}")
 
 
 @contextlib.contextmanager
 def _within_name(names: list[str], name: str | None) -> Iterator[None]:
-    """Within the block, add a name to the list; it stays there if the block raises. None adds nothing."""
+    """Within the block, ``name`` is the last of ``names``; it stays there if the block raises. None adds nothing."""
     if name is not None:
         names.append(name)
     yield
@@ -344,6 +344,7 @@ def _global_reads(code: types.CodeType) -> list[tuple[str, ...]]:
 
 @functools.cache
 def _python_folders() -> list[Path]:
+    """Return the folders of Python's standard library."""
     return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 
 

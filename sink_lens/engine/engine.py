@@ -101,7 +101,10 @@ class Engine:
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
 
     def run(self, block: Block, *, advance: Advance = lambda cells: None) -> pd.DataFrame:
-        """Run a block; return its cells' metrics in the columns ``VALUES``, and one error row for a failed cell."""
+        """Run a block; return its cells' metrics in the columns ``VALUES``, and one error row for a failed cell.
+
+        ``advance`` is called with the number of cells that were finished.
+        """
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> list[dict[str, Any]]:
             more = {"cell": number, "changed": any(changed), "error": None}
@@ -119,8 +122,7 @@ class Engine:
     def map(self, block: Block, take: Take[_Found], *, advance: Advance = lambda cells: None) -> list[_Found]:
         """Apply ``take`` to the outcome of each cell of a block; return what it gives, in no particular order.
 
-        Raises:
-            Exception: whatever an edit or the function raises.
+        ``advance`` is called with the number of cells that were finished. What an edit or ``take`` raises is raised.
         """
         return self._run_block(block, take, failed=None, advance=advance)
 
@@ -128,10 +130,8 @@ class Engine:
         """Run all cells; return each cell's outcome over all sequences, and the indices of edits that had an effect.
 
         The forwards of all blocks run side by side. A cell that can change nothing that is read is not run; all its
-        edits then count as having had an effect. ``advance`` is called for each batch of prompts.
-
-        Raises:
-            Exception: whatever an edit raises.
+        edits then count as having had an effect. ``advance`` is called with the number of cells that were finished on
+        a batch of prompts. What an edit raises is raised.
         """
         found: list[dict[int, Outcome]] = [{} for _ in self.cells]
         changed: list[set[int]] = [set() for _ in self.cells]
@@ -155,11 +155,11 @@ class Engine:
         return list(zip(whole, changed, strict=True))
 
     def baseline_outcome(self, prompts: slice) -> Outcome:
-        """Return the outcome, on one batch of prompts, of the run that the cells continue."""
+        """Return the outcome of the run that the cells continue, on the batch of sequences ``prompts``."""
         return self._baseline_batch(prompts.start).outcome
 
     def cell_deviation(self, number: int) -> float:
-        """Return the largest difference between a cell's metrics here and in its own pass of the bridge."""
+        """Return the largest difference between cell ``number``'s metrics here and in its own pass of the bridge."""
         block = next(block for block in self.blocks if number in block.cells)
         work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
         work = replace(work, packs=[pack for pack in work.packs if number in pack])
@@ -186,10 +186,10 @@ class Engine:
         return float(logits.abs().nan_to_num(0.0, posinf=0.0).amax())
 
     def _make_blocks(self) -> tuple[Block, ...]:
-        """Make the blocks: cells that begin at the same layer, as many as fit, for each batch of prompts."""
+        """Make the blocks: for each batch of prompts, groups of cells that begin at the same layer."""
         most = max(CELLS_A_BLOCK, self.plan.pack) * self.tokens.n_positions
         groups: dict[int, list[int]] = {}
-        first_of = lru_cache(self._first_layer)
+        first_of = lru_cache(self._lowest_touched_layer)
         for number, cell in enumerate(self.cells):
             groups.setdefault(first_of(cell.touches), []).append(number)
         found: list[Block] = []
@@ -210,12 +210,12 @@ class Engine:
         return self.tokens.n_positions - self._first_needed_position(number)
 
     def _begin_of_whole_edits(self, begin: int) -> int:
-        """Return ``begin``, or an earlier position if ``begin`` would split an edit of the baseline run."""
+        """Return ``begin``, or an earlier position if a baseline edit touches positions on both sides of ``begin``."""
         reaching = [cone([one])[1] for one in self._baseline_run.edits if not edit_ends_before(one, begin)]
         return begin if min(reaching, default=begin) >= begin else self._begin_of_whole_edits(min(reaching))
 
-    def _first_layer(self, touches: Touches) -> int:
-        """Return the lowest layer that edits with these touches change; n_layers + 1 if nothing measured changes."""
+    def _lowest_touched_layer(self, touches: Touches) -> int:
+        """Return the lowest layer in ``touches``, the sites of edits; n_layers + 1 if nothing that is read changes."""
         n = self.lens.n_layers
         if not self.needs.is_changed_by(touches, n_layers=n):
             return n + 1
@@ -223,7 +223,7 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _has_lanes(self, block: Block) -> bool:
-        """Check whether the block's cells may run side by side; cells on the bridge may not, as there is one bridge."""
+        """Check whether a block's cells may run side by side: the plan has lanes (threads), and runs no bridge."""
         return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
     def _prepare_lanes(self, block: Block) -> Lanes | None:
@@ -236,19 +236,19 @@ class Engine:
     def _run_block(
         self, block: Block, take: Take[_Found], *, failed: Failed[_Found] | None, advance: Advance
     ) -> list[_Found]:
-        """Run a block's cells and return what ``take`` makes of each; ``failed`` (None: raise) gets a cell's error."""
+        """Run a block; return results of ``take``, or of ``failed`` (None: raise). ``advance`` gets counts of cells."""
         work = self._packs_to_run(block, take)
         with prepare_passes(self.lens):
             lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None
             return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
 
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
-        """Divide a block's cells into packs, each of cells that share one forward."""
+        """Divide a block's cells into packs that share one forward each, with ``take`` to call with each outcome."""
         packs = fill_packs(block.cells, size=self._n_computed_positions, most=self.plan.pack * self.tokens.n_positions)
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 
     def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
-        """Run cells in one forward; return each cell's outcome, and for each of its edits if it changed anything."""
+        """Run a block's cells ``pack`` in one forward; return each one's outcome, and which of its edits acted."""
         passes = replace(self._passes, lens=lens)
         with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
             made = [self.cells[number].make(self._references) for number in pack]
@@ -274,7 +274,7 @@ class Engine:
         return found
 
     def _metric_rows(self, outcome: Outcome, *, prompts: slice) -> list[dict[str, Any]]:
-        """Make a row for each metric and sequence; a metric with one value for all has a row at the first sequence."""
+        """Make a row for each metric of ``outcome`` and sequence of ``prompts``; a single value for all has one row."""
         numbers = range(prompts.start, prompts.stop, prompts.step or 1)
         return [
             {"sequence": sequence, "metric": metric.name, "value": value}
@@ -290,10 +290,10 @@ def outcomes(
     needs: Needs,
     advance: Advance = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
-    """Run ``baseline_run`` again under each list of edits; return outcomes and indices of edits that changed anything.
+    """Run ``baseline_run`` again under each list in ``several``; return outcomes, and indices of edits with an effect.
 
     An empty list gives the run itself. ``needs`` lists what each outcome holds, no more than ``baseline_run`` holds;
-    ``advance`` is called for each batch of prompts. What an edit raises is raised.
+    ``advance`` is called with the number of lists that were run on a batch. What an edit raises is raised.
     """
     made = [tuple(edits) for edits in several]
     lens, tokens, edited = baseline_run.lens, baseline_run.tokens, [cell_of(edits) for edits in made if edits]
@@ -303,7 +303,7 @@ def outcomes(
 
 
 def _largest_difference(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest absolute difference; infinite if one tensor is nan where the other is not."""
+    """Return the largest absolute difference of two tensors; infinite if one is nan where the other is not."""
     found, wanted = found.double(), wanted.double()
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")

@@ -47,7 +47,7 @@ def run_with(
     quiet: bool = False,
     progress: bool = False,
 ) -> Outcome:
-    """Run the bridge with edits; without edits this is the baseline.
+    """Run the bridge with edits and return the quantities that are read; without edits this is the baseline run.
 
     Args:
         lens: the model.
@@ -97,7 +97,7 @@ def run_with(
 
 
 def baseline_logits(lens: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
-    """Run the model without edits and return the logits."""
+    """Run the model on ``tokens`` without edits and return the logits at every position."""
     logits = run_with(lens, tokens, layers=(0,), loss=False, logits=True).logits
     assert logits is not None  # they were asked for
     return logits
@@ -113,7 +113,10 @@ def run_applied(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Outcome:
-    """Run a batch under edits that are already checked; ``prompts`` are the batch's indices among all sequences."""
+    """Run a batch under the checked edits ``applied``, and return the quantities that ``needs`` lists.
+
+    ``prompts`` are the batch's indices among all sequences. A forward has ``batch_size`` sequences; None: by length.
+    """
     last = lens.n_layers if needs.whole else needs.layers_end
     stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     collector = RunCollector(lens=lens, keys=needs.keys, by_token=[])
@@ -182,7 +185,7 @@ class RunCollector:
     ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
         """Make the readers of a pass: (site, layer, function to call with the site's tensor).
 
-        ``read`` are layers whose attention is read; ``valid`` marks the tokens that are no padding.
+        At the layers ``read``, attention, stream and ``sites`` are read; ``valid`` is True at tokens, not at padding.
         """
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
@@ -200,7 +203,7 @@ class RunCollector:
         return places
 
     def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Store each key's mean attention from later real tokens; divide sigmoid attention by the row's sum first."""
+        """Store a layer's mean attention to each key from later ``valid`` tokens; sigmoid rows are scaled to sum 1."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
         columns = [pattern[..., key] for key in self.keys]
@@ -216,7 +219,7 @@ class RunCollector:
         self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
 
     def take_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Store the residual stream at each key; nan where a sequence has ended before the key."""
+        """Store a layer's residual stream ``x`` at each key; nan where, by ``valid``, a sequence has ended by then."""
         late = [key for key in self.keys if key >= self.begin]
         ended = ~_select_positions(valid, late).to(x.device)
         own = _select_positions(x, [key - self.begin for key in late])
@@ -231,7 +234,7 @@ class RunCollector:
         self.state.setdefault(layer, []).append(state)
 
     def _store_tensor(self, x: Tensor, *, place: tuple[str, int]) -> None:
-        """Store a site's tensor on the CPU, with the baseline's values of the positions before ``begin``."""
+        """Store the tensor ``x`` of ``place`` (site, layer) on the CPU, after the baseline's part before ``begin``."""
         found = x.detach().to("cpu", copy=True)
         if self.begin:
             assert self.early is not None
@@ -249,10 +252,11 @@ class RunCollector:
         scored: tuple[int, ...] | None = None,
         unembedded: bool = True,
     ) -> tuple[int, ...] | None:
-        """Store the end of a pass: the logits at the scored positions, or the stream if the pass stopped before them.
+        """Store the end of a pass over ``part``: ``loss`` and ``logits`` if they are True, and whether a value is nan.
 
         ``out`` is the logits at the ``scored`` positions (None: all), the states that the unembedding would read (if
-        not ``unembedded``), or the stream. Returns the positions whose logits are stored; None means all.
+        not ``unembedded``), or the stream if the pass stopped earlier. Returns the positions of all stored logits, with
+        the baseline's before ``begin``; None means all.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
         self.bad.append((out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any())
@@ -283,7 +287,7 @@ class RunCollector:
         return scored
 
     def _losses_of_states(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
-        """Compute the next-token loss of every target from the states that the unembedding reads; 0 at padding."""
+        """Compute the loss of each target of ``part`` from the ``states`` that the unembedding reads; 0 at padding."""
         own = slice(self.begin + 1, None)
         targets = copy_to_device(part.tokens[:, own], states.device)
         predicted = part.valid[:, own].flatten().nonzero()[:, 0]
@@ -301,7 +305,10 @@ class RunCollector:
         edits: Sequence[Edit],
         scored: tuple[int, ...] | None = None,
     ) -> Outcome:
-        """Join what was stored in all passes into one outcome; refuses values that are not finite."""
+        """Join what all passes stored into one outcome; refuse values that are not finite, naming ``edits``.
+
+        ``read`` are its layers, ``valid`` is True at its real tokens, ``scored`` are the positions of its logits.
+        """
         if read and not self.mass:
             raise SiteError(
                 "this bridge delegates its attention to a kernel that gives no pattern; need the eager one, or a "
@@ -340,17 +347,17 @@ def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
 
 
 def _select_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
-    """Select positions of a tensor, one slice each, since a list as an index would be copied to the GPU each time."""
+    """Select ``positions`` on axis 1 of ``x`` by slices, since a list as index would be copied to the GPU each time."""
     return torch.stack([x[:, position] for position in positions], dim=1) if positions else x[:, :0]
 
 
 def not_finite_error(edits: Sequence[Edit]) -> EditError:
-    """Make the error for a run whose final values are not finite."""
+    """Make the error that a run's final values are not finite under ``edits``, which it names."""
     names = ", ".join(repr(edit.label) for edit in edits) or "none"
     return EditError(f"the run's final values are not finite under the edits {names}; need finite edits")
 
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Compute the mean loss of each sequence over its targets, without padding; nan for a sequence of one token."""
+    """Compute each sequence's mean of ``losses`` without the padding of ``part``; nan for a sequence of one token."""
     predicted = copy_to_device(part.valid[:, 1:], losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)

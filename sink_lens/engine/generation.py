@@ -143,7 +143,7 @@ def _continuation_ids(
     temperature: float,
     generator: torch.Generator | None,
 ) -> tuple[int, ...]:
-    """Generate at most ``max_new_tokens`` token ids after ``tokens`` under the edits."""
+    """Generate up to ``max_new_tokens`` ids after ``tokens`` under edits, drawn if ``temperature`` is above 0."""
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
     cache = _Cache(lens, edits) if _can_cache(lens, edits, n_prompt=tokens.shape[1], n_new=max_new_tokens) else None
@@ -166,7 +166,7 @@ def _continuation_ids(
 
 
 def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: int) -> bool:
-    """Check whether edits allow a cache of keys and values, and whether the values that are kept fit into memory."""
+    """Check whether edits allow a cache of keys and values, and ``n_prompt`` + ``n_new`` tokens fit into memory."""
     numbers = 0
     for one in edits:
         if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:
@@ -177,7 +177,10 @@ def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: 
 
 
 def _logits_by_cache(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
-    """Compute the next token's logits with the cache, compared once with a whole pass; None if they differ."""
+    """Compute the logits after ``tokens`` with the cache; None if an edit forbids it, or if a whole pass differs.
+
+    ``n_new`` of the tokens were generated; at 1 the two are compared. ``record`` notes which edits had an effect.
+    """
     try:
         logits = cache.logits(tokens, record=record)
     except EditError:
@@ -202,7 +205,7 @@ class _Cache:
         """The values of all positions that each step of an edit was shown, and what it made of them."""
 
     def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
-        """Compute the logits after ``tokens`` from new positions alone; refuse edits that now change earlier ones."""
+        """Compute the logits after ``tokens`` from new positions; ``record`` notes edits. Refuse earlier changes."""
         n = tokens.shape[1]
         room = (0, 0, 0, 1)  # for one more position
         held = {place: tuple(nn.functional.pad(one, room) for one in several) for place, several in self.keys.items()}
@@ -224,7 +227,7 @@ class _Cache:
         return out[0, -1].float().cpu()
 
     def _apply_edit(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
-        """Apply one step of an edit to a tensor; None if nothing changes. Refuse a change of earlier positions."""
+        """Apply ``step``, the ``number``-th, from position ``begin`` on; None if unchanged. Refuse earlier changes."""
         axis = SITES[step.site].position_axis
         if not begin:
             new = step.act(tensor)
@@ -250,7 +253,7 @@ class _Cache:
 def _logits_by_whole_pass(
     lens: LensModel, tokens: Tensor, edits: tuple[Edit, ...], *, record: Applied
 ) -> Float[Tensor, " vocab"]:
-    """Compute the next token's logits by a pass over all tokens, under the edits whose positions exist already."""
+    """Compute the logits after ``tokens`` by a whole pass under edits of existing positions, noted in ``record``."""
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):
@@ -270,7 +273,7 @@ def _logits_by_whole_pass(
 
 
 def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, bos: BosCondition) -> TokenBatch:
-    """Make a batch of one sequence from the prompt."""
+    """Make a batch of one sequence from the prompt; refuse several. ``bos`` is the BOS condition of a text."""
     if not isinstance(prompt, str | Tensor | Mapping | TokenBatch):
         prompt = torch.tensor(list(prompt))
     if isinstance(prompt, Tensor):

@@ -29,7 +29,7 @@ def metric_gradients(
     at: Mapping[tuple[str, int], Tensor],
     embedding: Float[Tensor, "batch position d_model"] | None = None,
 ) -> dict[tuple[str, int], Tensor]:
-    """Compute (site, layer) -> gradient of a metric, summed over sequences, by the site's tensor in the baseline run.
+    """Compute (site, layer) -> gradient of a metric's sum over sequences with respect to the site's baseline tensor.
 
     The gradient is that of a zero tensor which is added at the site, since later computations do not always use the
     tensor that a hook receives. All sequences are in one pass.
@@ -62,6 +62,7 @@ def metric_gradients(
 
 
 def _hook_name(lens: LensModel, site: str, layer: int) -> str:
+    """Return the name of the bridge's hook point for a site at a layer."""
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 
@@ -74,9 +75,10 @@ def add_zero(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], ke
 def run_with_hooks(
     lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any], sequences: slice = slice(None)
 ) -> Outcome:
-    """Run one pass of the bridge with hooks (name, function); the outcome keeps gradients if they are enabled.
+    """Run one pass of the bridge with ``hooks`` (name, function); return an outcome with all that ``metric`` reads.
 
-    A metric may be made for more sequences than the batch holds; ``sequences`` says which of them are in the batch.
+    The outcome keeps gradients if they are enabled. A metric may be made for more sequences than the batch holds;
+    ``sequences`` says which of them are in the batch.
     """
     layers, valid = metric.read_layers(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}

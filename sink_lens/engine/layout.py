@@ -60,7 +60,7 @@ class Layout:
         return tuple(slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
 
     def positions(self, begin: int) -> range:
-        """Return the positions that a cell computes if it begins at ``begin``."""
+        """Return the positions that a cell computes from ``begin`` on; with ``alone`` it computes only ``begin``."""
         return range(begin, begin + 1 if self.alone else self.n_positions)
 
     @cached_property
@@ -82,13 +82,13 @@ class Layout:
         return self._moved[device]
 
     def view_cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
-        """Return a view of one cell's rows, by sequence and position."""
+        """Return a view of the rows of ``tensor`` that are cell number ``cell``'s, by sequence and position."""
         return tensor[0, self.rows[cell]].unflatten(0, (self.n_sequences, -1))
 
     def view_queries(
         self, tensor: Float[Tensor, "sequence head row key"], cell: int
     ) -> Float[Tensor, "batch head query key"]:
-        """Return a view of one cell's scores or pattern, with the queries that the cell computes."""
+        """Return a view of cell number ``cell`` in the scores or pattern ``tensor``, with the queries it computes."""
         own = slice(cell * self.n_sequences, (cell + 1) * self.n_sequences)
         return tensor[own, :, self.begins[cell] - self.first :]
 
@@ -121,7 +121,7 @@ class Layout:
     def complete_with_baseline(
         self, tensor: Float[Tensor, "1 head row d_head"], baseline: Float[Tensor, "batch head key d_head"] | None
     ) -> Float[Tensor, "sequence head key d_head"]:
-        """Turn rows of keys or values into whole sequences; before a cell's first position, take the baseline's."""
+        """Turn rows of keys or values into each cell's whole sequences; ``baseline`` fills the other positions."""
         if self.is_whole:
             return self.to_sequences(tensor)
         assert baseline is not None
@@ -147,7 +147,7 @@ class Attending:
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, layer: int, *, like: Tensor) -> Float[Tensor, "1 1 query key"]:
-        """Make a layer's additive attention mask: 0 for the keys that a query sees, else the type's least number."""
+        """Make a layer's additive mask in the type of ``like``: 0 for keys that a query sees, else the least number."""
         reach, n = self.lens.reach(layer), self.layout.n_positions
         if reach not in self.masks:
             key = torch.arange(n, device=like.device)
@@ -163,7 +163,7 @@ _ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", def
 
 @contextlib.contextmanager
 def attend_by_cell(how: Attending) -> Iterator[None]:
-    """Within the block, the bridge's attention computes the rows of each cell separately."""
+    """Within the block, the bridge's attention computes the rows of each cell separately, laid out as ``how`` says."""
     AttentionInterface.register(_NAME, _cell_attention)
     token = _ATTENDING.set(how)
     try:
@@ -184,8 +184,9 @@ def _cell_attention(
 ) -> tuple[Float[Tensor, "1 row head d_value"], Float[Tensor, "sequence head query key"]]:
     """Compute eager attention as Hugging Face and the bridge do, with the rows of each cell apart.
 
-    It fires the hook points of the layer's scores and pattern, with the sequences of all cells. Some families give a
-    ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or slopes (``alibi``).
+    It fires the hook points of the layer's scores and pattern, with the sequences of all cells. ``attention_mask`` is
+    not read. Some families give a ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or ``alibi`` slopes.
+    Returns the output and the pattern.
     """
     how = _ATTENDING.get()
     assert how is not None, "the attention of cells runs inside attend_by_cell() only"

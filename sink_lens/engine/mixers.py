@@ -33,8 +33,8 @@ def mix_whole_sequences(
 ) -> contextlib.AbstractContextManager[None]:
     """Within the block, a layer's mixer (its part in place of attention) runs over whole sequences.
 
-    If a cell computes one position alone, the mixer gets the baseline's inputs at all other positions. ``held`` has the
-    baseline's inputs of the mixer; ``keep``, if given, takes those of this pass.
+    ``layout`` tells which positions the cells compute; at all others the mixer gets the baseline's inputs, which
+    ``held`` has. ``keep``, if given, takes the inputs of this pass.
     """
     component: Any = lens.bridge.blocks[layer].original_component.get_submodule(lens.family.mixer)
     mix = partial(_run_mixer, forward=component.forward, layout=layout, held=held, keep=keep, place=("mixer", layer))
@@ -50,7 +50,10 @@ def _run_mixer(
     place: tuple[str, int],
     **kwargs: Any,
 ) -> Any:
-    """Run a mixer on whole sequences, completed by the baseline's, and return its output at the cells' rows."""
+    """Call a mixer's ``forward`` on whole sequences instead of the rows of ``layout``; return its output at the rows.
+
+    The inputs at other positions are ``held[place]``, the baseline's. ``keep[place]``, if given, takes the whole input.
+    """
     x: Float[Tensor, "1 row d_model"] = args[0] if args else kwargs.pop("hidden_states")
     sequences, positions, _ = layout.places_on(x.device)
     if layout.is_whole:

@@ -66,7 +66,7 @@ class Needs:
         return self.logits or not self.loss
 
     def scored_positions(self, part: TokenBatch) -> tuple[int, ...] | None:
-        """Return the positions at which logits are read, counted from 0, over all sequences; None means all."""
+        """Return the positions at which logits are read in any sequence of ``part``, counted from 0; None means all."""
         if self.positions is None:
             return None
         lengths = part.lengths.tolist()
@@ -74,7 +74,7 @@ class Needs:
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
     def is_changed_by(self, touches: Touches, *, n_layers: int) -> bool:
-        """Check whether edits at these sites and layers can change anything that is read."""
+        """Check whether edits of ``touches`` (sites, layers) can change anything read of a model of ``n_layers``."""
         if self.whole:
             return True
         for site, layers in touches:

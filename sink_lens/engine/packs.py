@@ -41,7 +41,7 @@ class Packs(Generic[_Found]):
 
 
 def fill_packs(cells: Iterable[int], *, size: Callable[[int], int], most: int) -> list[Pack]:
-    """Divide cells, in order, into packs; a pack's sizes sum to at most ``most``, but a larger cell has its own."""
+    """Divide cells, in order, into packs whose ``size(cell)`` sum to at most ``most``; a larger cell is alone."""
     packs: list[list[int]] = []
     held = 0
     for cell in cells:
@@ -61,9 +61,10 @@ def run_packs(
     failed: Failed[_Found] | None = None,
     advance: Advance = lambda cells: None,
 ) -> list[_Found]:
-    """Run packs and take each cell's outcome; return what ``take`` gives, in no particular order.
+    """Run the packs of ``several``; return what their ``take`` gives for each cell's outcome, in no particular order.
 
-    With lanes, each pack runs in the lane that is free next. Without ``failed``, an error of a cell is raised.
+    With ``lanes``, each pack runs in the lane (thread) that is free next. ``failed`` gets the error of a cell; if it is
+    None, the error is raised. ``advance`` is called with the number of cells that were finished.
     """
     if lanes is None:
         every = [_run_in_turn(one, one.packs, lens, Event(), failed=failed, advance=advance) for one in several]
@@ -96,7 +97,7 @@ def _run_in_turn(
     failed: Failed[_Found] | None,
     advance: Advance,
 ) -> list[_Found]:
-    """Run some of the packs one after the other, until they are done or ``stop`` is set."""
+    """Run ``packs`` of ``work`` until ``stop`` is set; return results of ``take``, or for an error of ``failed``."""
     every: list[_Found] = []
     waiting, most = deque(packs), max(map(len, packs))
     while waiting and not stop.is_set():

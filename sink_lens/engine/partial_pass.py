@@ -49,7 +49,7 @@ class Visit:
     readers: list[tuple[int, Take]] = field(default_factory=list)
 
     def apply_edits(self, raw: Tensor, *, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
-        """Apply all edits and call the readers; None if nothing changed. ``view`` gives a cell's part of the tensor."""
+        """Apply all edits to ``raw``, then call the readers; None if unchanged. ``view`` picks a cell's part of it."""
         found = None
         for cell, act in self.edits:
             if (new := act(view(raw if found is None else found, cell))) is not None:
@@ -136,7 +136,7 @@ class Pass:
 
 
 def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: Pass) -> Tensor | None:
-    """Run layers ``first`` to ``last`` - 1 of the bridge, or up to the logits if ``last`` is ``n_layers`` + 1.
+    """Run layers ``asked.first`` to ``asked.last`` - 1 of the bridge, or to the logits if it is ``n_layers`` + 1.
 
     Returns the logits, or the states that the unembedding reads if ``asked.unembed`` is False; None if the pass ends
     before them. It runs within ``running.prepare_passes``.
@@ -193,7 +193,10 @@ def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[T
 def compute_layer(
     lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, held: Held | None = None
 ) -> Known:
-    """Compute a layer's activations without edits, from ``begin`` (earlier layer, its stream) or the tokens."""
+    """Compute a layer's activations without edits, from ``begin`` (a layer and its stream) or, if None, the tokens.
+
+    ``held`` are the baseline's keys and values; layers that reuse those of an earlier layer need them.
+    """
     family = lens.family
     found: dict[str, Tensor] = {}
 
@@ -216,7 +219,7 @@ def compute_layer(
 
 
 def _skip_parts(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
-    """Within the stack, the first layer's skipped modules return their known values instead of computing them."""
+    """Until ``stack`` closes, the layer's parts ``skip`` return their values in ``known`` instead of computing them."""
     block = lens.bridge.blocks[known.layer]
     attention = block._modules.get("attn")
     if "attention" in skip:

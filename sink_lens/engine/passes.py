@@ -59,7 +59,7 @@ class Passes:
     """The sequences of all batches of prompts."""
 
     def run_baseline(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> BaselineBatch:
-        """Run a batch of prompts, and keep the keys, values and streams from which cells continue.
+        """Run the batch ``part``, and keep the keys, values and streams from which cells continue.
 
         ``prompts`` are the indices of the batch among all prompts; ``edits`` are made in this run, too.
         """
@@ -72,7 +72,7 @@ class Passes:
         return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=streams)
 
     def run_on_bridge(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
-        """Run edits in one whole pass of the bridge; return its outcome, and for each edit if it changed anything."""
+        """Run ``part`` (``prompts`` of all) under edits on the bridge; return its outcome, and which edits acted."""
         applied = Applied(lens=self.lens, edits=tuple(edits), n_sequences=self.n_sequences)
         outcome = run_applied(self.lens, part, applied, self.needs, prompts=prompts, batch_size=part.n_sequences)
         return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
@@ -82,7 +82,8 @@ class Passes:
     ) -> tuple[list[Outcome], list[list[bool]]]:
         """Run cells in one forward pass; return each cell's outcome, and for each of its edits if it changed anything.
 
-        ``edits`` and ``begins`` (first position) have an entry for each cell; ``first`` is the first layer they touch.
+        ``edits`` and ``begins`` (first positions) have an entry for each cell; ``first`` is the first layer that the
+        edits touch; ``baseline`` is the run, on one batch of prompts, that the cells continue.
         """
         prompts = {"part": baseline.part, "prompts": baseline.prompts, "baseline": baseline}
         pack = _Pack(passes=self, edits=edits, begins=begins, **prompts)
@@ -90,7 +91,7 @@ class Passes:
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
     def compute_known_layer(self, baseline: BaselineBatch, layer: int) -> Known:
-        """Compute a layer's unedited activations on these prompts; kept until another layer is computed."""
+        """Compute a layer's unedited activations on the prompts of ``baseline``, which keeps those of one layer."""
         known = baseline.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
@@ -127,7 +128,7 @@ class _Pack:
         self.valid = part.valid.to(self.lens.device)
 
     def run(self, first: int, *, keep: Kept | None = None) -> list[Outcome]:
-        """Run all cells from layer ``first`` on and return their outcomes; keys and values are put into ``keep``."""
+        """Run all cells from layer ``first`` on; return their outcomes. ``keep``, if given, takes keys and values."""
         read = [layer for layer in self.needs.layers if layer >= first]
         known, stream, skip = None, None, frozenset[str]()
         if self.baseline is not None:
@@ -168,7 +169,7 @@ class _Pack:
         return self._collect_outcomes(read, out=partial_pass(self.lens, self.part.tokens, asked), scored=scored)
 
     def _scored_positions(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
-        """Return, for each cell, the positions whose logits are read, and the rows of all; (None, None) is all."""
+        """Return each cell's positions whose logits are read, and their rows in the pass; None twice: all are read."""
         asked = self.needs.scored_positions(self.part) if self.needs.logits else None
         if asked is None:
             return None, None
@@ -181,7 +182,7 @@ class _Pack:
         return scored, torch.cat(rows)
 
     def _collect_visits(self, first: int) -> dict[tuple[str, int], Visit]:
-        """Return (site, layer) -> the edits to make there, each with the number of its cell."""
+        """Return (site, layer) -> edits made there, each with its cell's number, for layers from ``first`` on."""
         visits: dict[tuple[str, int], Visit] = {}
         layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.layers_end)
         for cell, applied in enumerate(self.applied):
@@ -193,7 +194,10 @@ class _Pack:
     def _collect_outcomes(
         self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None
     ) -> list[Outcome]:
-        """Make each cell's outcome from the pass's result ``out``; layers before the pass are the baseline's."""
+        """Make each cell's outcome from the pass's result ``out``; layers before the pass are the baseline's.
+
+        ``read`` are the layers that the pass read, ``scored`` the positions of logits for each cell (None: all).
+        """
         n, done, valid = self.part.n_sequences, 0, self.part.valid.cpu()
         ends: list[tuple[int, ...] | None] = [None] * len(self.collectors) if scored is None else [*scored]
         for cell, collector in enumerate(self.collectors):

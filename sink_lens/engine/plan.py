@@ -52,7 +52,10 @@ class Plan:
 
 
 def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:
-    """Choose by the free memory how many sequences and cells share a forward, and how many forwards run at once."""
+    """Choose how many sequences and cells share a forward pass, and how many passes run at once.
+
+    The free memory, the size of ``tokens`` and ``n_cells`` decide, and whether ``needs`` includes logits.
+    """
     on_cpu, on_gpu = lens.device.type == "cpu", lens.device.type == "cuda"
     free = torch.cuda.mem_get_info(lens.device)[0] if on_gpu else psutil.virtual_memory().available
     room = int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)
@@ -65,7 +68,7 @@ def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: i
 
 
 def choose_even_plan(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
-    """Choose a plan for few cells at a time: sequences are spread evenly over forwards that run side by side."""
+    """Choose a plan for few cells that read ``needs``: sequences are spread evenly over forwards that run at once."""
     plan = choose_plan(lens, tokens, needs, n_cells=_MOST_LANES * tokens.n_sequences)
     budget = plan.prompts * plan.pack * tokens.n_positions
     batches = plan.lanes * max(1, round(tokens.tokens.numel() / (plan.lanes * budget)))
@@ -75,7 +78,7 @@ def choose_even_plan(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
 
 
 def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
-    """Estimate the bytes that a forward takes for each token: streams, projections, MLP, pattern and logits."""
+    """Estimate the bytes that a forward over ``n_positions`` takes per token; logits count if ``needs`` has them."""
     width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
     width += 4 * lens.n_heads * n_positions
     if needs.whole and needs.makes_logits:

@@ -36,7 +36,7 @@ class Lanes:
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
     def map(self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
-        """Call ``run`` in a thread for each item (one a lane at most); return the results. If one fails, others stop.
+        """Call ``run`` in a thread for each item of ``given``, one a lane; return results. If one fails, others stop.
 
         ``run`` is called with a lane's copy of the model, the item, and an event that is set when it should stop.
         """

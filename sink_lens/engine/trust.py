@@ -33,13 +33,11 @@ _TRIED = 8
 def check_plan(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
 ) -> Plan:
-    """Compare a plan's numbers with the bridge's; return a plan within ``TOLERANCE``, with its largest deviation.
+    """Compare some cells' metrics by ``plan`` with the bridge's; return a plan within ``TOLERANCE`` of the bridge.
 
     The given plan is taken if it is within ``TOLERANCE``. If it is not, or if every cell that was tried failed, its
     short cuts are given up in turn: forwards side by side, later beginnings, shared forwards, the bridge's blocks with
-    eager attention. The last resort is one forward of the bridge per cell. A deviation
-    of 0 says that the compared cells were equal to the last bit here: that depends on the CPU and its libraries, so no
-    family promises it and nothing hangs on it.
+    eager attention. The last resort is one forward of the bridge per cell. No family promises a deviation of 0.
     """
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)
