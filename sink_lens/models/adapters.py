@@ -67,7 +67,7 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
 
 
 def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
-    """Return a copy of a model with its adapters merged into its weights; None if the model has no adapters.
+    """Return a copy of the model (``name`` in errors) with its adapters merged into its weights; None without adapters.
 
     Raises:
         ModelError: memory has no room for the copy, the adapter cannot be merged, or the copy gives other logits.
@@ -148,7 +148,7 @@ def _adapter_type(config: Any) -> str:
 
 
 def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and module of every layer with an adapter, except layers inside another such layer."""
+    """Yield path (behind ``path``) and module of each layer with an adapter, except those inside another such layer."""
     if "peft" not in sys.modules:
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -168,7 +168,7 @@ def _base_layer(layer: Any) -> nn.Module:
 
 
 def _merged_layer(layer: Any) -> nn.Module:
-    """Return an ordinary layer whose weights are those of a layer with its adapters merged in."""
+    """Return the base layer of ``layer`` with copied weights, into which its adapters are merged unless disabled."""
     for module in _base_layer(layer).modules():
         for key, one in list(module._parameters.items()):
             if one is not None:
@@ -186,7 +186,7 @@ def _merged_layer(layer: Any) -> nn.Module:
 
 
 def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Raise ModelError if the logits of a merged copy differ from those of the user's own model."""
+    """Raise ModelError if ``plain``, the merged copy, gives other logits than ``model``, the user's own (``name``)."""
     ids = probe_tokens(model)
     logits = []
     for one in (model, plain):
@@ -201,7 +201,7 @@ def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: 
 
 
 def _adapter_state(layer: Any) -> tuple[object, ...]:
-    """Return which adapters of a layer are active, disabled or merged, and their scales; compared later."""
+    """Return a layer's active adapters, whether adapters are disabled, the merged adapters and the adapters' scales."""
     scales = getattr(layer, "scaling", None) or {}
     return (
         tuple(getattr(layer, "active_adapters", ())),

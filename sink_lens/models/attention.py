@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def repeat_kv_heads(
     tensor: Float[Tensor, "batch kv_head key d_head"], *, n_heads: int
 ) -> Float[Tensor, "batch head key d_head"]:
-    """Repeat each key-value head's keys or values for every query head that shares them."""
+    """Repeat each key-value head's keys or values for every query head that shares them: ``n_heads`` heads in all."""
     groups = n_heads // tensor.shape[1]
     return tensor if groups == 1 else tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
@@ -33,7 +33,7 @@ def add_alibi(
 
 
 def append_alibi_dimension(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
-    """Append one dimension to queries (slope) and keys (position), so that their products contain ALiBi's bias."""
+    """Append its head's slope to each query and its position to each key: their products then contain ALiBi's bias."""
     places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
     turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
     return torch.cat([query, turned], -1), torch.cat([key, places], -1)
@@ -60,7 +60,7 @@ def weights_from_scores(
 
 
 def add_sink_logits(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
-    """Include a sink logit in the log-sum-exp of each row of scores; without ``sink``, return ``lse`` unchanged."""
+    """Add the term of the sink logits (None: no term) to ``lse``, the log-sum-exp of each query's scores by head."""
     if sink is None:
         return lse
     sink = sink.detach().float()

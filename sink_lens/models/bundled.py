@@ -137,7 +137,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
 
 
 def find_local_model(name: str) -> Path | None:
-    """Return the local folder or GGUF file from which ``load`` would read this model; None for a hub name.
+    """Return the local folder or GGUF file from which ``load`` would read the model ``name``; None for a hub name.
 
     Raises:
         ModelError: the GGUF file does not exist, or is not a GGUF file.
@@ -152,9 +152,9 @@ def find_local_model(name: str) -> Path | None:
 
 
 def find_header(name: str) -> Header | None:
-    """Read a model's sizes from the headers of its local files; None if the files do not give all sizes.
+    """Read the sizes of the model ``name`` from the headers of its local files; None if they do not give all sizes.
 
-    It is also None for files that ``load`` would refuse.
+    It is also None for a hub name and for files that ``load`` would refuse.
     """
     try:
         path = find_local_model(name)
@@ -202,7 +202,7 @@ def _convert_into(gguf: Path, *, folder: Path) -> None:
 
 
 def _find_fault(folder: Path) -> str | None:
-    """Return the reason why a cached conversion cannot be used, such as a missing file; None if it is intact."""
+    """Return why the conversion cached in ``folder`` cannot be used, such as a missing file; None if it can be used."""
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("format") != _FORMAT:
         return f"no whole {MANIFEST} of this version"
@@ -210,4 +210,5 @@ def _find_fault(folder: Path) -> str | None:
 
 
 def _models_folder() -> Path:
+    """Return the folder in the cache that holds a folder for each converted model."""
     return cache_folder() / "models"

@@ -53,9 +53,9 @@ def check_architecture(model: PreTrainedModel) -> Family:
 
 
 def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str) -> None:
-    """Raise an error if two layers share a module with weights, since a hook in one would act in both.
+    """Raise an error if two layers of ``plain`` share a module with weights, since a hook in one would act in both.
 
-    Layers may share tensors.
+    Layers may share tensors. The family says where the layers are; ``name`` is the model's name in the error.
 
     Raises:
         ModelError: the message names the layers, and what to do.
@@ -104,7 +104,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_index(folder: Path) -> None:
-    """Raise ModelError if the weight index names files that the folder itself does not hold."""
+    """Raise ModelError if a folder's weight index cannot be read, or names files that are not in the folder itself."""
     for index in folder.glob("*.safetensors.index.json"):
         try:
             files = set(json_value(index.read_text("utf-8"))["weight_map"].values())
@@ -122,7 +122,7 @@ def _check_index(folder: Path) -> None:
 
 
 def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
-    """Raise ModelError for more layers than the folder has tensors: building such a model could take for ever."""
+    """Raise ModelError if a configuration has over 200 layers, and more than the weights in ``folder`` have tensors."""
     asked = [config.get(name) for name in ("num_hidden_layers", "n_layer", "num_layers")]
     layers = max((one for one in asked if isinstance(one, int | float)), default=0)
     if layers <= _FEW_LAYERS:
@@ -145,7 +145,7 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     the same file name and class name; that class is then used.
 
     Returns:
-        A note for the reader of the results, or None.
+        A note for the reader of the results that the checkpoint (``name``) names its own code; None if it does not.
 
     Raises:
         ModelError: the table has no such architecture, its code is not part of transformers, or it names an attention
@@ -178,7 +178,10 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
 
 
 def _fetched_kernel(config: Any, *, depth: int = 0) -> str | None:
-    """Return the name of a kernel that a configuration makes transformers download and run; None if there is none."""
+    """Return, as "key = value", a setting that makes transformers download a kernel and run it; None if there is none.
+
+    ``depth`` is the number of configurations around this one; with more than 50, nothing is looked at.
+    """
     if not isinstance(config, Mapping) or depth > _DEEPEST:
         return None
     for key, value in config.items():
@@ -205,7 +208,7 @@ def check_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
 
 
 def check_keys(info: dict, *, name: str) -> None:
-    """Refuse a checkpoint with missing weights, extra weights or weights of the wrong shape.
+    """Refuse checkpoint ``name`` if ``info``, the report of its loading, lists missing, extra or misshapen weights.
 
     Raises:
         ModelError: the checkpoint has such weights; the message names the first ones.
@@ -231,12 +234,12 @@ def probe_tokens(model: PreTrainedModel) -> Int[Tensor, "batch position"]:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest error of a row of logits: norm of the difference over norm of the expected row."""
+    """Return the largest relative error of a row of logits: norm of ``found - expected`` over norm of ``expected``."""
     return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """Return the relative error allowed between equal models' logits: 1e-5, or in half precision 8 roundings."""
+    """Return the relative error allowed between logits of equal models: 1e-5, or 8 roundings of ``dtype`` if larger."""
     return max(1e-5, 8 * torch.finfo(dtype).eps)
 
 
@@ -287,7 +290,7 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
     """Return the names of the attention sites (scores, pattern) whose edits have no effect on this bridge.
 
     TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
-    scores and the pattern, and only warns.
+    scores and the pattern, and only warns. They are edited here in passes on eight of the plain model's token ids.
     """
 
     def attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
@@ -296,7 +299,6 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
         return edited
 
     def block_first_key(scores: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
-        """Scores in which the first key is masked for all queries but the first."""
         edited = scores.clone()
         edited[..., 1:, 0] = torch.finfo(scores.dtype).min
         return edited

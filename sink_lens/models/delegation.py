@@ -61,7 +61,7 @@ def find_hook_point(lens: LensModel, name: str) -> HookPoint:
 
 @contextlib.contextmanager
 def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]) -> Iterator[None]:
-    """Register functions at hook points within the block, as ``bridge.hooks`` does, but without building its tables."""
+    """Within the block, register functions at hook points; ``hooks`` has pairs of hook point name and function."""
     placed: list[tuple[HookPoint, LensHandle]] = []
     try:
         for name, function in hooks:
@@ -137,8 +137,8 @@ def start_passes_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[Non
 
     Args:
         lens: the model.
-        layer: the first layer that runs; with the number of layers, only the last norm runs.
-        stream: the residual stream before that layer, as the layer takes it (one batch, or rows).
+        layer: the first layer that runs; if it is the number of layers, only the last norm runs.
+        stream: the residual stream before that layer, in the shape that the layer takes.
     """
     blocks = lens.bridge.blocks
     entry = blocks[layer] if layer < len(blocks) else inner_model(lens).get_submodule(lens.family.final_norm)
@@ -147,7 +147,6 @@ def start_passes_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[Non
         return ((stream, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": stream})
 
     def pass_on(*args: Any, **kwargs: Any) -> Any:
-        """Return the stream as it came, as a block of the family returns it."""
         hidden = args[0] if args else kwargs["hidden_states"]
         return (hidden, None)[: lens.family.layer_values] if lens.family.layer_values else hidden
 
@@ -179,7 +178,7 @@ def stop_pass_after(module: nn.Module) -> Iterator[None]:
 
 
 def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an attention component's input hook, the Hugging Face attention, and the output hook."""
+    """Run an attention component's input hook, the Hugging Face attention and the output hook; return the outputs."""
     if args:
         args = (component.hook_in(args[0]), *args[1:])
     else:
@@ -189,13 +188,16 @@ def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
-    """Run the hook of queries, keys or values on a tensor; return the tensor, edited or not."""
+    """Run an attention component's hook of queries, keys or values (``name``) on a tensor; return it, edited or not."""
     point: HookPoint = getattr(component, f"hook_{name}")
     return point(tensor) if point.has_hooks() else tensor
 
 
 def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
-    """Run a fused query-key-value projection, then the hooks of queries, keys and values on its output."""
+    """Run a fused query-key-value projection, ``forward``, on ``x``; return its output with what hooks change in it.
+
+    The hooks are those of queries, keys and values of ``component``, the attention's component in the bridge.
+    """
     whole = forward(x)
     for part in ("q", "k", "v"):
         point: HookPoint = getattr(component, part).hook_out
@@ -213,5 +215,5 @@ def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, compone
 
 
 def _project_between_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
-    """Run a projection between its component's input hook and output hook."""
+    """Run the projection ``forward`` on ``x`` between its component's input hook and output hook; return the output."""
     return component.hook_out(forward(component.hook_in(x)))

@@ -84,7 +84,7 @@ class _HookedMixture:
 def _expert_neurons(
     experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor
 ) -> Float[Tensor, "position sample neuron"]:
-    """Compute all experts' neurons, times the router's weight; 0 if a token is not sent to the expert."""
+    """Compute each expert's neurons for inputs ``x``, times the router's weights; 0 for a token not ``sent`` there."""
     whole = x.new_zeros(*sent.shape, expert_width(experts))
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
@@ -102,9 +102,9 @@ def _expert_neurons(
 def _mixture_output(
     parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None
 ) -> Float[Tensor, "position d_model"]:
-    """Compute the output of an MLP from its neurons: first the routed experts' neurons, then the dense part's.
+    """Compute the output of an MLP with these parts from its neurons, the routed experts' before the dense part's.
 
-    ``sent`` says which token goes to which expert; an expert with an edited neuron is summed too.
+    ``sent`` says which token goes to which expert (None: no routed experts); one with an edited neuron is summed too.
     """
     start, terms = 0, []
     if sent is not None:
@@ -177,7 +177,7 @@ def _unwrapped_module(module: Any, name: str) -> Any:
 
 @functools.cache
 def _mixture_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass of an MLP's class that has a hook point for the neurons."""
+    """Return a subclass of ``kind``, the class of an MLP, that has a hook point for the neurons."""
     return type(f"Mixture{kind.__name__}", (_HookedMixture, kind), {"__module__": __name__})
 
 
@@ -202,7 +202,7 @@ def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
 
 
 def register_expert_hook_points(bridge: TransformerBridge) -> None:
-    """Register the hook points of experts with the bridge, under their names."""
+    """Register the hook points of the experts' neurons with the bridge, so that the bridge finds them by name."""
     for layer, block in enumerate(bridge.blocks):
         mixture = getattr(getattr(block, "mlp", None), "original_component", None)
         if isinstance(mixture, _HookedMixture):

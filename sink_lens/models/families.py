@@ -363,7 +363,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
     """Look up the table row of a model's architecture, adapted to the model's configuration.
 
     Raises:
-        ModelError: the table has no row for the architecture.
+        ModelError: the table has no row for the architecture, or the configuration has a setting that is not supported.
     """
     row = family_of(architecture)
     for name, reason in _REFUSED.get(architecture, {}).items():
@@ -452,7 +452,7 @@ def layer_of_keys(config: Any, *, layer: int) -> int:
 
 
 def sliding_window_of(config: Any, *, layer: int) -> int | None:
-    """Return the length of a layer's sliding window in positions, with the query's own; None without a window.
+    """Return the number of positions in a layer's sliding window, with the query's own; None without a window.
 
     A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
     """

@@ -116,7 +116,10 @@ def _load_arguments(file: Path) -> dict[str, Any]:
 
 
 def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
-    """Read the tokenizer of a GGUF file; a Llama 3 tokenizer adds BOS unless the file says otherwise."""
+    """Read the tokenizer of a GGUF file (open in ``reader``); one of Llama 3 adds BOS unless the file says otherwise.
+
+    ``empty`` is an empty folder, which transformers gets in place of a model's name.
+    """
     tokenizer: Any = AutoTokenizer.from_pretrained(empty, **_load_arguments(file))
     unsaid = metadata_value(reader, "tokenizer.ggml.add_bos_token") is None
     if unsaid and metadata_value(reader, "tokenizer.ggml.pre") in _BEGIN_WITH_BOS:
@@ -126,10 +129,7 @@ def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
 
 @contextlib.contextmanager
 def _parse_file_once() -> Iterator[None]:
-    """Within the block, transformers parses a GGUF file only once.
-
-    It otherwise parses the file four times, for seconds each, and makes a table of names for every module.
-    """
+    """Within the block, transformers parses a GGUF file only once; it would otherwise do so four times."""
     slow = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     try:
         for name, function in slow.items():
@@ -141,6 +141,7 @@ def _parse_file_once() -> Iterator[None]:
 
 
 def _unreadable_error(file: Path, error: Exception) -> ModelError:
+    """Return the error for a GGUF file whose weights or tokenizer cannot be read, because of ``error``."""
     return ModelError(
         f"{file.name}: its weights or its tokenizer cannot be read ({first_line_of_error(error)}); need a whole GGUF "
         "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
@@ -149,6 +150,7 @@ def _unreadable_error(file: Path, error: Exception) -> ModelError:
 
 
 def _disk_full_error(file: Path, *, folder: Path, needed: int, found: str) -> ModelError:
+    """Return the error for a conversion for which ``folder`` has no room: bytes ``needed``, and what was ``found``."""
     return ModelError(
         f"{file.name} cannot be converted in {folder.parent}: {found}; need about {needed / 1e6:,.0f} MB. Free space "
         "there, or set SINK_LENS_CACHE to a folder with room"
@@ -156,7 +158,7 @@ def _disk_full_error(file: Path, *, folder: Path, needed: int, found: str) -> Mo
 
 
 def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], TensorProcessor]:
-    """Return model name -> tensor of the file, and what transformers does to the architecture's tensors."""
+    """Return the file's tensors by their names in ``model``, and the processor by which transformers converts them."""
     held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parse_file_once
     processor_class = TENSOR_PROCESSORS.get(held.fields["general.architecture"].contents(), TensorProcessor)
     processor = processor_class(config=load_gguf_checkpoint(str(file))["config"])
@@ -188,7 +190,10 @@ def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 def _write_weights(
     model: PreTrainedModel, *, tensors: Mapping[str, Any], processor: TensorProcessor, folder: Path
 ) -> None:
-    """Write into the folder config.json, the generation settings, and the weights in float32."""
+    """Write the model's config.json and generation settings into the folder, and the weights in float32.
+
+    The weights are ``tensors``, a GGUF file's by their names in the model, each converted by ``processor``.
+    """
     model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:
@@ -208,7 +213,10 @@ def _write_weights(
 
 
 def _dequantise(held: Any, *, processor: TensorProcessor, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Convert a tensor of a GGUF file to float32, in the model's layout."""
+    """Convert ``held``, a tensor of a GGUF file, to float32 in the model's layout, by transformers' ``processor``.
+
+    Raise ValueError unless the result has ``shape``, which the model's tensor ``name`` needs.
+    """
     values = np.empty([int(size) for size in reversed(held.shape)], dtype="<f4")
     for begin in range(0, len(values), _ROWS):  # gguf itself has all rows twice
         rows = slice(begin, begin + _ROWS)
@@ -222,7 +230,7 @@ def _dequantise(held: Any, *, processor: TensorProcessor, name: str, shape: tupl
 
 
 def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
-    """Copy settings of attention and rotation that transformers does not read into the conversion's ``config.json``.
+    """Copy settings of attention and rotation that transformers leaves out from a GGUF file to ``folder/config.json``.
 
     Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, and the scale
     of Gemma's scores (for a file with as many layers as Gemma 27B, that of Gemma 27B).
@@ -269,7 +277,10 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
 
 
 def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str) -> dict[str, Any]:
-    """Return the fields of ``rope_parameters`` for a GGUF file's scaling: linear, Llama 3's, or none."""
+    """Return the fields of ``rope_parameters`` for a GGUF file's scaling: linear or Llama 3's; empty without a scaling.
+
+    ``kind`` is the architecture in the file, ``theta`` the base of the rotation, and ``name`` the file in errors.
+    """
     scaling, factor, context = (
         metadata_value(reader, f"{kind}.rope.scaling.{entry}")
         for entry in ("type", "factor", "original_context_length")

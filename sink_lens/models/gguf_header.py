@@ -29,7 +29,7 @@ class HeaderReader(GGUFReader):
     """A GGUF reader that skips the contents of lists, such as the vocabulary, to save time."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
-        """Read a field as (size, parts, indices of the data, types), and skip the contents of a list."""
+        """Read the field of ``raw_type`` at byte ``orig_offs`` as (size, parts, data indices, types); skip lists."""
         if GGUFValueType(raw_type) != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         order, held = ">" if self.endianess == GGUFEndian.BIG else "<", self.data.data  # memoryview

@@ -81,21 +81,21 @@ class Header:
         return family_of(self.architecture)
 
     def layers_with(self, site: str) -> tuple[int, ...]:
-        """Numbers of the layers that have this site: all layers, since no ``Header`` is made of hybrids."""
+        """Numbers of the layers that have this site: all layers, since hybrids have no ``Header``."""
         return tuple(range(self.n_layers))
 
     @property
     def d_value(self) -> int:
-        """Width of one head's values, equal to that of its keys: no ``Header`` is made of models with latents."""
+        """Width of one head's values, equal to the width of its keys, since models with latents have no ``Header``."""
         return self.d_head
 
     @property
     def d_latents(self) -> tuple[int, int]:
-        """Widths of the latents: (0, 0), since no ``Header`` is made of models with latent attention."""
+        """Widths of the query latent and the key-value latent: (0, 0), since models with latents have no ``Header``."""
         return (0, 0)
 
     def has_differing_sizes(self, axes: str) -> bool:
-        """Return False, since no ``Header`` is made of models whose layers differ in size."""
+        """Return False for all axes, since models whose layers differ in size have no ``Header``."""
         return False
 
     @property
@@ -104,12 +104,12 @@ class Header:
         return self.n_weights * _BYTES["float32"]
 
     def bytes_as(self, dtype: str | None) -> int:
-        """Return the size of the weights in this type, in bytes; ``auto`` counts as float32."""
+        """Return the size of the weights in this type, in bytes; ``auto`` and None count as float32."""
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 
 def check_fits(config: InputConfig, *, n_context: int | None, has_tokenizer: bool, name: str | None = None) -> None:
-    """Raise an error if a configuration's sequences do not fit a model.
+    """Raise an error if a configuration's sequences do not fit a model of ``n_context`` tokens (None: any number).
 
     Raises:
         InputError: the sequences are longer than the context, or text is given for a model without a tokenizer.

@@ -70,7 +70,7 @@ def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> T
 
 
 def describe_provenance(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[str, object]:
-    """Make the entries of ``run.json`` that name the model, tokens and kernel of a run."""
+    """Return the entries of ``run.json`` that describe a run's model, tokens (``batch``) and attention kernel."""
     return {
         "model": lens.name,
         "family": lens.family.architecture,

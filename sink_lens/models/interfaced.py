@@ -65,6 +65,7 @@ class InterfacedGptj(GPTJAttention):
     """GPT-J's attention, calling transformers' attention interface; its products are in float32 for any type."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """Return output and pattern of the chosen attention function, or of GPT-J's own if no function was chosen."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -75,6 +76,7 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
     """GPT-Neo's attention, calling transformers' attention interface; its scores are not scaled."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """Return output and pattern of the chosen attention function, or of GPT-Neo's own if no function was chosen."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -88,6 +90,7 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
 def _call_attention_function(
     attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
+    """Call ``attend`` in float32; return output [batch head query d_head] in the type of ``value``, and pattern."""
     output, pattern = attend(module, query.float(), key.float(), value.float(), mask, scaling=scaling)
     return output.transpose(1, 2).to(value.dtype), pattern
 
@@ -96,7 +99,7 @@ class InterfacedFalcon(FalconAttention):
     """Falcon's attention with rotary positions, calling transformers' attention interface."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Project, rotate, attend, and project back."""
+        """Project ``hidden_states``, rotate, attend, and project back; return the output and the pattern."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, *args, **kwargs)
@@ -129,7 +132,7 @@ class InterfacedBloom(BloomAttention):
     """BLOOM's attention, which adds slope times position of the key to each head's scores (ALiBi)."""
 
     def forward(self, hidden_states: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Project, attend, project back, and add the residual stream, as BLOOM does inside its attention."""
+        """Project, attend, project back and add ``residual``, as BLOOM does here; return the output and the pattern."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, residual, *args, **kwargs)
@@ -157,7 +160,7 @@ class _EmbeddingNorm(nn.Module):
         self.norm, self.after = NanoChatRMSNorm(eps=eps), after
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm the embeddings, after a call of the function ``after``."""
+        """Call the function ``after``, then return the normed embeddings ``x``."""
         self.after()
         return self.norm(x)
 
@@ -192,10 +195,7 @@ def interfaced_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def give_attention_interface(model: PreTrainedModel) -> None:
-    """Change the class of attention modules that ignore the attention interface to a subclass that uses it.
-
-    The modules stay the same objects with the same weights; only their class changes, to a subclass.
-    """
+    """Change the class of attention modules that ignore the attention interface to a subclass that uses it."""
     for each in model.modules():
         own = _CLASSES.get(type(each))
         if own is None:
@@ -242,7 +242,7 @@ _SEEN: ContextVar[tuple[tuple[See, str], ...]] = ContextVar("sink_lens_seen", de
 
 
 def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
-    """Within the block, call ``see`` with the queries, keys and values that a module gives to its attention function.
+    """Within the block, a module's attention function gets what ``see`` returns for its queries, keys and values.
 
     While the module runs, its configuration names a function that calls ``see`` and then the usual attention function.
     """
@@ -262,7 +262,7 @@ def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractCo
 
 
 def _watch_and_attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Pass queries, keys and values to the watching functions, then call the usual attention function."""
+    """Pass queries, keys and values through the latest watching function, then on to the usual attention function."""
     (see, name), *others = _SEEN.get()
     eager: Any = sys.modules[type(module).__module__]
     attend = AttentionInterface().get_interface(name, eager.eager_attention_forward)
@@ -297,7 +297,10 @@ class InterfacedAttentionBridge(AttentionBridge):
         scaling: float,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Compute attention and run the hooks of scores and pattern; the pattern returned is None."""
+        """Compute attention, running the hooks of scores and pattern; return the output, and None for the pattern.
+
+        Scores are products times ``scaling``. A mask is boolean (True is visible) or is added; None means causal.
+        """
         length, n_keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
         if mask is None:
             mask = torch.ones(length, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - length)
@@ -345,12 +348,12 @@ class FusedRowsLinear(nn.Module):
 
     @property
     def bias(self) -> Float[Tensor, " value"] | None:
-        """The entries of the fused projection's bias; None if it has no bias."""
+        """The entries of the fused projection's bias for these rows; None if it has no bias."""
         bias = self._fused[0].bias
         return None if bias is None else bias[self.rows]
 
     def forward(self, x: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position value"]:
-        """Project with these rows; all heads are side by side in the output."""
+        """Project ``x`` with these rows; all heads are side by side in the output."""
         return nn.functional.linear(x, self.weight, self.bias)
 
 
@@ -360,7 +363,7 @@ class _SharedInterleavedAdapter:
     cfg: Any
 
     def split_qkv_matrix(self, original_attention_component: Any) -> Any:
-        """Return the layers for queries, keys and values, which share the fused projection's weights."""
+        """Return layers for queries, keys and values, which share the weights of an attention's fused projection."""
         fused = original_attention_component.query_key_value
         numbers = torch.arange(fused.out_features, device=fused.weight.device)
         parts = rearrange(numbers, "(head part d_head) -> part (head d_head)", part=3, head=self.cfg.n_heads)
@@ -388,6 +391,7 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
     """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
 
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
+        """Return layers for queries, keys and values, which share the weights of an attention's fused projection."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
         ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
         return tuple(FusedRowsLinear(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))

@@ -76,7 +76,7 @@ class LensModel:
 
     @property
     def d_value(self) -> int:
-        """Width of one head's values; in latent attention it differs from the width of the keys."""
+        """Width of one head's values, the smallest if layers differ; in latent attention, keys have another width."""
         return self._smallest_size("d_value")
 
     @property
@@ -111,7 +111,7 @@ class LensModel:
         return min(map(self.n_neurons, layers))
 
     def n_neurons(self, layer: int) -> int:
-        """Number of neurons in one layer's MLP."""
+        """Number of neurons in one layer's MLP, over all its experts; 0 if the model has no site ``neurons``."""
         if self.family.experts is not None:
             return self.layer(layer).get_submodule(str(self.family.mlp)).__dict__["width"]
         if self.family.down is None:
@@ -133,7 +133,7 @@ class LensModel:
     def sizes(self, axes: str, *, n_positions: int, layer: int | None = None) -> tuple[int, ...]:
         """Return the size of each of these axes (``SITES[name].axes``) in a layer, without the axis of sequences.
 
-        Without a layer it is the smallest size of any layer.
+        Axes of positions have ``n_positions`` entries. Without a layer, each size is the smallest of any layer.
         """
         if layer is None or not self.family.own_sizes:
             return axis_sizes(self, axes, n_positions=n_positions)
@@ -153,7 +153,7 @@ class LensModel:
         return getattr(self.config, "max_position_embeddings", None)
 
     def reach(self, layer: int) -> int | None:
-        """Return the length of a layer's sliding window in positions, with the query's own; None without a window."""
+        """Return the number of positions in a layer's sliding window, with the query's own; None without a window."""
         return sliding_window_of(self.config, layer=layer)
 
     @property
@@ -269,7 +269,7 @@ def linear_layers_text(lens: LensModel) -> str:
 
 
 def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
-    """Return a text that says which layers lack one of these sites, and why; empty if no layer does."""
+    """Return a text that says which layers lack one of these sites, and why; empty if every layer has all of them."""
     if said := linear_layers_text(lens):
         return "" if OF_ATTENTION.isdisjoint(sites) else said
     others = sorted({*range(lens.n_layers)} - {*lens.layers_with("k")})
@@ -282,7 +282,7 @@ def check_plain_layers(lens: LensModel) -> None:
     """Raise an error unless every layer consists of plain attention and an MLP.
 
     Raises:
-        ModelError: the model is a hybrid, or its layers multiply the stream (Gemma 4).
+        ModelError: some layers have no attention, or a mixer beside it; or layers multiply the stream (Gemma 4).
     """
     other = "need another model. This one is traced, measured, swept and patched"
     if found := linear_layers_text(lens):
@@ -312,7 +312,7 @@ def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> Non
 
 
 def count_from_start(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
-    """Convert negative layer numbers, which count from the last layer, to numbers from the first."""
+    """Convert negative layer numbers, which count from the last of ``n_layers``, to numbers from 0; keep all others."""
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
 
 

@@ -186,7 +186,7 @@ def weights_hash(lens: LensModel) -> str:
 
 
 def random_init(lens: LensModel, *, seed: int) -> LensModel:
-    """Make the random-init baseline: a model with the same configuration and fresh random weights.
+    """Make the random-init baseline: a model with the same configuration and random weights, drawn with ``seed``.
 
     Claims about training are compared with it. The caller's random state does not change.
     """
@@ -206,7 +206,7 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
 
 
 def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
-    """Raise ModelError, before weights are read, if main memory has no room for them."""
+    """Raise ModelError if free memory has no room for the weights in ``folder`` (of model ``name``) as ``dtype``."""
     header = read_folder_header(folder)
     # a link may lead nowhere
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.exists())
@@ -240,7 +240,10 @@ def _without_bars_and_conversion() -> Iterator[None]:
 
 
 def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the local folder of a model name (None for a hub name), and notes, such as on a conversion."""
+    """Return the local folder of the model ``name`` (None for a hub name), and notes for the reader of the results.
+
+    ``announce`` is called with a line before a conversion or a search on the hub; if None, the line is logged.
+    """
     if name == DEFAULT_MODEL:
         gguf = bundled_gguf()
         return converted_folder(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
@@ -262,7 +265,7 @@ def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Pa
 
 
 def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
-    """Return the error text that says why a model cannot be loaded, and what is needed."""
+    """Return a text that says why model ``name`` in ``folder`` (None: on the hub) cannot be loaded, after ``error``."""
     reason = first_line_of_error(error)
     if folder is None:
         return (
@@ -280,17 +283,14 @@ def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
 
 
 def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrainedConfig:
-    """Read a model's configuration; the kernel that it names is ignored, since transformers might download it."""
+    """Read a configuration from a folder, or a hub name at a branch, but not its kernel, which might be downloaded."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=branch)
     choose_no_kernel(config)
     return config
 
 
 def _load_tokenizer(source: str, *, branch: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer beside the weights; None if there is no tokenizer file.
-
-    For some families transformers would make up an empty tokenizer if no tokenizer file exists.
-    """
+    """Load the tokenizer from a folder, or from a hub name at a branch; None if there is no tokenizer file."""
     options: dict[str, Any] = {LENIENT: False, "revision": branch}
     try:
         if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
@@ -313,7 +313,7 @@ def _placement_arguments(
     device_map: str | Mapping[str, Any] | None,
     max_memory: str | None,
 ) -> dict[str, Any]:
-    """Return the arguments of ``from_pretrained`` that place the weights; raise InputError for contradictions."""
+    """Return arguments that place the weights: ``device``, or ``device_map`` and ``max_memory``; refuse mixtures."""
     if device is not None and device_map is not None:
         raise InputError("both device and device_map were given; need at most one")
     if max_memory is not None and device_map is None:

@@ -95,7 +95,7 @@ def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[No
 
 
 def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
-    """Copy a tensor to a device, without waiting for a GPU's work; return the tensor itself if it is there already.
+    """Copy a tensor to a device, in ``dtype`` if given, without waiting for a GPU; if it has both, return it.
 
     The tensor may be changed as soon as the call returns.
     """
@@ -103,10 +103,7 @@ def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype
 
 
 def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
-    """Replace in place the GPU tensors in these lists by copies on the CPU, many tensors in one transfer.
-
-    One transfer for each tensor would wait for the GPU each time.
-    """
+    """Replace in place the GPU tensors in these lists by copies on the CPU, many tensors in one transfer."""
     away = [(parts, at) for parts in lists for at, part in enumerate(parts) if part.device.type != "cpu"]
     for kind in dict.fromkeys((parts[at].device, parts[at].dtype) for parts, at in away):
         own, held = [], 0

@@ -65,7 +65,7 @@ class NoBridge:
 
 
 def why_offloaded(model: nn.Module, *, name: str) -> str:
-    """Return the text that says why a model with weights on disk cannot be changed."""
+    """Return the text that says why the model ``name``, which has weights on disk, cannot be changed."""
     whole = sum(one.numel() * one.element_size() for _, one in _distinct_parameters(model))
     return (
         f"{bytes_on_disk(model) / 1e9:.2f} of {whole / 1e9:.2f} GB of the weights of {name} are on disk, and "

@@ -14,7 +14,7 @@ from .offload import in_memory
 
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
-    """Check whether a parameter is quantised: stored as anything but floating-point numbers of 16 bits or more."""
+    """Check whether a module's parameter ``name`` is quantised, and not floating-point numbers of 16 bits or more."""
     weight: Any = getattr(module, name, None)
     plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1
     return not plain
@@ -42,7 +42,7 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
 
 
 def check_not_packed(module: nn.Module, name: str = "weight") -> None:
-    """Raise an error for a packed (quantised) parameter, whose numbers cannot be changed or sliced.
+    """Raise an error if a module's parameter ``name`` is packed (quantised): its numbers cannot be changed or sliced.
 
     Raises:
         ModelError: the parameter is packed.

@@ -67,7 +67,7 @@ def _fire_point(
     family: Family,
     sizes: dict[str, int],
 ) -> Any:
-    """Run a site's hook point on a module's output, as a forward hook; return the changed output, None if unchanged."""
+    """Run a hook point on the site at an address in a module's output; return the changed output, None if unchanged."""
     if not point.has_hooks():
         return None
     whole: Tensor = output[0] if isinstance(output, tuple) else output

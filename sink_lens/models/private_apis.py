@@ -39,7 +39,7 @@ def uncompiled_function(function: FunctionType) -> Any:
 def fused_attention_on_cpu(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Any, ...]:
-    """Run PyTorch's flash attention on the CPU; return output and log-sum-exp of each row of scores."""
+    """Run PyTorch's flash attention on the CPU, causal without a mask; return output and log-sum-exp of each query."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
     )
@@ -48,7 +48,7 @@ def fused_attention_on_cpu(
 def fused_attention_on_gpu(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Any, ...]:
-    """Run PyTorch's memory-efficient attention on CUDA; return output and log-sum-exp, which has padded rows."""
+    """Run memory-efficient attention on CUDA, adding ``bias`` to the scores; return output and padded log-sum-exp."""
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, 0.0, causal, scale=scale
     )
@@ -75,7 +75,7 @@ def kernel_of(config: Any) -> str:
 
 
 def choose_no_kernel(config: Any) -> None:
-    """Set a configuration to the library's default attention and experts, so that no kernel is downloaded."""
+    """Set a configuration to transformers' default attention and experts, so that no kernel is downloaded."""
     config._attn_implementation = config._experts_implementation = None
 
 
@@ -89,7 +89,7 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
 
 @contextlib.contextmanager
 def use_kernel(config: Any, name: str) -> Iterator[None]:
-    """Within the block, a configuration chooses this attention function."""
+    """Within the block, a configuration chooses the attention function ``name``."""
     before = config._attn_implementation
     try:
         config._attn_implementation = name
@@ -120,7 +120,7 @@ def save_checkpoint(trainer: Trainer, model: nn.Module) -> None:
 
 
 def use_one_gpu(arguments: Any) -> None:
-    """Let the Trainer use only one GPU, instead of ``DataParallel`` over all GPUs."""
+    """Let a Trainer with these training arguments use only one GPU, instead of ``DataParallel`` over all GPUs."""
     arguments._n_gpu = 1
 
 

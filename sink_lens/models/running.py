@@ -54,13 +54,13 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
 
 
 def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractContextManager[object]:
-    """Within the block, only this caller may use the model; for models that are not wrapped yet."""
+    """Within the block, only this caller may use the model ``name``, which has these modules and is not wrapped yet."""
     return _hold_lock(lock_of(*modules), name=name)
 
 
 @contextlib.contextmanager
 def _hold_lock(turns: ModelLock, *, name: str) -> Iterator[bool]:
-    """Within the block, this caller holds the lock; yield True if it did not hold the lock before."""
+    """Within the block, this caller holds ``turns``, the lock of model ``name``; yield True if it did not before."""
     if turns in _INSIDE.get():
         raise InputError(
             f"a pass of {name} was asked for inside another one, by an edit, a reading or a hook; need what it "
@@ -103,7 +103,7 @@ def forbid_nested_passes(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
-    """Within the block, switch off attributes (``names``) in dicts of modules: True to False, others to None."""
+    """Within the block, set these names in ``settings``, dicts of module attributes: True to False, others to None."""
     changed = [(own, name, own[name]) for name in names for own in settings if own.get(name)]
     for own, name, before in changed:
         own[name] = False if before is True else None
@@ -133,7 +133,7 @@ def prepare_pass(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prepare_passes(lens: LensModel) -> Iterator[None]:
-    """Within the block, only this caller may use the model, in eval mode; run passes in ``forbid_nested_passes``."""
+    """Within the block, only this caller may use the model, in eval mode; run each pass in ``forbid_nested_passes``."""
     with exclusive_use(lens), in_eval_mode(lens):
         yield
 

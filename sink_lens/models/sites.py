@@ -60,7 +60,7 @@ class Site:
 
     @property
     def by_token(self) -> bool:
-        """Check whether each value belongs to one token, and not to a query and a key."""
+        """True if each value belongs to one token; False if it belongs to a query and a key (scores and pattern)."""
         return self.parts[0] == "position"
 
     @property
@@ -78,6 +78,7 @@ class Site:
 
 
 def _join_path(*parts: str | None) -> str:
+    """Join parts of a module's path with dots, and skip parts that are None or empty."""
     return ".".join(part for part in parts if part)
 
 
@@ -348,7 +349,10 @@ def read_site(
     d_value: int,
     batch: int,
 ) -> "Float[Tensor, 'batch position *value']":
-    """Extract a site's tensor from a submodule's input or output: split a fused projection, view by heads."""
+    """Extract a site from a submodule's input or output (``tensor``): split a fused projection, view it by heads.
+
+    ``address`` says which part. Sizes are those of the layer's heads; ``batch`` is the number of sequences.
+    """
     if tensor.dim() == 2:  # OPT flattens batch and position around its MLP
         tensor = tensor.unflatten(0, (batch, -1))
     if address.scale != 1:

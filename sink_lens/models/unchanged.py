@@ -142,7 +142,7 @@ class ModelRecord:
             self._hook_ids = list(map(tuple, self._hooks))
 
     def values(self) -> "TensorValues":
-        """Record the present values of all parameters and buffers; a result checks them before later passes."""
+        """Return a record of the present values of the plain model's parameters and buffers, to be checked later."""
         return TensorValues(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
 
     def note_addresses(self) -> None:
@@ -155,7 +155,10 @@ class ModelRecord:
         return any(one.untyped_storage().data_ptr() in plain for one in self._tensors[self._n_plain :])
 
     def _note_modules(self, root: nn.Module, *, where: str, seen: set[int]) -> Iterator[nn.Module]:
-        """Record and yield every module below ``root``, each once; hook points, which users may change, are skipped."""
+        """Record and yield ``root`` and every module in it, except hook points and modules whose ids are in ``seen``.
+
+        Their ids are added to it. ``where`` begins their names in errors; settings are recorded only where it is empty.
+        """
         waiting: list[tuple[str, Any]] = [("", root)]
         while waiting:
             path, module = waiting.pop()
@@ -167,7 +170,7 @@ class ModelRecord:
             waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
 
     def _note_module(self, module: nn.Module, *, name: str, settings: bool) -> None:
-        """Record a module's parameters, buffers, submodules, forward, hooks and, if ``settings``, its settings."""
+        """Record tensors, submodules, forward and hooks of the module ``name`` and, if ``settings``, its settings."""
         growing = any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWING)
         for kind in ("_parameters", "_modules") if growing else _WORD:
             container: dict[str, Any] = getattr(module, kind)
@@ -197,13 +200,14 @@ class ModelRecord:
             self._hook_names.append(name or "the model")
 
     def _note_settings(self, own: dict[str, Any], *, name: str) -> None:
-        """Record the public attributes of a module that are numbers, texts or None."""
+        """Record settings in ``own``, the attributes of a module or configuration ``name``: numbers, texts, None."""
         for key, value in own.items():
             free = key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS)
             if not free and (value is None or isinstance(value, int | float | str)):
                 self._note_entry(own, key, f"{key} of {name or 'the model'}")
 
     def _note_entry(self, container: dict[str, Any], key: str, name: str) -> None:
+        """Record the object under ``key`` of a container (None if there is none); errors call it ``name``."""
         self._containers.append(container)
         self._keys.append(key)
         self._objects.append(container.get(key))
@@ -218,7 +222,7 @@ class TensorValues:
         self._before = self._versions_and_hashes()
 
     def changed(self) -> list[str]:
-        """Return the names of the tensors whose values have changed since."""
+        """Return the names of the tensors whose values have changed since the record was made."""
         pairs = zip(self._named, self._before, self._versions_and_hashes(), strict=True)
         return [name for (name, _), before, now in pairs if before != now]
 
@@ -244,13 +248,14 @@ class TensorValues:
 
 
 def _changed_error(found: str, *, also: str = "") -> ModelError:
+    """Return the error for a changed model: ``found`` says what was changed, ``also`` what can be done besides."""
     return ModelError(
         f"the model was changed after it was wrapped: {found}; need the model as it was. Wrap it again{also}"
     )
 
 
 def _refuse_hook(hook: object, *, name: str) -> None:
-    """Raise ModelError for a forward hook that was added to a module; if ``hook`` is None, for a removed one."""
+    """Raise ModelError: ``hook`` was added to module ``name`` or, if ``hook`` is None, a forward hook was removed."""
     if hook is None:
         raise _changed_error(f"a forward hook of {name} was removed")
     raise _changed_error(
@@ -261,7 +266,7 @@ def _refuse_hook(hook: object, *, name: str) -> None:
 
 
 def _refuse_change(now: object, before: object, *, name: str) -> None:
-    """Raise ModelError that says how the present object of this name differs from the recorded one."""
+    """Raise ModelError if the present object ``now`` of this name is another than ``before``; equal settings pass."""
     if now is before:
         return
     if name in ("compatibility_mode of the bridge", f"{PROCESSED} of the bridge"):
@@ -310,10 +315,7 @@ def plain_name(path: str) -> str:
 
 
 def _hash_of_bits(tensor: Tensor) -> int:
-    """Return a hash of a tensor's bits, which changes when entries change or exchange places.
-
-    It does not depend on the number of threads.
-    """
+    """Return a hash of a tensor's bits, which changes when entries change or exchange places."""
     with torch.no_grad():
         flat = tensor.detach().contiguous().flatten().view(torch.uint8)
         flat = flat.clone() if flat.storage_offset() % 8 else flat
@@ -347,7 +349,7 @@ _NEW = Lock()
 
 
 def state_of(unchanged: ModelRecord, *modules: nn.Module) -> LensState:
-    """Make the state of a new lens from its record and the lock of the model that has these modules."""
+    """Make the state of a new lens from ``unchanged``, its record, and the lock of the model that has these modules."""
     turns = lock_of(*modules)
     turns.noted.add(unchanged)
     return LensState(turns=turns, unchanged=unchanged)

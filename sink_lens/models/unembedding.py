@@ -67,7 +67,7 @@ def losses_from_states(
 def next_token_losses(
     logits: Float[Tensor, "batch position vocab"], tokens: Int[Tensor, "batch position"]
 ) -> Float[Tensor, "batch target"]:
-    """Return the loss of every token but the first, in nats."""
+    """Return the loss of every token but the first, in nats, from the logits at the position before it."""
     rows = zip(logits[:, :-1], copy_to_device(tokens[:, 1:], logits.device), strict=True)
     return torch.stack([target_losses(own.float(), ids) for own, ids in rows])
 

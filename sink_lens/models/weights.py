@@ -46,7 +46,7 @@ class AttentionWeights:
     def keys(
         self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
     ) -> Float[Tensor, "*value kv_head d_head"]:
-        """Return each key-value head's keys, without bias, of an input of the attention.
+        """Return each key-value head's keys, without bias, for inputs ``x`` of the attention.
 
         With ``dimensions``, they are made from these dimensions of the input only; a tensor whose rows are several sets
         of dimensions gives one more axis, the first. In latent attention the keys are those at position 0, where
@@ -68,7 +68,7 @@ class AttentionWeights:
         return torch.cat([normed / of_norm[..., None, None].to(found.dtype), rotary], dim=-1)
 
     def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
-        """Return each key-value head's values, without bias, of an input of the attention."""
+        """Return each key-value head's values, without bias, for inputs ``x`` of the attention."""
         w_v = self.w_v.to(x.device, x.dtype)
         found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
         return found if self.latent is None else found / self.latent.scale(x)[..., None, None].to(found.dtype)
@@ -84,7 +84,7 @@ class KeyValueLatent:
     """Dimensions of a head's key that the latent makes; the others are rotated, and the same in all heads."""
 
     def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """Return the root mean square by which the norm divides the latent of an input of the attention."""
+        """Return the root mean square by which the norm divides the latent, for inputs ``x`` of the attention."""
         found = x.float() @ self.w_down.to(x.device).float().T
         return (found.square().mean(-1) + self.eps).sqrt()
 
@@ -111,7 +111,7 @@ class Norm:
     """False where the model multiplies by a constant, as Granite does before it adds to the stream."""
 
     def scale(self, x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
-        """Return the number by which the norm divides ``x``: its root mean square or, if centred, its deviation."""
+        """Return what divides ``x``: its root mean square or, if centred, deviation; 1 if the norm only multiplies."""
         x = x.float()
         if not self.divides:
             return torch.ones_like(x[..., 0])
@@ -142,7 +142,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     """Return the projections of one layer's attention, split by heads.
 
     Raises:
-        SiteError: the layer has no attention.
+        SiteError: the layer has no attention, or attends to the keys of another layer (Gemma 4).
     """
     check_unchanged(lens)
     check_attention(lens, [layer], what="weights of an attention")
@@ -192,12 +192,11 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
 
 def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
-    """Return the weights of latent attention: products of its two projections with the norm's gain between."""
+    """Return the weights of a latent attention (``module``): products of two projections and the gain between them."""
     family, d_value = lens.family, lens.d_value
     of_latent, rotated = module.qk_nope_head_dim, module.qk_rope_head_dim
 
     def weight(name: str) -> Tensor:
-        """Weight of one of the attention's projections, in float32."""
         return _linear_weights(module.get_submodule(name), lens)[0].float()
 
     def unrotated(rows: Float[Tensor, "*batch d_head d_model"]) -> Float[Tensor, "*batch d_head d_model"]:
@@ -234,7 +233,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
 def exact_keys(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
-    """Return the keys that an input of the attention has at one position, with bias and norm, as the site ``k``."""
+    """Return the keys of inputs ``x`` of a layer's attention at one position, with bias and norm, as the site ``k``."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
         found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
@@ -276,7 +275,7 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
 
 
 def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
-    """Return the projections of an MLP with experts: gate, up and down with all neurons on one axis of ``width``."""
+    """Return gate, up and down-projection of an MLP with experts; zeros fill the axis of all neurons to ``width``."""
     parts = mlp_parts(block)
     gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
     with contextlib.ExitStack() as loaded:
@@ -363,7 +362,10 @@ def final_norm(lens: LensModel) -> Norm:
 
 
 def _read_norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
-    """Return gain, bias, eps and kind (RMSNorm or LayerNorm) of a norm module that norms ``width`` numbers."""
+    """Return gain, bias, eps and kind (RMSNorm or LayerNorm) of a norm module.
+
+    ``width`` is the number of entries that it norms; if None, that of its stored gain or, without one, of a head.
+    """
     check_unchanged(lens)
     with in_memory(module):
         weight: Any = getattr(module, "weight", None)

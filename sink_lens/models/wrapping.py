@@ -105,7 +105,7 @@ def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None) -> LensModel:
-    """Make a ``LensModel`` from a bridge."""
+    """Make a ``LensModel`` from the bridge ``model``; a tokenizer or name that is None is taken from the bridge."""
     if is_processed(model):  # folding keeps the logits of most families, and changes the neurons and the norms
         raise ModelError(
             "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
@@ -197,7 +197,7 @@ def assemble_lens(
 def _note_state(
     plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.MergedModel | None
 ) -> LensState:
-    """Record the model's present state, which shares the lock of other lenses on the same modules."""
+    """Record the state of the plain model, its bridge and, if adapters were ``merged``, the user's own model."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
     if merged is None:
         return state_of(ModelRecord(plain, bridge=bridge), *parts)
@@ -206,7 +206,7 @@ def _note_state(
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
-    """Return why a model's fused projections cannot be split for a bridge; None if they can or there are none."""
+    """Return why fused projections of this family's model ``name`` cannot be split; None if they can or are absent."""
     if family.qkv_layout == "separate" and not family.gate_up_fused:
         return None
     layers: Any = plain.get_submodule(family.layers)
@@ -223,7 +223,7 @@ def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str 
 def _build_bridge(
     model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
 ) -> TransformerBridge:
-    """Build the model's TransformerLens bridge, with this library's adapter if it has one."""
+    """Build the bridge of a model with this family, tokenizer and name; use this library's adapter if it has one."""
     headnorm.register_head_norm_adapter()
     set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
@@ -269,7 +269,7 @@ def keep_random_state() -> Iterator[None]:
 def _reloadable_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Iterator[PreTrainedTokenizerBase | None]:
-    """Yield a copy of the tokenizer that the bridge can load by its name and change; valid within the block."""
+    """Within the block, a copy of the tokenizer that the bridge can load by its name and change; None without one."""
     if tokenizer is None:
         yield None
         return
@@ -305,6 +305,6 @@ def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _set_tensor(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
-    """Replace a parameter or buffer of a model, by its name in the ``state_dict``."""
+    """Replace a parameter or buffer of a model by ``tensor``; ``key`` is its name in the ``state_dict``."""
     path, _, leaf = key.rpartition(".")
     setattr(model.get_submodule(path), leaf, tensor)

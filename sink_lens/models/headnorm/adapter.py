@@ -42,7 +42,7 @@ class QueryBridge(LinearBridge):
     given: Tensor | None = None
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Project the input, as the stock bridge does."""
+        """Project the input as the stock bridge does, and keep input and output."""
         self.seen = input
         self.given = super().forward(input, *args, **kwargs)
         return self.given
@@ -54,7 +54,7 @@ class HeadOutputBridge(GeneralizedComponent):
     def forward(
         self, z_raw: Tensor, gamma: Tensor | None, gate: Tensor | None, positions: Tensor | None = None
     ) -> Tensor:
-        """Apply the norm or scale and the gate, between the two hooks."""
+        """Norm ``z_raw`` by ``gamma``, scale it by positions and gate it, each if given, between the two hooks."""
         assert self.original_component is not None
         return self.hook_out(self.original_component(self.hook_in(z_raw), gamma, gate, positions))
 
@@ -75,7 +75,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         return super().forward(*args, **kwargs)
 
     def _masked_softmax(self, attn_scores: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Compute attention weights from masked scores by the variant's rule (softmax, sink logit or sigmoid)."""
+        """Compute attention weights, in ``dtype`` if given, from masked scores by softmax, sink logit or sigmoid."""
         if self._attention.variant == "sigmoid":
             return attn_scores.to(dtype).sigmoid()
         if self._attention.key_bias is not None:
@@ -85,7 +85,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         return super()._masked_softmax(attn_scores, dtype=dtype)
 
     def _pre_output_projection(self, attn_output: Tensor) -> Tensor:
-        """Apply the variant's norm, scale or gate to the heads' aggregated values."""
+        """Apply the variant's norm, scale or gate to ``attn_output``, the heads' aggregated values side by side."""
         gate = None
         if self._attention.gated:
             seen, self.q.seen = self.q.seen, None
@@ -98,6 +98,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
 
     @property
     def _attention(self) -> Any:
+        """The Hugging Face attention module that this component wraps."""
         return self.original_component
 
 
@@ -112,7 +113,7 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
         self.supports_center_writing_weights = False
 
     def _build_attention_bridge(self) -> Any:
-        """Build the attention with hook points for gate, norm and head output."""
+        """Return a new bridge component of the attention, with hook points for gate, norm and head output."""
         head_out = HeadOutputBridge(name="head_out")
         head_out.mark_pos_dim(1)
         norms = {
@@ -124,10 +125,7 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
 
 
 def register_head_norm_adapter() -> str:
-    """Register the adapter with TransformerLens, unless an entry point already did, and return its name, `HEAD_NORM`.
-
-    Repeated calls change nothing.
-    """
+    """Register the adapter with TransformerLens, unless an entry point already did; return its name, `HEAD_NORM`."""
     ArchitectureAdapterFactory.discover_entry_points()  # first, since registering a name twice warns
     ArchitectureAdapterFactory.register_adapter(HEAD_NORM, HeadNormAdapter)
     return HEAD_NORM

@@ -20,7 +20,7 @@ _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
 
 
 def _refuse_with_input_error(cls: type) -> type:
-    """Class decorator: a field that transformers refuses raises ``InputError`` from ``__init__``.
+    """Return the class, changed so that its ``__init__`` raises ``InputError`` for a field that transformers refuses.
 
     Most fields are checked before ``__post_init__``, by an ``__init__`` that transformers writes for each subclass.
     """
@@ -28,7 +28,6 @@ def _refuse_with_input_error(cls: type) -> type:
 
     @wraps(written)
     def checked(self: Any, *args: Any, **given: Any) -> None:
-        """Set the configuration, with an error of ours if a field cannot be used."""
         try:
             written(self, *args, **given)
         except (AttributeError, TypeError, ValueError, StrictDataclassError) as error:

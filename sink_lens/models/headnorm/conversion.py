@@ -83,7 +83,7 @@ def _check_windows(model: PreTrainedModel) -> None:
 
 
 def _copy_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
-    """Copy the weights that both models have; return their names.
+    """Copy from ``model`` to ``made`` the weights that both have in the same shape; return the names of these weights.
 
     Raises:
         InputError: the models differ in weights that the variants do not explain.

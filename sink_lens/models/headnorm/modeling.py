@@ -45,7 +45,7 @@ _WITH_SINKS = ("sink_logit", "off_by_one")
 
 
 def head_norm(z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float) -> Float[Tensor, "... d_head"]:
-    """Compute ``z / RMS(z) * gamma`` over the last axis, with the root mean square in float32."""
+    """Compute ``z / RMS(z) * gamma`` over the last axis; RMS(z) is ``sqrt(mean(z ** 2) + eps)`` in float32."""
     found: Tensor = _HeadNorm.apply(z, gamma, eps)
     return found
 
@@ -57,19 +57,19 @@ class _HeadNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, gamma: Tensor, eps: float) -> Tensor:  # type: ignore[override]
-        """``z`` divided by its root mean square over the last axis, times ``gamma``."""
+        """``z / sqrt(mean(z ** 2) + eps) * gamma``, with the mean over the last axis."""
         wide = z.float()
         return gamma * (wide * _inverse_rms(wide, eps)).to(z.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        """Save ``z``, ``gamma`` and eps for the backward pass."""
+        """Save the inputs (``z``, ``gamma`` and eps) in ``ctx`` for the backward pass."""
         z, gamma, ctx.eps = inputs
         ctx.save_for_backward(z, gamma)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """Gradients of the loss by ``z`` and by ``gamma``; eps has none."""
+        """Return the loss's gradients by ``z``, ``gamma`` and eps (None), from ``grad``, the gradient by the output."""
         z, gamma = ctx.saved_tensors
         wide = z.float()
         inverse = _inverse_rms(wide, ctx.eps)
@@ -81,7 +81,7 @@ class _HeadNorm(torch.autograd.Function):
 
 
 def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
-    """Return 1 / sqrt(mean square + eps) over the last axis, which is kept."""
+    """Return 1 / sqrt(mean square of ``wide`` + eps); the mean is over the last axis, which is kept with size 1."""
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
@@ -115,8 +115,8 @@ class HeadOutput(nn.Module):
     ) -> Float[Tensor, "batch position value"]:
         """Norm, scale or gate the aggregated values and put the heads side by side.
 
-        They are normed if a gain (``gamma``) is given, and scaled if positions are given. The gate has the axes [batch
-        position] and a last axis with one number per element or per head.
+        They are normed if a gain (``gamma``) is given, scaled by sqrt(position + 1) if positions are given, and
+        multiplied by the gate's sigmoid if a gate is given. A gate has one number per element, or per head, at a token.
         """
         z = z_raw if gamma is None else head_norm(z_raw, gamma, eps=self.eps)
         if positions is not None:
@@ -159,7 +159,7 @@ class HeadNormAttention(LlamaAttention):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
-        """Run Llama's attention, with ``head_out`` between the aggregated values and W_O; SDPA gives no pattern."""
+        """Run Llama's attention, with ``head_out`` before W_O; return output and pattern, which is None from SDPA."""
         positions = self.scaling_positions(position_ids)
         by_head = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(by_head)
@@ -212,6 +212,7 @@ class HeadNormAttention(LlamaAttention):
         return position_ids
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
+        """Return the attention function that the configuration names or, if it lacks the variant, one that has it."""
         implementation = kernel_of(self.config)
         if implementation not in ("eager", "sdpa") or self.variant not in ("sigmoid", "key_bias", *_WITH_SINKS):
             return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
@@ -270,9 +271,9 @@ def unfused_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute attention with a sink logit, or sigmoid attention; return output [batch query head d_head] and weights.
 
-    The sink logit takes mass and adds nothing, as in gpt_oss: one number per head, or one for each query of each head
-    ("batch head query"). The weights of sigmoid attention are ``sigmoid(q.k scaling)``, and exactly 0 where masked. A
-    mask is boolean (True is visible) or is added to the scores; None means causal.
+    The sink logit (``s_aux``) takes mass and adds nothing, as in gpt_oss: one number per head, or one for each query of
+    each head ("batch head query"). If it is None, attention is sigmoid: its weights are ``sigmoid(q.k scaling)``, and
+    exactly 0 where masked. A mask is boolean (True is visible) or is added to the scores; None means causal.
     """
     groups = query.shape[1] // key.shape[1]
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
@@ -299,10 +300,11 @@ def sink_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute softmax attention with a sink logit in the fused kernel; the logit is an extra first key.
+    """Compute softmax attention with a sink logit by the fused kernel; return [batch query head d_head] and None.
 
-    Without a mask, an extra first query is added too, so that every query sees the extra key under the kernel's own
-    causal mask. Heads are enlarged by one coordinate and then to a multiple of 8, as the CUDA kernels require.
+    The logit (``s_aux``, as in ``unfused_attention``) is an extra first key. Without a mask, an extra first
+    query is added too, so that every query sees the extra key under the kernel's own causal mask. Heads are enlarged by
+    one coordinate and then to a multiple of 8, as the CUDA kernels require.
     """
     n_query, d_head = query.shape[2:]
     groups = query.shape[1] // key.shape[1]
@@ -363,7 +365,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise weights from N(0, initializer_range), sink logits as 0.
+        """Initialise a module's weights from N(0, initializer_range), and its sink logits as 0.
 
         The standard deviation of projections that write to the stream is divided by sqrt(2 layers). Submodules are
         initialised before their parent, so W_V exists when gamma is computed from it.
@@ -442,6 +444,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         return (squares / len(tokens)).sqrt().float()
 
     def _attentions(self) -> list[HeadNormAttention]:
+        """Return the attention modules of the model, one for each layer, in order."""
         return [module for module in self.modules() if isinstance(module, HeadNormAttention)]
 
 
