@@ -115,7 +115,7 @@ def write_new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder: the size, time stamp and hash of every file in it.
+    """Write the manifest of a folder: ``content``, and the size, time stamp and hash of every file in the folder.
 
     Raises:
         OSError: the manifest cannot be written.
@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def find_fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
     """Describe the first file that is missing, of another size or changed; None if all files fit the manifest.
 
-    A file that still has its recorded time stamp is not hashed again.
+    A file that still has its recorded time stamp is not hashed again; with ``sizes_only`` no file is.
     """
     for name, recorded in manifest["files"].items():
         path = folder / name
@@ -170,7 +170,7 @@ def sha256_of(path: Path) -> str:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """The entries of the cache, sorted by kind and name, with what killed processes left; links are skipped."""
+    """The entries of the cache, sorted by kind and name, leftovers of killed processes included; links are skipped."""
     found = []
     for path in cache_folder().glob("*/*"):
         if not path.is_dir() or path.is_symlink() or not _lock_file(path).is_file():
@@ -221,8 +221,10 @@ def clear_cache(*, name: str | None = None) -> int:
 
 
 def _lock_file(folder: Path) -> Path:
+    """Return the path of the lock file beside a cache folder, which its ``.part`` and ``.old`` folders share."""
     return folder.with_name(f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock")
 
 
 def _lock(folder: Path) -> FileLock:
+    """Return the lock of a cache folder, which is not taken yet."""
     return FileLock(_lock_file(folder))  # the lock file stays: removing it while another process waits for it is a race

@@ -141,6 +141,7 @@ def _open_hub_dataset(source: str) -> Callable[[], Iterable[str]]:
 
 
 def _import_datasets(source: object) -> Any:
+    """Import the package ``datasets``; if it is not installed, raise an InputError that ``source`` needs it."""
     try:
         import datasets
     except ImportError as error:
@@ -152,7 +153,7 @@ def _import_datasets(source: object) -> Any:
 
 @contextlib.contextmanager
 def _raise_input_errors(what: str) -> Iterator[None]:
-    """Within the block, turn any error of ``datasets``, the hub or the file system into one readable InputError."""
+    """Turn errors in the block, of ``datasets``, the hub or the file system, into an InputError that says ``what``."""
     try:
         yield
     except InputError:
@@ -164,7 +165,7 @@ def _raise_input_errors(what: str) -> Iterator[None]:
 
 
 def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
-    """Yield the column ``text`` of each row; refuse a row without a text."""
+    """Yield the column ``text`` of each row; refuse a row without a text. Errors call the rows' source ``what``."""
     for row in rows:
         if _COLUMN not in row:
             raise InputError(
@@ -188,7 +189,7 @@ def _read_documents(path: Path) -> Iterator[str]:
 
 
 def _read_json_lines(path: Path) -> Iterator[str]:
-    """Read the texts of a .jsonl file, one per line; ``datasets`` refuses columns of several types."""
+    """Read the ``text`` of each line's JSON object; not by ``datasets``, which refuses columns of several types."""
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -206,7 +207,7 @@ def _read_json_lines(path: Path) -> Iterator[str]:
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
-    """Read the texts of a .parquet file, one per row."""
+    """Read the column ``text`` of each row of a .parquet file."""
     import pyarrow
     import pyarrow.parquet
 

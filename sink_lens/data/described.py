@@ -99,7 +99,7 @@ _MOST_DOTS = 5_000
 
 
 def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
-    """Read the top-level table of a TOML or JSON file as a dict.
+    """Read the top-level table of a TOML or JSON file as a dict; errors say that the file holds ``what``.
 
     Raises:
         InputError: the file is missing, cannot be read, or holds no table.

@@ -123,6 +123,7 @@ def read_pack(folder: Path) -> tuple[PackedSplit, PackedSplit]:
 
 
 def _open_split(folder: Path, split: str) -> PackedSplit:
+    """Open the split ``train`` or ``evaluation`` of a pack, without checking its files."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")
@@ -171,7 +172,7 @@ def _write_pack(
     settings: dict[str, Any],
     progress: bool,
 ) -> None:
-    """Write the two splits and their manifest into an empty folder."""
+    """Tokenise the documents in ``batches``, and write the two splits and their manifest into an empty folder."""
     dtype = np.dtype("<u2" if settings["vocab_size"] <= 1 << 16 else "<u4")
     n_documents = n_ids = 0
     stream = folder / "stream"
@@ -210,7 +211,7 @@ def _write_pack(
 
 
 def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray, *, settings: dict[str, Any]) -> str:
-    """Write the sequences with these indices, with BOS in front of each if the settings say so; return their hash."""
+    """Write ``rows[numbers]`` to ``SPLIT.npy``, each with BOS in front if the settings say so; return their hash."""
     shape = (len(numbers), settings["length"])
     digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
     written = np.lib.format.open_memmap(folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape)
@@ -225,13 +226,13 @@ def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray
 
 
 def _evaluation_rows(n_sequences: int, share: float) -> np.ndarray:
-    """Choose the evaluation sequences: indices of the middles of equally long stretches of the stream."""
+    """Choose a ``share`` of the sequences for evaluation: indices of the middles of equally long stretches."""
     count = max(1, round(n_sequences * share))
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 
 
 def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield documents in groups that are tokenised together, without empty documents."""
+    """Yield the documents in ``texts`` in groups that are tokenised together, without empty documents."""
     batch: list[str] = []
     size = 0
     for text in texts:

@@ -72,9 +72,9 @@ def continuation_ids(before: str, text: str, tokenizer: PreTrainedTokenizerBase)
 
 
 def prompt_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Text that the tokenizer turns into exactly these token ids, BOS left out; None if there is no such text.
+    """Text that the tokenizer turns into exactly these token ids, without a BOS at their start.
 
-    If all of them have no such text, the last 32, 8 or 2 are tried.
+    If there is no such text, the text of only the last 32, 8 or 2 ids is returned; None if they have none either.
 
     A sequence that was cut out of a text may begin within a word, so that its text has other tokens there.
     """
@@ -129,7 +129,7 @@ def answer_id(
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
-    """Refuse a text whose own ids begin with BOS, even after white space."""
+    """Refuse a text whose own ids begin with BOS, even after white space; the error calls the text ``what``."""
     bos = bos_id(tokenizer)
     if bos is None or bos not in ids:
         return
@@ -144,7 +144,7 @@ def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, wh
 def prompt_ids(
     prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
 ) -> list[list[int]]:
-    """Token ids of each prompt, with BOS in front if the condition says so.
+    """Token ids of each prompt, with BOS in front if the BOS condition ``bos`` says so.
 
     Raises:
         InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
@@ -169,7 +169,7 @@ def prompt_ids(
 
 
 def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
-    """Ids that plain text can have, ascending: all ids of the vocabulary that are not special."""
+    """Ids that plain text can have, ascending: all of the vocabulary that are below ``vocab_size`` and not special."""
     if vocab_size is not None and vocab_size < 1:
         raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
     if tokenizer is None:

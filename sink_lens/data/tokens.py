@@ -288,7 +288,7 @@ class TokenBatch:
         return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
 
     def with_bos(self, token: int) -> "TokenBatch":
-        """Return the same sequences behind a BOS token.
+        """Return the same sequences with a BOS token, whose id is ``token``, in front of each.
 
         Raises:
             InputError: they begin with BOS already.
@@ -351,7 +351,7 @@ Prompts = Tokens | str | Sequence[str]
 def as_batch(
     given: Prompts, tokenizer: PreTrainedTokenizerBase | None = None, *, bos: BosCondition = "auto"
 ) -> TokenBatch:
-    """Make a token batch from anything that a function takes as tokens or prompts; return a batch unchanged.
+    """Make a token batch of ids, a mapping or texts (read by ``tokenizer``, BOS by ``bos``); return a batch unchanged.
 
     Raises:
         InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length.
@@ -386,7 +386,7 @@ def _cut_batch(
     what: str,
     source: str,
 ) -> TokenBatch:
-    """Cut N ids into S sequences of ``length`` tokens; the ids of sequence i begin at floor(i N / S)."""
+    """Cut N ids (``what``, in errors) into S sequences of ``length`` tokens; sequence i begins at floor(i N / S)."""
     first = bos_ids(tokenizer, bos)
     body = length - len(first)
     if len(ids) < sequences * body:
@@ -418,7 +418,7 @@ def _draw_ids(
     *,
     source: str,
 ) -> TokenBatch:
-    """Draw ordinary ids uniformly: one per position for "random", one per sequence for "repeated"."""
+    """Draw ordinary ids uniformly: one per position for the source "random", one per sequence for "repeated"."""
     _check_size(sequences, length)
     first = bos_ids(tokenizer, bos)
     if generator.device.type != "cpu":

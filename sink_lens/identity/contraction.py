@@ -153,7 +153,7 @@ def direction_cosines(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.
 
 
 def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
-    """Return rows of the table ``layers`` for one measure: after each sublayer its cosine, excess and gain."""
+    """Return the rows of ``measure`` in the table ``layers``: its cosine (``found``), excess and gain at each place."""
     value, low, high = jackknife_interval(found)
     excess, excess_low, excess_high = jackknife_interval(found - found[:, :1])
     return pd.DataFrame(
@@ -174,7 +174,7 @@ def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.
 
 
 def _position_rows(sums: CosineSums) -> pd.DataFrame:
-    """Return the table ``positions``: per sublayer and position, the excess between sequences and the mean norm."""
+    """Return the table ``positions``: by sublayer and position, cosine and excess between sequences, and mean norm."""
     n, frames = sums.sequences, []
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:
@@ -186,7 +186,10 @@ def _position_rows(sums: CosineSums) -> pd.DataFrame:
 
 
 def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel) -> pd.DataFrame:
-    """Return the table ``alignment``: the contraction direction's cosine with preferred tokens and one dimension."""
+    """Return the table ``alignment``: the contraction direction's cosine with two tokens and with one dimension.
+
+    The tokens are those most often most and least probable (``ends``); the dimension is the largest at position 0.
+    """
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
     weight = unpacked_weight(lens.plain.get_output_embeddings(), dtype=lens.dtype).cpu()
@@ -208,7 +211,7 @@ def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel
 
 
 def _measure_sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
-    """Measure the model's sink on the first 32 sequences; return the name of each measure -> its value and unit."""
+    """Measure the model's sink on the first 32 sequences of ``draws``; return name of measure -> its value and unit."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
     frame = chain_measures(lens, from_tensor(tokens), threshold=SINK_THRESHOLD)

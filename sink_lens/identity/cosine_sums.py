@@ -114,7 +114,7 @@ class CosineSums:
         return (kept / sizes[:, None]).numpy()
 
     def direction(self, place: Place) -> np.ndarray:
-        """Return the contraction direction, [d_model], at a place: sequences' mean last state, scaled to norm 1."""
+        """Return the contraction direction [d_model] at a place: sequences' mean last unit state, scaled to norm 1."""
         mean = self.units[place][-1].double()
         return (mean / mean.norm()).numpy()
 
@@ -128,7 +128,7 @@ class PredictionCounts:
         self.smallest = torch.zeros(d_model, dtype=torch.int64)
 
     def add(self, last: Float[Tensor, "batch d_model"], *, lens: LensModel) -> None:
-        """Count these for more sequences, from the states at their last position after the final norm."""
+        """Count most and least probable tokens and smallest dimensions, from states after the final norm (``last``)."""
         with torch.no_grad():
             unembed: Any = lens.plain.get_output_embeddings()
             logits = unembed(last)
@@ -141,7 +141,10 @@ class PredictionCounts:
 
 
 def mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
-    """Return the mean cosine of all pairs of unit vectors, then without each block; from blocks' sums and sizes."""
+    """Return the mean cosine of all pairs of unit vectors: of all vectors first, then of all but those of each block.
+
+    ``sums`` has the sum of each block's vectors [block, d_model], and ``sizes`` their number.
+    """
     kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
     n = torch.cat([sizes.sum()[None], sizes.sum() - sizes])
     return ((kept.square().sum(-1) - n) / (n * (n - 1))).numpy()

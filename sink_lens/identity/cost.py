@@ -23,7 +23,7 @@ _FLOPS = 2e11
 
 
 def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
-    """Yield the output of ``--dry-run``: for each variant an estimate of parameters, tokens, time and memory.
+    """Yield the output of ``--dry-run``: an estimate of size, tokens, time and memory for each variant in ``config``.
 
     One forward pass over a few sequences of each variant's first model is timed. Memory is that of this process after
     the pass; the number of sequences does not change it.

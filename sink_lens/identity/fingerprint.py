@@ -126,7 +126,7 @@ def fingerprint(
 
 
 def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) -> list[ModelToMeasure]:
-    """List the models to compare; for a training run these are its first and its last checkpoint."""
+    """List the models to compare, of ``models`` and ``config``; a training run gives its first and last checkpoint."""
     texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
     named = models_to_measure(texts) if texts else []
     found = []
@@ -148,7 +148,7 @@ def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) ->
 
 
 def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: FingerprintConfig) -> list[str]:
-    """Return the notes of a comparison: which pairs' answers are doubtful, and why."""
+    """Return notes on doubtful answers: from the table ``pairs``, the models' facts ``known``, and the settings."""
     said = []
     if config.inputs != "tokens":
         said.append(
@@ -176,7 +176,7 @@ def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: Fi
 
 
 def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) -> Fingerprint:
-    """Write a finished comparison into its run folder."""
+    """Write a finished comparison (``found``) into the run folder ``out``; return it with ``folder`` set."""
     provenance: dict[str, Any] = {
         "models": found.tables["models"]["model"].tolist(),
         "weights_sha256": found.tables["models"]["weights_sha256"].tolist(),
@@ -200,11 +200,11 @@ def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool
 
 
 def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
-    """Run ``sink-lens fingerprint``: compare the models of a configuration, and write the run folder."""
+    """Run ``sink-lens fingerprint``: compare the models of ``config``; write the folder ``out``, or one in ``runs``."""
     folder = default_folder("fingerprint") if out is None else out
     return fingerprint(config=config, out=folder, overwrite=overwrite, progress=progress)
 
 
 def answer(found: Fingerprint) -> dict[str, Any]:
-    """Return the ``--json`` answer: sentences, notes and pairs."""
+    """Return the ``--json`` answer of a comparison: its sentences, its notes and the table of pairs."""
     return {"sentences": found.sentences, "notes": found.notes, "pairs": found.frame}

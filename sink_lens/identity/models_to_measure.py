@@ -37,7 +37,7 @@ class ModelToMeasure:
     source: str | UntrainedConfig | LensModel
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
-        """Load or build the model.
+        """Load or build the model on ``device``, with weights of ``dtype``; a model that is open is returned as it is.
 
         Raises:
             ModelError, InputError: the model cannot be loaded.
@@ -125,6 +125,6 @@ class RandomSequences:
         )
 
     def chunks(self, lens: LensModel) -> Iterator[TokenBatch]:
-        """Yield all sequences as token batches, in order."""
+        """Yield all sequences in order, as token batches of at most ``CHUNK`` sequences."""
         for index in range(-(-self.sequences // CHUNK)):
             yield self.chunk(lens, index)

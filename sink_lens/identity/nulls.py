@@ -88,11 +88,11 @@ class Null:
 
     @check_calls
     def log10_p(self, tau_bar: float, *, convention: Convention = "paper") -> float:
-        """Return log10 of the p value of ``tau_bar`` by the normal approximation; never below ``floor``."""
+        """Return log10 of the p value of ``tau_bar`` (normal approximation) by a ``Convention``; at least ``floor``."""
         return max(log10_p(self.z(tau_bar), convention=convention), self.floor)
 
     def p_by_draws(self, tau_bar: float) -> float:
-        """Return the p value of ``tau_bar``: the share of simulated draws at least as large; nan without draws."""
+        """Return the p value of ``tau_bar``, (1 + draws at least as large) / (1 + all draws); nan without draws."""
         if self.draws is None or not len(self.draws):
             return math.nan
         return (1 + int((self.draws >= tau_bar).sum())) / (1 + len(self.draws))
@@ -104,12 +104,12 @@ def analytical_null(n: int, *, shared: int) -> Null:
 
 
 def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
-    """Return, in ascending order, the ``count`` dimensions of states [n, d] with the smallest mean over inputs."""
+    """Return the ``count`` dimensions with the smallest mean over inputs, ascending; ``features`` has states [n, d]."""
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 
 def soften_states(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
-    """Return the log softmax of states [n, d] over the given coordinates alone, at a temperature: [n, coordinate].
+    """Return the log softmax of states (``features`` [n, d]) over the given coordinates alone, at a temperature.
 
     The log keeps the order and therefore tau, and it cannot underflow to ties.
     """
@@ -146,7 +146,10 @@ def simulate_null(name: str, *, n: int, width: int, count: int, temperature: flo
 
 
 def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
-    """Return the null ``shuffled``: ``tau_bar`` of two models' softened states if the rows of ``y`` are shuffled."""
+    """Return the null ``shuffled``: ``tau_bar`` of softened states ``x`` and ``y``, with the rows of ``y`` shuffled.
+
+    Each of ``draws`` values is from another shuffle.
+    """
     at_once = max(1, min(draws, _VALUES_AT_ONCE // x.size))
     found: list[float] = []
     while len(found) < draws:
@@ -159,7 +162,8 @@ def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.ran
 def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
     """Return the null ``relabelled``: ``tau_bar`` if one model's coordinates are renumbered at random.
 
-    ``matrix[i, j]`` is tau of coordinate i of one model with coordinate j of the other. Mean and deviation are exact.
+    ``matrix[i, j]`` is tau of coordinate i of one model with coordinate j of the other. Mean and deviation are exact;
+    ``draws`` random renumberings are kept beside them.
     """
     size = len(matrix)
     found = np.array([matrix[np.arange(size), generator.permutation(size)].mean() for _ in range(draws)])
@@ -178,7 +182,7 @@ def spread_over_permutations(matrix: np.ndarray) -> float:
 
 
 def _null_of_draws(name: str, draws: np.ndarray) -> Null:
-    """Return a null with the mean and deviation of simulated values; both are nan for fewer than two."""
+    """Return the null ``name`` with mean and deviation of the simulated ``draws``; both are nan for fewer than two."""
     if len(draws) < 2:
         return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
     return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

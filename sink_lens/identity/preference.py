@@ -51,7 +51,7 @@ class Votes:
         self._generator = generator
 
     def add(self, logits: Float[Tensor, "batch vocab"]) -> None:
-        """Add the predictions after a batch of sequences.
+        """Count the predictions of a batch of sequences: ``logits`` are those after each sequence's last token.
 
         Raises:
             InputError: the logits are not finite, as where a half-precision type overflows.
@@ -94,7 +94,7 @@ class Preference(Finding):
     """Token -> its mean probability."""
 
     def top(self, most: int = 20) -> pd.DataFrame:
-        """Return the tokens that are most often the most (argmax) and the least probable (argmin).
+        """Return the at most ``most`` tokens that are most often the most (argmax), and the least probable (argmin).
 
         The columns are kind, token, count, share of the sequences, and mean probability relative to the average token.
         """
@@ -148,12 +148,12 @@ def preference(
 
 
 def sequences_per_forward(lens: LensModel, *, length: int) -> int:
-    """Return how many sequences of this length one forward pass takes, so that its logits fit in memory."""
+    """Return how many sequences of ``length`` tokens one forward pass takes, so that its logits fit in memory."""
     return max(1, min(_TOKENS_A_FORWARD // length, _LOGITS_A_FORWARD // lens.d_vocab))
 
 
 def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab"]:
-    """Run the plain model and return the logits after the last token of each sequence."""
+    """Run the plain model on the sequences of ``part``; return the logits after the last token of each sequence."""
     with prepare_pass(lens), torch.no_grad():
         return lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1).logits[:, -1]
 
@@ -206,7 +206,10 @@ def _count_covering(ordered: np.ndarray, n: int) -> int:
 
 
 def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.DataFrame:
-    """Return rows of the table ``coverage``: the share of predictions that the k most frequent tokens make up."""
+    """Return rows of the table ``coverage`` for ``kind``: the share of ``n`` predictions that the top k tokens make up.
+
+    ``counts`` has how often each token is predicted; a row of ``chance`` has that of a simulation, the largest first.
+    """
     ranks = chance.shape[1]
     places = np.unique(np.geomspace(1, ranks, 60).round().astype(int))
     shares = chance.cumsum(1)[:, places - 1] / n
@@ -217,7 +220,7 @@ def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -
 
 
 def _mean_and_band(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean and the bounds of the middle 95% of values."""
+    """Return the mean of ``values``, and the lower and upper bound of their middle 95%."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 

@@ -37,7 +37,7 @@ class SurveyTables:
         seconds: float = float("nan"),
         error: str | None = None,
     ) -> None:
-        """Write one model's rows (``frames``) and directions (``tensors``), or the error if measuring failed."""
+        """Write one model's rows (``frames``), directions (``tensors``) and ``seconds``, or its ``error`` if any."""
         key: dict[str, Any] = {"model": one.name, "variant": one.variant, "seed": one.seed, "step": one.step}
         row = key | {"error": error}
         if lens is not None and frames is not None:
@@ -60,7 +60,7 @@ class SurveyTables:
         return {name: self._join_rows(name) for name in self.frames}
 
     def _join_rows(self, name: str) -> pd.DataFrame:
-        """Return a table with the rows of all models; the columns that name the model come first."""
+        """Return the table ``name`` with the rows of all models; the columns that name the model come first."""
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
         front = [column for column in ("model", "variant", "seed", "step") if column in whole.columns]
@@ -70,5 +70,6 @@ class SurveyTables:
         return whole
 
     def _write_table(self, name: str) -> None:
+        """Write the table ``name`` to the run folder: ``models`` and ``summary`` as CSV, others as parquet."""
         write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
         write(name, self._join_rows(name))

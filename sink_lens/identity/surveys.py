@@ -48,7 +48,7 @@ def survey(
     """Measure preference or contraction of several models, and write one run folder; an unfinished run is continued.
 
     Args:
-        config: a ``PreferenceConfig`` or ``ContractionConfig``, or ``preference`` or ``contraction``.
+        config: a ``PreferenceConfig`` or ``ContractionConfig``; or ``"preference"`` or ``"contraction"``, for defaults.
         out: the run folder; ``runs/KIND-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
@@ -57,7 +57,7 @@ def survey(
     Raises:
         InputError: a model, field or value that cannot be used.
         RunError: the folder cannot be used.
-        SinkLensError: no model could be measured: what is wrong with the first.
+        SinkLensError: no model could be measured; it is the error of the first one.
     """
     if isinstance(config, str):
         if config not in _CONFIGS:
@@ -129,19 +129,20 @@ def _random_sequences(config: SurveyConfig) -> RandomSequences:
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
+    """List the untrained models that ``config`` names, each followed by its copies with one switched part."""
     bases = [read_untrained(text) for text in config.untrained]
     return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
 
 
 def models_to_survey(config: SurveyConfig) -> list[ModelToMeasure]:
-    """List all models that a survey measures, trained and untrained."""
+    """List all models that a survey with this configuration measures: the trained ones, then the untrained ones."""
     return models_to_measure(config.models, configs=_untrained_models(config), seeds=config.seeds or (0,))
 
 
 def _measure_model(
     lens: LensModel, config: SurveyConfig, *, progress: bool
 ) -> tuple[Mapping[str, pd.DataFrame], dict[str, np.ndarray]]:
-    """Measure one model; return its tables, and sublayer -> contraction direction (empty for preference)."""
+    """Measure one model as ``config`` says; return its tables, and sublayer -> contraction direction if measured."""
     given: dict[str, Any] = asdict(_random_sequences(config)) | {"progress": progress}
     if isinstance(config, ContractionConfig):
         measured = contraction(lens, **given, sinks=config.sinks)
@@ -157,7 +158,7 @@ def _measure_model(
 
 
 def _agreement_rows(models: Sequence[str], directions: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """Return the table ``agreement``: cosines of every two models' directions, keyed ``MODEL|LAYER.STAGE``."""
+    """Return the table ``agreement``: cosines of every two models' ``directions`` (``MODEL|LAYER.STAGE`` -> vector)."""
     by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in models}
     for name, tensor in sorted(directions.items(), key=lambda one: int(one[0].rpartition("|")[2].partition(".")[0])):
         model, _, place = name.rpartition("|")

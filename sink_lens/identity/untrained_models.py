@@ -183,7 +183,7 @@ class PositionedEmbedding(nn.Embedding):
 
 
 def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
-    """Return the Hugging Face configuration of the style's class, before any part is switched."""
+    """Return the Hugging Face configuration that fits ``config``, for the style's class, before parts are switched."""
     special: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     activation = _activation_name(config.activation)
     shared = special | {
@@ -210,11 +210,15 @@ def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
 
 
 def _activation_name(name: str | None) -> str:
+    """Return the name that Hugging Face has for an activation: ``linear`` for identity, else the same name."""
     return "linear" if name == "identity" else str(name)
 
 
 def _switch_parts(model: Any, *, family: Family, config: UntrainedConfig) -> None:
-    """Change in place the parts of a new model that its Hugging Face configuration cannot set."""
+    """Change in place the parts of a new model that ``config`` sets and its Hugging Face configuration cannot set.
+
+    ``family`` has the names of the model's modules.
+    """
     drawn_scaled = config.style == "gpt2"
     shrink = (2 * config.n_layers) ** -0.5
     scale = 1.0 if config.scaled_writers == drawn_scaled else shrink if config.scaled_writers else 1 / shrink

@@ -105,9 +105,8 @@ def uniform_mass(
 ) -> Float[Tensor, " batch"]:
     """Sink mass that `key` would have under uniform attention.
 
-    It is the mean of 1 / (number of keys seen) over the later queries that see the key.
-
-    In [0, 1]; nan where no real query follows the key.
+    It is the mean of 1 / (number of keys seen) over the later queries that see the key. In [0, 1]; nan if no real
+    query follows the key.
 
     Args:
         valid: which queries are real tokens.
@@ -126,7 +125,7 @@ def uniform_mass(
 
 
 def can_tell_sinks(reach: int | None, *, threshold: float) -> bool:
-    """Check whether a sliding window of ``reach`` positions is long enough to tell a sink by its sink score.
+    """Check whether a window of ``reach`` positions (None: no window) can tell a sink by a score over ``threshold``.
 
     The first key of a window is seen by queries that see few others: under uniform attention its score is the mean of
     1, 1/2, ..., 1/reach, which passes 0.3 in windows shorter than 10.
@@ -141,7 +140,7 @@ def fewest_queries(*, threshold: float, reach: int | None = None) -> float:
     there: 8 are needed, and 2 / threshold. A window that is shorter than that must be full.
 
     Args:
-        threshold: of the sink score.
+        threshold: sink score above which a key is called a sink.
         reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
     """
     fewest = max(8, 2 / threshold)
@@ -159,7 +158,7 @@ def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batc
 
 
 def _first_query_beyond_reach(key: int, reach: int | None) -> int | None:
-    """Return the first query whose window no longer reaches the key; None without a window."""
+    """Return the first query whose window of ``reach`` positions no longer has the key; None without a window."""
     return None if reach is None else key + reach
 
 

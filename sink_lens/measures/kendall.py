@@ -70,7 +70,7 @@ def _to_numpy(x: Tensor) -> np.ndarray:
 
 
 def _run_in_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> None:
-    """Call ``work`` with slices of the rows in parallel threads, which NumPy's sort does not block."""
+    """Call ``work`` with slices of the rows of an array of this shape, in threads; NumPy's sort does not block them."""
     n_rows, n_values = shape
     size = max(1, _VALUES_AT_ONCE // n_values)
     chunks = [slice(start, start + size) for start in range(0, n_rows, size)]
@@ -98,7 +98,7 @@ def _ranks(order: np.ndarray) -> np.ndarray:
 
 
 def _tau_without_ties(permutations: np.ndarray) -> np.ndarray:
-    """Return Kendall's tau of each row, given one variable's ranks in the order of the other."""
+    """Return Kendall's tau of each row of ``permutations``: one variable's ranks, in the order of the other."""
     n_values = permutations.shape[1]
     pairs = n_values * (n_values - 1) // 2
     return _tau_of_counts(pairs - 2 * _count_inversions(permutations), pairs, pairs)
@@ -140,7 +140,7 @@ def _tied_pairs(changes: np.ndarray) -> np.ndarray:
 
 
 def _count_inversions(permutations: np.ndarray) -> np.ndarray:
-    """Count in each row of ranks the pairs i < j with the larger rank first."""
+    """Count in each row of ranks (``permutations``) the pairs of places i < j with the larger rank at i."""
     n_rows, n_values = permutations.shape
     size = max(_BLOCK, 1 << (n_values - 1).bit_length())
     entries = np.empty((n_rows, size), np.int32)

@@ -56,7 +56,7 @@ def contributions(
 def contribution_share(
     terms: Float[Tensor, "batch neuron"], *, change: Float[Tensor, " batch"]
 ) -> Float[Tensor, " neuron"]:
-    """Share of a layer's change of the dimension that each neuron contributes: mean term over mean change.
+    """Each neuron's share of a layer's change in one residual dimension: mean term over mean change, over sequences.
 
     It may be negative, and it exceeds 1 if other neurons work against this one. nan if the mean change is 0. It is a
     ratio of means, so a sequence in which nothing changes cannot make it explode.
@@ -70,14 +70,14 @@ def contribution_share(
 
 
 def super_neurons(shares: Float[Tensor, " neuron"], *, share: float = 0.05) -> Bool[Tensor, " neuron"]:
-    """Mark the super neurons, which contribute at least `share` of the change of the outlier dimension."""
+    """Mark the super neurons: those whose `contribution_share` (in `shares`) to the outlier dimension is >= `share`."""
     return shares >= share
 
 
 def spike_ratio(
     at_sink: Float[Tensor, "batch neuron"], *, elsewhere: Float[Tensor, "batch neuron"]
 ) -> Float[Tensor, " neuron"]:
-    """Mean |activation| at the sink over mean |activation| elsewhere.
+    """Mean |activation| of each neuron at the sink, divided by its mean |activation| at the other positions.
 
     In [0, inf]: infinite for a neuron that fires only at the sink, nan for one that never fires.
 
@@ -98,7 +98,7 @@ def row_norms(w: Float[Tensor, "neuron d_model"]) -> Float[Tensor, " neuron"]:
 
 
 def norm_rank(norms: Float[Tensor, " neuron"]) -> Int[Tensor, " neuron"]:
-    """Rank of each neuron by norm; 1 is the largest, and equal norms share the better rank.
+    """Rank of each neuron in its layer by weight norm; 1 is the largest, and equal norms share the better rank.
 
     Reference: arXiv 2605.06611 (the criterion of the released code; it misses some super neurons).
     """

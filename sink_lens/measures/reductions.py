@@ -52,7 +52,7 @@ def sort_last_axis(x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch va
 
 
 def check_position(key: int, *, n_positions: int) -> None:
-    """Refuse the position of a key that is negative or not below ``n_positions``."""
+    """Raise InputError if ``key``, the position of a key, is negative or not below ``n_positions``."""
     if not 0 <= key < n_positions:
         raise InputError(
             f"key position {key} is outside the sequence; need 0 to {n_positions - 1} (0-based). "
@@ -63,7 +63,7 @@ def check_position(key: int, *, n_positions: int) -> None:
 def queries_from(
     valid: Bool[Tensor, "batch query"], *, start: int, end: int | None = None
 ) -> Bool[Tensor, "batch query"]:
-    """Return the mask of the real queries from `start` on and before `end` (None: to the last)."""
+    """Return the mask of the real (`valid`) queries at positions from `start` on, before `end` (None: to the last)."""
     index = torch.arange(valid.shape[1], device=valid.device)
     kept = valid & (index >= start)
     return kept if end is None else kept & (index < end)

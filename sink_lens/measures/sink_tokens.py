@@ -51,7 +51,7 @@ class ScoreGap(NamedTuple):
 
 
 def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
-    """Return the query positions to sample from `first` on: all if there are few, else 64 evenly spaced ones."""
+    """Return the query positions to sample from `first` to `length` - 1: all if at most 64, else 64 evenly spaced."""
     if length - first <= SAMPLED_QUERIES:
         return torch.arange(first, length)
     return torch.linspace(first, length - 1, SAMPLED_QUERIES, dtype=torch.float32).round().long()
@@ -60,7 +60,7 @@ def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
 def earlier_keys(
     row_positions: Int[Tensor, " row"], *, n_keys: int, reach: int | None = None
 ) -> Bool[Tensor, "row key"]:
-    """Return the mask of the keys before each row's query, and within its sliding window if `reach` is given."""
+    """Return True for keys before each row's query (`row_positions`), within `reach` positions if it is given."""
     distance = row_positions[:, None] - torch.arange(n_keys, device=row_positions.device)
     earlier = distance > 0
     return earlier if reach is None else earlier & (distance < reach)
@@ -176,7 +176,7 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
 
 
 def _find_gap(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> tuple[int, int] | None:
-    """Return the indices of the scores below and above the lowest gap of ascending scores; None without a gap."""
+    """Return the indices of the edges of the lowest gap in ascending scores (see `score_gap`); None without a gap."""
     last = len(ordered) - 1
     after = torch.searchsorted(ordered, ordered, right=True)
     first_above = torch.searchsorted(ordered, ordered * gap)  # the first score that is at least gap times each

@@ -79,13 +79,13 @@ class Moments:
 
     @classmethod
     def empty(cls, *, n_positions: int, n_values: int, device: torch.device | str | None = None) -> "Moments":
-        """Return empty moments, which have seen no sequence yet."""
+        """Return moments that have seen no sequence yet, for `n_positions` positions with `n_values` each."""
         zeros = torch.zeros(n_positions, n_values, dtype=torch.float64, device=device)
         count = torch.zeros(n_positions, dtype=torch.int64, device=device)
         return cls(count=count, mean=zeros, m2=zeros.clone())
 
     def update(self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]) -> None:
-        """Add a batch of sequences in place; padding (not `valid`) is left out."""
+        """Add the values `x` of a batch of sequences in place; padding (not `valid`) is left out."""
         flat = widen(x.flatten(2) if x.ndim > 2 else x[..., None])
         added = valid.sum(0)
         whole = bool(valid.all())  # then no mask is needed, which takes most of the time here
@@ -134,7 +134,7 @@ def decay_exponent(s: Float[Tensor, " position"]) -> Float[Tensor, ""]:
 
 
 def variance_ratio(s: Float[Tensor, " position"], *, others_from: int = 8) -> Float[Tensor, ""]:
-    """Standard deviation at the first position over the median from position `others_from` on.
+    """Ratio of the standard deviation `s` at the first position to its median from position `others_from` on.
 
     In [0, inf); a ratio above 1 is a variance discrepancy. nan if there are no such positions. Undefined (nan)
     positions are left out of the median.

@@ -62,7 +62,7 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _keep_first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep only the first and the last checkpoint of each training run, as two separate variants."""
+    """Keep only the first and the last checkpoint of each training run, as two variants; keep all other models."""
     step = rows["step"].to_numpy(float)
     if np.isnan(step).all():
         return rows
@@ -107,7 +107,7 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _agreement_figure(run: Run) -> tuple[str, Figure]:
-    """Return caption and figure: cosines of two models' contraction directions, by shared variant and seed."""
+    """Return caption and figure: cosines of every two models' contraction directions, grouped by ``relation_text``."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     models = run.need("models", columns=["model", "variant", "seed"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
@@ -289,7 +289,7 @@ CONTRACTION = Page(
 
 
 def show(found: Result) -> Iterator[str | PageTable]:
-    """Yield the terminal output: a row per variant or checkpoint."""
+    """Yield the terminal output of a survey of contraction: a table with a row per variant or checkpoint."""
     title = "cosine between sequences: before layer 0, gained, by MLPs; between positions: gained, by attention"
     columns = {
         "inter_floor": "floor",

@@ -70,7 +70,7 @@ def _sentence_of_pair(row: dict) -> str:
 
 
 def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> Figure:
-    """Draw ``tau_bar`` of up to four pairs on its nulls; draw more pairs as a heat map of all models."""
+    """Draw ``tau_bar`` of up to four pairs on its nulls, or of more pairs as a heat map of the models ``names``."""
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=6.4, height=tall)
@@ -79,7 +79,7 @@ def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]
 
 
 def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """Draw each pair's ``tau_bar`` over bars of its nulls, mean ± 1.96 standard deviations; models have ``names``."""
+    """Draw each pair's ``tau_bar`` over bars of its nulls, mean ± 1.96 standard deviations; ``names`` is not used."""
     axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
@@ -99,7 +99,7 @@ def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame
 
 
 def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """Draw tau_bar of every pair as a heat map; a dot marks pairs called the same lineage."""
+    """Draw tau_bar of every pair of models (``names``) as a heat map; a dot marks pairs called the same lineage."""
     axes = panel(figure, grid=False)
     table = np.full((len(names), len(names)), np.nan)
     at = {name: index for index, name in enumerate(names)}
@@ -154,11 +154,13 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
+    """Return the sentences below the page's title; an empty list if the run has no table of pairs."""
     asked = {name: str(run.config.get(name, own)) for name, own in (("inputs", "tokens"), ("decides", "relabelled"))}
     return list(pair_sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
 
 
 def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """Return a table of pairs with new names of the models in its columns a and b; ``names`` is old -> new name."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 
@@ -236,7 +238,7 @@ FINGERPRINT = Page(
 
 
 def show(found: Any) -> Iterator[str | PageTable]:
-    """Yield the terminal output: a row per pair, the strongest effects first, and the sentences."""
+    """Yield the terminal output of a comparison: a table of pairs, the largest tau_bar first, and its sentences."""
     names, _ = short_names(found.tables["models"]["model"].tolist())
     pairs, decides = _rename_models(found.frame, names).sort_values("tau_bar", ascending=False), found.config.decides
     heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}

@@ -92,15 +92,15 @@ def _headline(run: Run) -> list[str]:
         models = list(dict.fromkeys(rows["model"].tolist()))
         if bool(rows["step"].notna().any()):
             sentences += [
-                _preferred_tokens(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])
+                _preference_sentence(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])
             ]
         else:
-            sentences.append(_preferred_tokens(rows, legend_name(str(variant), among=variants)))
+            sentences.append(_preference_sentence(rows, legend_name(str(variant), among=variants)))
     return [*sentences, *unnamed_variants_sentence(variants)]
 
 
-def _preferred_tokens(rows: pd.DataFrame, name: str) -> str:
-    """Return a sentence: how often a variant's models predict their most frequent tokens, beside chance."""
+def _preference_sentence(rows: pd.DataFrame, name: str) -> str:
+    """Return a sentence: how often the models in ``rows``, called ``name``, predict their top tokens, beside chance."""
 
     def mean(measure: str, column: str = "value") -> str:
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
@@ -114,7 +114,7 @@ def _preferred_tokens(rows: pd.DataFrame, name: str) -> str:
 
 
 def _token_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of each model's most frequent tokens."""
+    """Return the caption and the table of the three tokens that each model predicts (and ranks last) most often."""
     table = run.need(
         "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
     )
@@ -153,7 +153,7 @@ PREFERENCE = Page(
 
 
 def show(found: Result) -> Iterator[str | PageTable]:
-    """Yield the terminal output: a row per variant or checkpoint."""
+    """Yield the terminal output of a survey of preference: a table with a row per variant or checkpoint."""
     title = "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary"
     columns = {
         "argmax_top_ratio": "argmax",

@@ -90,7 +90,7 @@ def seed_figure(run: Run, measures: Measures) -> Figure:
 
 
 def step_figure(run: Run, measures: Measures) -> Figure:
-    """Draw the checkpoints by step: one panel per measure, one line per training."""
+    """Draw the measures of checkpoints against their training step: one panel per measure, one line per training."""
     rows = select_measures(run, measures=measures, with_step=True)
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")
@@ -126,7 +126,7 @@ MOST_NAMED = 4
 
 
 def _mean_with_half_width(row: dict) -> str:
-    """Return a row's mean and half the width of its 95% interval as ``MEAN ±HALF``."""
+    """Return the mean of a row of the table ``variants`` as ``MEAN ±HALF``, with half the width of its 95% interval."""
     mean, half = float(row["mean"]), (float(row["high"]) - float(row["low"])) / 2
     places = 3 if abs(mean) < 10 else 0
     text = f"{mean:,.{places}f}".replace("-", "−")
@@ -166,7 +166,7 @@ def find_mean_row(variants: pd.DataFrame, variant: str, measure: str) -> dict[An
 
 
 def mean_text(row: Mapping[Any, Any]) -> str:
-    """Return the mean of a row of the table ``variants`` and its interval, as text."""
+    """Return the mean of a row of the table ``variants`` and its interval, as text; "not measured" for no row."""
     if not row:
         return "not measured"
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
@@ -189,7 +189,7 @@ def shared_settings_sentence(variants: Sequence[str]) -> list[str]:
 
 
 def select_measures(run: Run, *, measures: Measures, with_step: bool = False) -> pd.DataFrame:
-    """Return the rows of the table ``summary`` for some measures; with ``with_step`` only rows of checkpoints."""
+    """Return the rows of the table ``summary`` for ``measures``; with ``with_step`` only rows of checkpoints."""
     summary = run.need("summary", columns=SUMMARY)
     rows = summary.loc[summary["measure"].isin([name for name, *_ in measures])]
     return rows.dropna(subset=["step"]) if with_step else rows
@@ -206,13 +206,13 @@ def has_variants(run: Run) -> bool:
 
 
 def drawn_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> Drawn:
-    """Make the figure of some measures over seeds, for runs that have variants; ``see`` is its caption."""
+    """Make the figure ``key`` of ``measures`` over seeds, for runs that have variants; ``see`` is its caption."""
     data = partial(select_measures, measures=measures)
     return Drawn(key=key, title=title, make=lambda run: (see, seed_figure(run, measures)), data=data, when=has_variants)
 
 
 def drawn_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
-    """Make the figure of some measures by training step, for runs that have checkpoints; ``see`` is its caption."""
+    """Make the figure ``key`` of ``measures`` by step, for runs that have checkpoints; ``see`` is its caption."""
     return Drawn(
         key=key,
         title="Along training",
@@ -251,5 +251,5 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
 
 
 def answer(found: Result) -> dict[str, pd.DataFrame]:
-    """Return the ``--json`` answer: the tables ``variants`` and ``summary``."""
+    """Return the ``--json`` answer of a survey: its tables ``variants`` and ``summary``."""
     return {name: found.tables[name] for name in ("variants", "summary")}
