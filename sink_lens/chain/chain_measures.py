@@ -89,7 +89,7 @@ class _Rows:
         threshold: float = float("nan"),
         unit: str | None = None,
     ) -> None:
-        """Add a row with these fields; what is not given is blank, but ``unit`` is the measure's in ``MEASURES``."""
+        """Add a row with the measure, its value and the other fields; ``unit`` defaults to that in ``MEASURES``."""
         unit = MEASURES[measure].unit if unit is None else unit
         self._rows.append((measure, layer, position, threshold, float(value), unit))
 

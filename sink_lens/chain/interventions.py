@@ -114,7 +114,7 @@ class RunTables:
 def causal_tables(
     studied: Studied, tables: RunTables, *, config: TraceConfig, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> None:
-    """Write all tables of interventions (``TABLES``) on ``links``; they are empty if the model cannot be changed."""
+    """Write all tables of interventions (``TABLES``) on ``links``; empty if the ``studied`` model cannot be changed."""
     lens, batch, once = studied.lens, studied.batch, tables.once
     at = {"location": studied.location, "target_position": config.target_position, "super_neurons": studied.supers}
 

@@ -62,7 +62,7 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
 
 
 def _compare_with_bars(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
-    """Return *holds* if ``low`` is above all ``bars`` but nan, *fails* if ``high`` is below one, else *undecided*."""
+    """Return *holds* if ``low`` is over all ``bars``, *fails* if ``high`` is under one, else *undecided*; skip nan."""
     known = [bar for bar in bars if not math.isnan(bar)]
     if all(low > bar for bar in known):
         return "holds"

@@ -182,7 +182,7 @@ def find_outliers(
     thresholds: Thresholds | Question,
     typical: Float[Tensor, " d_model"] | None = None,
 ) -> tuple[int, ...]:
-    """Find the outlier dimensions of a token (``state``), strongest first: the fewest that hold most of its energy.
+    """Find a token's (``state``) outlier dimensions, strongest first: the fewest with ``energy_frac`` of its energy.
 
     There are none if its mean dominance ratio over sequences is under ``dominance_threshold``, or if more than
     ``max_outliers`` are needed. If the ``typical`` magnitudes at other tokens are given, dimensions that are large
@@ -220,11 +220,11 @@ def find_location(
     """Find the growth steps and outlier dimensions of the studied token, from its norm and its stream by layer.
 
     Args:
-        positions: the studied position first.
-        sink_found: whether it is a sink position.
+        positions: the sink positions, the studied one first.
+        sink_found: whether the studied position is a sink.
         ratio: norm ratio before layer 0, then after each layer.
         states: the token's residual stream before layer 0, then after each layer.
-        thresholds: of the growth (``find_growth_steps``) and of outlier dimensions (``find_outliers``).
+        thresholds: those of the growth (``find_growth_steps``) and of outlier dimensions (``find_outliers``).
         typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
         forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
             its strongest dimension as its outlier dimension.

@@ -132,7 +132,6 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
             removed[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
 
     def of(chosen: Sequence[Maker]) -> float:
-        """The share of the target that a set removes."""
         if frozenset(chosen) not in removed:
             measure([chosen])
         return removed[frozenset(chosen)]

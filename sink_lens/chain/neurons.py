@@ -109,7 +109,7 @@ def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neu
 
 
 def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """Make the table ``neurons``: one row per (layer, neuron, sink position) of every growth layer."""
+    """Make the table ``neurons`` from ``splits``: one row per (layer, neuron, sink position) of every growth layer."""
     frames = []
     for split in splits:
         layer, index = split.layer, panel.sink_positions.index(split.position)

@@ -105,7 +105,7 @@ class Writings:
         return found
 
     def added_by_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Compute the output of the neurons ``units``, less its mean over ordinary tokens, in the unit of ``added``."""
+        """Compute what neurons ``units`` of a layer write, less the mean over ordinary tokens, in unit of ``added``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T

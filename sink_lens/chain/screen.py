@@ -272,7 +272,7 @@ class _LayerRuns:
         target: Target,
         attention_only: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Run a layer on ``stream`` with ``visits``; return its own target by cell, and the sink's stream after it.
+        """Run a layer on ``stream`` with ``visits``; return its target by cell of ``layout``, and the sink's stream.
 
         The target is summed over sequences. With ``attention_only`` the layer ends after its attention, and the list of
         streams is empty.

@@ -280,7 +280,7 @@ class Setting:
         return freeze(site, values, positions=[position], label=label)
 
     def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
-        """Make the edits that freeze ``chosen`` units of a site (layer -> units), or (``mean``) mean ablate them."""
+        """Make edits that freeze ``chosen`` units of a site (by layer) at ``position``, or (``mean``) ablate them."""
         baseline, edits = self.tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(baseline[layer], position, mean)
@@ -289,7 +289,10 @@ class Setting:
         return tuple(edits)
 
     def freeze_site(self, site: str, *, layers: Sequence[int], position: int) -> FrozenQuantity:
-        """Make edits of a site: mean ablation if ``position`` is the sink's, else freezing; controls: other places."""
+        """Make edits of a site in ``layers``: mean ablation if ``position`` is the sink's, else freezing there.
+
+        The controls do the same at other positions.
+        """
         at = {"layers": layers, "mean": position == self.sink_position}
         return FrozenQuantity(
             edits=(self.freeze_site_edit(site, position=position, **at),),
@@ -374,7 +377,7 @@ def make_setting(
 
 
 def shorten_setting(setting: Setting, *, most: int) -> Setting:
-    """Return a copy of the setting with at most ``most`` positions of each sequence, from the sink position on."""
+    """Return a copy of the setting whose sequences end ``most`` positions after the sink, or 2 after a later target."""
     length = max(setting.sink_position + most, setting.target_position + 2)
     if setting.tokens.n_positions <= length:
         return setting

@@ -144,7 +144,7 @@ def first_sink_answer(
     tokens: TokenBatch,
     position: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return the sink's position (None: no sink) and a line with its sink rate, also by layer as a digit (tenths).
+    """Return the sink's position (None: no sink) and a sentence with its sink rate, in all and by layer in tenths.
 
     The rates may be of some of the sequences only. If a position is given, the line is about that position.
     """

@@ -67,7 +67,7 @@ def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Ge
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make interventions: isolate the target, mean ablate aggregated values at the sink, amplify the target."""
+    """Make interventions: isolate the target, amplify its variance, mean ablate the aggregated values at the sink."""
     setting, position = trial.setting, trial.setting.target_position
     if not setting.feeding_layers:
         return []

@@ -164,7 +164,6 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
         return edit("resid_post", lambda x, at: removed(x, spans[at.layer], at.layer), **where)
 
     def rescaled(x: Tensor, at: At) -> Tensor:
-        """The stream with the norm that it has without the span."""
         return x * (removed(x, spans[at.layer], at.layer).norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[..., None]
 
     controls = []

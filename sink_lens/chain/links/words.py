@@ -152,7 +152,11 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
 
 
 def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the key's parts beside the link's own (row ``own``), and on a cancelled bias; [] if minor."""
+    """Return sentences on the rest of the key, and on dimensions that cancel the keys' bias; [] if neither matters.
+
+    ``own`` is the row of the link's primary intervention: the rest of the key is mentioned if it makes more of the
+    sink.
+    """
     said, effects = [], interventions_by_name(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(

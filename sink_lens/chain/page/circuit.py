@@ -161,7 +161,7 @@ def _read_growth_steps(run: Run) -> list[_GrowthStep]:
 
 
 def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield a row per node that all growth steps share, from the links ``joined`` and the table ``links``."""
+    """Yield a row for ``position`` and each other node that all growth steps share, from ``joined`` and ``links``."""
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     yield {"id": "position", "kind": "position", "label": f"position {position}"}
     into = {_node_kind(link.target): link.name for link in reversed(joined)}
@@ -175,7 +175,7 @@ def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataF
 def _step_nodes(
     run: Run, position: int, *, growth_steps: list[_GrowthStep], threshold: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield four rows per growth step: super neurons, outlier dimension, the sink's key, heads above ``threshold``."""
+    """Yield rows per growth step: super neurons, outlier dimension, key, heads over ``threshold`` at ``position``."""
     neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"])
     layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])

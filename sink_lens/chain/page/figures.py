@@ -93,9 +93,8 @@ def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> F
 def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = None) -> Figure:
     """Draw two curves by layer, growth steps shaded: the norm ratio of the sink token, and its strongest dimension.
 
-    Args:
-        layers: layer, norm_ratio, outlier_value, of one position.
-        growth_steps: first_layer, last_layer, ratio_before, ratio_after.
+    ``layers`` has the columns layer, norm_ratio, outlier_value, of one position. ``growth_steps`` has first_layer,
+    last_layer, ratio_before, ratio_after.
     """
     layers = layers.sort_values("layer")
     layer = layers["layer"].to_numpy(float)
@@ -135,9 +134,7 @@ def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | Non
 def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> Figure:
     """Draw S1 and S2 of z by position, relative to their first values, beside 1 / sqrt(t), where t is the position + 1.
 
-    Args:
-        positions: layer, site, position, s1, s2 (standard deviations).
-        layers: The layers drawn.
+    ``positions`` has the columns layer, site, position, s1, s2 (standard deviations); ``layers`` are drawn.
     """
     figure = canvas(width=7.4, height=3.1)
     chosen = positions.loc[positions["site"] == "z"]
@@ -335,8 +332,7 @@ def add_change_columns(table: pd.DataFrame) -> pd.DataFrame:
 def draw_amplification(table: pd.DataFrame) -> Figure:
     """Draw the attention that amplification adds at the position, by factor: a line for each centre, with intervals.
 
-    Args:
-        table: centre, factor, mass, baseline_mass; change, change_low, change_high where the run has them.
+    ``table`` has the columns centre, factor, mass, baseline_mass; change, change_low, change_high if the run has them.
     """
     table = add_change_columns(table)
     figure = canvas(width=WIDTH, height=3.2)
@@ -356,8 +352,7 @@ def draw_amplification(table: pd.DataFrame) -> Figure:
 def draw_mediation(table: pd.DataFrame) -> Figure:
     """Draw a matrix of the share of the sink that survives: frozen quantities across, interventions and steps down.
 
-    Args:
-        table: intervention, frozen, step, layers_from, layers_to, surviving_share, control_surviving_share.
+    ``table`` has intervention, frozen, step, layers_from, layers_to, surviving_share, control_surviving_share.
     """
     keys = list(dict.fromkeys(zip(table["intervention"], table["step"], strict=True)))
     names = list(dict.fromkeys([*FROZEN, *table["frozen"]]))

@@ -97,7 +97,7 @@ _NEEDED = {
 
 
 def headline(story: Story) -> list[str]:
-    """Return a sentence for each finding: other sinks, outlier dimensions, growth steps, super neurons."""
+    """Return a sentence per finding of ``story``: other sinks, outlier dimensions, growth steps, super neurons."""
     sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
     if story.others:
         are = "Another sink is at position" if len(story.others) == 1 else "Other sinks are at positions"
