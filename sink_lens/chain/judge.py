@@ -52,9 +52,9 @@ def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
 def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR) -> Verdict:
     """Judge an intervention by its ``row`` of ``effects``: *holds* if its interval is above ``floor`` and all controls.
 
-    It *fails* if the interval is below one of these. It is *undecided* otherwise, if the sink has hardly more attention
-    than uniform attention gives it, or if the intervention takes the model off its distribution
-    (``is_off_distribution``).
+    It *fails* if the interval is below one of these, and is *undecided* if neither. It is always undecided if the sink
+    has hardly more attention than uniform attention gives it, or if the intervention takes the model off its
+    distribution (``is_off_distribution``).
     """
     if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or is_off_distribution(row):
         return "undecided"

@@ -179,7 +179,7 @@ class Setting:
 
     @property
     def next_layers(self) -> tuple[int, ...]:
-        """The five layers after the first growth step."""
+        """At most five layers with attention, those right after the first growth step."""
         return self.segments[0].layers[:_LAYERS_AFTER]
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:

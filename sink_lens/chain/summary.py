@@ -144,9 +144,9 @@ def first_sink_answer(
     tokens: TokenBatch,
     position: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return the sink's position (None: no sink) and a sentence with its sink rate, in all and by layer in tenths.
+    """Return the sink's position (None: no sink) and a sentence with its sink rate, in the model and by layer (tenths).
 
-    The rates may be of some of the sequences only. If a position is given, the line is about that position.
+    ``rates`` may be of some of the sequences in ``tokens`` only. If a ``position`` is given, the sentence is about it.
     """
     if rates.isnan().all():
         return None, too_short_sentence(config.threshold)

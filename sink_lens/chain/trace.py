@@ -382,7 +382,7 @@ class _StageBar:
         self._bar.close()
 
     def begin(self, name: str) -> None:
-        """Show the stage whose first table is ``name``; any other table changes nothing."""
+        """Show the stage whose first table is ``name``; a table that begins no stage changes nothing."""
         if name in self._left:
             done = self._left.index(name)
             self._bar.update(sum(_STAGES[one][1] for one in [self._now, *self._left[:done]] if one in _STAGES))

@@ -51,7 +51,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statistic:
-    """Compute the slope of log S2 (``std``) on log position from the studied position on; -1/2 if attention is even."""
+    """Compute the slope of log S2 (``std``) on log position from the studied position on; uniform attention: -1/2."""
     panel = evidence.panel
     later = panel.positions >= panel.location.sink_position
     after = (panel.positions[later] - panel.location.sink_position).tolist()

@@ -28,7 +28,7 @@ _PARTS = {
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the readings of the pass ``one``: the studied key's cosine with its part from outlier dimensions; its logit.
+    """Make readings for pass ``one``: cosine of the studied key with its outlier dimensions' part; its logit in parts.
 
     They are read in every layer that outlier dimensions enter. The biases of the keys, and of the norm before them, add
     the same to every key, and are taken off first; a reading of its own says how far the dimensions cancel them. A

@@ -23,7 +23,7 @@ _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_pos
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the readings of ``one`` pass: share of later queries with a positive product with a sink's key; advantage.
+    """Make readings for pass ``one``: share of later queries with a positive product with a sink's key; its advantage.
 
     A key's advantage is its logit minus the mean logit of the other keys that the query sees. Logits are those before
     a soft cap.
