@@ -36,7 +36,7 @@ class _HookedMixture:
     """Mixin for an MLP with experts: adds a hook point for the neurons to the Hugging Face class."""
 
     def forward(self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any) -> Any:
-        """Compute the MLP's output; for tokens with an edited neuron, compute it from the edited neurons."""
+        """Compute the MLP's output for hidden states; for tokens with an edited neuron, from the edited neurons."""
         block: Any = self
         point, given = getattr(block, HOOK), dict[str, Any]()
         if not (point._forward_hooks or point._forward_pre_hooks):

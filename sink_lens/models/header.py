@@ -104,7 +104,7 @@ class Header:
         return self.n_weights * _BYTES["float32"]
 
     def bytes_as(self, dtype: str | None) -> int:
-        """Return the size of the weights in this type, in bytes; ``auto`` and None count as float32."""
+        """Return the size of the weights in type ``dtype``, in bytes; ``auto`` and None count as float32."""
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 

@@ -118,7 +118,7 @@ def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
 
 
 def _copy_group_to_cpu(own: "Sequence[tuple[list[Tensor], int]]") -> None:
-    """Replace entries of lists, given as (list, index), by copies on the CPU; all have one type and device."""
+    """Replace entries of lists, given in ``own`` as (list, index), by CPU copies; all have one type and device."""
     import torch
 
     if own:

@@ -48,7 +48,7 @@ def fused_attention_on_cpu(
 def fused_attention_on_gpu(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Any, ...]:
-    """Run memory-efficient attention on CUDA, adding ``bias`` to the scores; return output and padded log-sum-exp."""
+    """Run memory-efficient attention on CUDA, ``causal`` or with a ``bias``; return output and padded log-sum-exp."""
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, 0.0, causal, scale=scale
     )

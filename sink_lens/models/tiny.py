@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
 
 
 def build_random(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
-    """Build a language model of ``config`` with weights drawn by ``seed``, and normal noise on biases and gains."""
+    """Build a language model of ``config`` with weights drawn with ``seed``, and normal noise on biases and gains."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

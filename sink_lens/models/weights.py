@@ -302,7 +302,7 @@ def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
 
 
 def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:
-    """Return one norm of a layer by its name, such as ``attn_norm``; None if the family has no such norm."""
+    """Return the norm ``which`` of a layer, such as ``attn_norm``; None if the family has no such norm."""
     family = lens.family_of_layer(layer)
     if which in ("q_norm", "k_norm"):
         path = None if family.qk_norm is None else f"{family.attention}.{getattr(family, which)}"
