@@ -93,7 +93,7 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
 
 @contextlib.contextmanager
 def observe_attention(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
-    """Within the block, the model computes attention by the observed function, which passes tensors to ``watch``."""
+    """Within the block, the model computes attention by the observed function, which gives tensors to ``watch``."""
     AttentionInterface.register(_NAME, _observed_attention)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     token = _WATCH.set(watch)
@@ -113,7 +113,7 @@ def _observed_attention(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Float[Tensor, "batch query head d_value"], None]:
-    """Compute attention in place of transformers' own function, and pass the observed quantities on.
+    """Compute attention in place of transformers' own function, and pass the observed quantities to the ``Watch``.
 
     Some families give a ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or slopes (``alibi``).
     """
@@ -149,7 +149,10 @@ def _observed_attention(
 
 
 def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
-    """Compute the quantity with this name of ``OBSERVED`` from a layer's scores and their log-sum-exp."""
+    """Compute the quantity ``name`` of ``OBSERVED`` from a layer's scores and their log-sum-exp ``lse``.
+
+    Sigmoid attention has the sums ``total`` of its rows, and no ``lse``. ``watch`` has the chosen keys and rows.
+    """
     match name:
         case "mass":
             weights = _attention_weights(score.key_columns(watch.keys), lse)
@@ -218,10 +221,7 @@ class Scores:
 def _attention_by_rows(
     score: Scores, value: Tensor, *, sigmoid: bool = False
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Compute attention output, and each row's log-sum-exp (with ``sigmoid``, its sum), in blocks of query rows.
-
-    Memory is linear in the length.
-    """
+    """Compute attention output from ``value``, and each row's log-sum-exp (``sigmoid``: its sum), by blocks of rows."""
     outputs, sums = [], []
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
         block = score.query_rows(rows)
@@ -250,7 +250,7 @@ def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | N
 def _fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Compute attention output, and each row's log-sum-exp, with the fused kernel of the device."""
+    """Compute attention output and each row's log-sum-exp with the device's fused kernel; ``mask`` None is causal."""
     groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
     widest = max(query.shape[-1], d_value)
     if query.shape[-1] != d_value:  # latent attention: the kernels take one width, and zeros change no product
@@ -273,10 +273,7 @@ def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#ba
 
 @functools.cache
 def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
-    """Refuse a fused kernel that differs from explicit attention; computed once per device, type and head width.
-
-    Both run with and without a mask, on a length that is no multiple of a block size.
-    """
+    """Refuse a fused kernel that differs from explicit attention; computed once per device, type and head width."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, 19, d_head, generator=generator).to(device, dtype) for heads in (4, 2, 2)
@@ -302,6 +299,7 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn a mask that is True at visible keys into one to add to scores (0 or -inf); return any other as it is."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

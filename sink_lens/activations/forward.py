@@ -124,7 +124,7 @@ def forward(
 
 
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
-    """Run the bridge with its own attention, which has a pattern; ``put`` gets the ``wanted`` (layer -> sites)."""
+    """Run the bridge with its own attention; ``put`` gets layer, name and tensor of all ``wanted`` (layer -> sites)."""
     hooks: list[Any] = [
         _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
     ]
@@ -133,12 +133,13 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
 
 
 def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
+    """Make the hook (name, function) that passes the site ``name`` of a layer to ``put``."""
     return bridge_hook_name(SITES[name], family=lens.family, layer=layer), lambda x, hook: put(layer, name, x)
 
 
 @contextlib.contextmanager
 def _read_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
-    """Within the block, pass a site's tensor of the plain model to ``put``, from the module that computes it."""
+    """Within the block, pass the site ``name`` of a layer of the plain model to ``put``, for the sequences ``part``."""
     site, family = SITES[name], lens.family_of_layer(layer) if SITES[name].per_layer else lens.family
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks

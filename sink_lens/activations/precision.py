@@ -122,7 +122,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 def _logits_and_magnitudes(
     lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
-    """Run the model; return logits, and the largest magnitude over layers of each stream value. ``wide`` is float32."""
+    """Run ``part``, in float32 if ``wide``; return logits, and each stream value's largest magnitude over layers."""
     with prepare_pass(lens), in_float32(lens.plain) if wide else contextlib.nullcontext(), torch.no_grad():
         out = lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True)
     largest = torch.stack([state.float().abs() for state in out.hidden_states[:-1]]).amax(dim=0)

@@ -184,7 +184,7 @@ def estimate_bytes(
     layers: Sequence[int],
     positions: Sequence[int] | None = None,
 ) -> int:
-    """Compute the exact size in bytes of the tensors that ``capture`` would keep."""
+    """Compute the exact size in bytes of the tensors that ``capture`` would keep with these arguments."""
     numbers = 0
     for site in (SITES[name] for name in sites):
         for layer in layers if site.per_layer else (None,):
@@ -291,7 +291,7 @@ def _names_by_layer(lens: LensModel, readings: Sequence[Reading]) -> dict[int, f
 def _choose_path(
     lens: LensModel, names: Sequence[str], *, asked: Literal["auto", "plain", "bridge"]
 ) -> Literal["plain", "bridge"]:
-    """Choose the path that shows the sites: the plain model or the bridge."""
+    """Choose how to read the sites ``names``: as ``asked``, or for ``auto`` by the bridge if it shows all of them."""
     hidden = [name for name in names if name in lens.uneditable]
     if asked == "auto":
         return "plain" if hidden or lens.why_measured_only is not None else "bridge"

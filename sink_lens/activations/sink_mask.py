@@ -103,7 +103,10 @@ def sink_mask(
 def find_gap(
     scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None, gap: float = GAP
 ) -> ScoreGap | None:
-    """Find the gap in the scores of rule ``by`` that divides sinks from other tokens; None without a gap."""
+    """Find the gap in the scores of rule ``by`` that divides sinks from other tokens; None without a gap.
+
+    ``least`` is the least median score of the sinks (None: the rule's); ``gap`` is the least ratio of the gap's ends.
+    """
     return score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
 
 
@@ -123,7 +126,7 @@ def sink_scores(
 def _scores_by_rule(
     lens: ModelLike, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
-    """Compute rule -> the score of every token, nan at padding; one pass for all rules."""
+    """Compute rule -> score of every token, nan at padding, in passes of ``batch_size`` sequences (None: by length)."""
     lens = as_lens(lens)
     check_tokens(lens, batch)
     if rules == ("rate",):
@@ -179,7 +182,10 @@ def sink_rates(
     kernel: KernelChoice = "auto",
     batch_size: int | None = None,
 ) -> Float[Tensor, "layer batch position"]:
-    """Compute the share of heads whose sink score at each token passes the threshold, by layer; one pass."""
+    """Compute the share of heads whose sink score at each token passes the threshold, by layer; one pass.
+
+    It is nan at tokens that too few queries see. ``kernel`` and ``batch_size`` are those of ``stream``.
+    """
     reading, rows = rate_reading(threshold, shares=lens.family.sigmoid), sampled_queries(tokens.n_positions)
     return stream(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size).stacked("rate_by_key")
 
@@ -194,7 +200,7 @@ def sink_positions(
     """Find positions that are a sink in at least a share ``min_rate`` of (layer, head, sequence), strongest first.
 
     ``rates`` come from ``sink_rates``. Only positions before ``shortest``, the length of the shortest sequence, are
-    in every sequence and can be sink positions.
+    in every sequence and can be sink positions. At most ``most`` are returned.
     """
     rate = rates.nanmean(dim=(0, 1))[:shortest]
     order = rate.nan_to_num(0.0).argsort(descending=True, stable=True)
@@ -206,7 +212,7 @@ def pieces_by_length(
 ) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
     """Yield pieces of a batch, each for one forward pass: the sequences' indices, and their tokens cut to the longest.
 
-    The sequences of a piece have similar lengths (within a factor of 2), so that the sampled rows fit all of them.
+    A piece has at most ``batch_size`` sequences, of similar lengths (within a factor of 2): the sampled rows fit all.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"the batch size is {batch_size}; need at least 1. Give a larger one.")
@@ -291,7 +297,7 @@ class Norms:
 
 
 def gap_text(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule) -> str:
-    """Write the threshold of rule ``by`` and its gap in a sentence, or that there is no gap."""
+    """Write in a sentence the threshold and the gap ``found`` in the scores of rule ``by``, or that there is none."""
     known = scores[~scores.isnan()]
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
     if found is None:

@@ -66,11 +66,7 @@ class Reading:
         return self.layers is None or layer in self.layers
 
     def read(self, view: LayerView) -> Tensor | None:
-        """Call the reading's function on a layer; an error gets a note that names the reading.
-
-        Raises:
-            InputError: the function changed a tensor in place, with which the run would go on.
-        """
+        """Call the reading's function on a layer; refuse a change in place. A note to an error names the reading."""
         with note_user_function(f"the reading {self.name!r}, layer {view.layer}", given=view.tensors.values()):
             return self.function(view)
 
@@ -160,7 +156,7 @@ def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
 def _quantity_at_hook(
     name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None
 ) -> Tensor:
-    """Return a quantity of ``attention.OBSERVED``, computed from the scores or pattern; for a site, its tensor."""
+    """Return ``name`` of ``OBSERVED`` at ``keys`` or ``rows`` of the scores or pattern ``tensor``; a site as it is."""
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]

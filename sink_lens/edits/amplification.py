@@ -56,12 +56,9 @@ def centres_of(lens: LensModel) -> tuple[Centre, ...]:
 
 
 def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
-    """Compute means of values and aggregated values over random tokens, in sequences of 64 without BOS.
+    """Compute each head's mean value and mean aggregated value over random tokens, in sequences of 64 without BOS.
 
-    This takes one pass of the plain model over ``n_tokens`` tokens.
-
-    Raises:
-        InputError: fewer than 64 tokens.
+    This takes one pass of the plain model over ``n_tokens`` tokens, at least 64, which are drawn with ``seed``.
     """
     lens = as_lens(lens)
     site = lens.family.aggregated
@@ -100,7 +97,7 @@ def amplify(
     site: str = "z_raw",
     label: str = "",
 ) -> Edit:
-    """Amplify (factor above 1) or attenuate (factor below 1) the variance of some tokens' aggregated values.
+    """Make an edit that amplifies (factor above 1) or attenuates the variance of some tokens' aggregated values.
 
     Args:
         factor: factor of the deviation from the centre; 1 changes nothing.

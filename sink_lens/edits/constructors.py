@@ -93,7 +93,8 @@ class Edit:
 def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack[Where]) -> Edit:
     """Make an edit from your own function: ``change(values, at)`` returns new values of the same shape.
 
-    ``values`` is the chosen part, with the axes of the site. The function must not change it in place.
+    ``values`` is the part that ``where`` chooses (layers, positions, heads, units, keys), with the axes of the site; do
+    not change it in place. ``at`` tells the layer and the positions, and has the values of the site ``reads``.
 
     Raises:
         InputError: a chosen set of indices is empty or has an index twice.
@@ -131,14 +132,14 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
 def zero(site: str, **where: Unpack[Where]) -> Edit:
     """Make an edit that sets the chosen values of a site to 0.
 
-    A zeroed neuron loses its whole down-projection column; ``scalar`` changes single entries.
+    ``where`` chooses layers, positions, heads, units and keys. A zeroed neuron loses its whole down-projection column.
     """
     where.setdefault("label", f"zero {site}")
     return edit(site, lambda x, at: torch.zeros_like(x), **where)
 
 
 def set_value(site: str, value: float, **where: Unpack[Where]) -> Edit:
-    """Make an edit that sets the chosen values of a site to one number."""
+    """Make an edit that sets a site's values, in the part that ``where`` chooses, to the number ``value``."""
     where.setdefault("label", f"{site} = {value:g}")
     return edit(site, lambda x, at: torch.full_like(x, value), **where)
 
@@ -172,13 +173,13 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
 
 
 def scale(site: str, factor: float, **where: Unpack[Where]) -> Edit:
-    """Make an edit that multiplies the chosen values of a site by a factor."""
+    """Make an edit that multiplies a site's values, in the part that ``where`` chooses, by ``factor``."""
     where.setdefault("label", f"{site} x {factor:g}")
     return edit(site, lambda x, at: x * factor, **where)
 
 
 def clamp(site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]) -> Edit:
-    """Make an edit that limits values to at least ``low`` and at most ``high``; None is no limit.
+    """Make an edit that limits a site's values, chosen by ``where``, to ``low`` up to ``high``; None is no limit.
 
     Raises:
         InputError: no bound is given, or the lower bound is above the upper bound.
@@ -258,7 +259,7 @@ def scalar(
     """Make an edit that scales what each of the neurons writes to each of the dimensions: entries of ``w_down``.
 
     The weights do not change. Instead, ``(1 - factor) * activation * w_down[dimension, neuron]`` is subtracted from the
-    MLP's output, before the norm that some families apply to it.
+    MLP's output at ``positions`` (None: all), before the norm that some families apply to it.
 
     Raises:
         InputError: no neuron or dimension is given, one is given twice, or one does not exist.

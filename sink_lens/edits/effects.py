@@ -71,7 +71,10 @@ def gained_share(
     layers: Sequence[int],
     generator: np.random.Generator,
 ) -> Interval:
-    """Compute the mean attention that the target gained over the mean that the sink position had in the baseline."""
+    """Compute the mean attention gained at ``target_position``, divided by the baseline's at ``sink_position``.
+
+    Both means are over sequences and ``layers``; the interval is over sequences.
+    """
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
     return _ratio_of_means(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
 
@@ -79,7 +82,7 @@ def gained_share(
 def removed_share(
     baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
-    """Compute the share of its baseline attention that the sink position lost, as a ratio of means over sequences."""
+    """Compute the share of its baseline attention in ``layers`` that ``sink_position`` lost, as a ratio of means."""
     before, after = (run.mass_at(sink_position, layers=layers) for run in (baseline, edited))
     return fraction_lost(before, after, generator=generator)
 
@@ -94,9 +97,9 @@ def classify_change(
 ) -> Change:
     """Classify what happened to the sink: removed, relocated, shared or unchanged.
 
-    The sink position "lost" the sink if it lost at least half of its mass. The target position "gained" it if it gained
-    at least a quarter of the sink position's baseline mass. Removed: lost and not gained. Relocated: lost and gained.
-    Shared: gained and not lost. Unchanged: neither.
+    The sink position "lost" the sink if it lost at least half of its mean attention in ``layers``. The target position
+    "gained" it if it gained at least a quarter of the sink position's in the baseline. Removed: lost and not gained.
+    Relocated: lost and gained. Shared: gained and not lost. Unchanged: neither.
     """
     had = float(baseline.mass_at(sink_position, layers=layers).nanmean())
     lost = had - float(edited.mass_at(sink_position, layers=layers).nanmean())

@@ -123,7 +123,7 @@ class Applied:
     def fwd_hooks(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
     ) -> list[tuple[str, HookFunction]]:
-        """Make the hooks (name, function) for one pass over ``sequences``, in the order in which the edits are made.
+        """Make the hooks (name, function) for a pass of ``sequences`` through ``layers``, in the order of the edits.
 
         Without ``valid`` every token counts as real, and hooks take the batch's size from the tensors that they get.
         """
@@ -132,10 +132,10 @@ class Applied:
         return [(name, lambda x, hook, act=step.act: act(x)) for name, step in zip(names, steps, strict=True)]
 
     def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range) -> list["Step"]:
-        """Make the steps of the edits in one pass over ``sequences``, in their order within each layer.
+        """Make the steps of the edits in a pass of ``sequences`` through ``layers``, in their order within each layer.
 
-        In most families two pairs of sites share a hook (``z_raw`` and ``z``, ``down_out`` and ``mlp_out``); the order
-        of the sites holds there too. If an edit reads another site, it reads it after all edits of that site.
+        ``valid`` is True at real tokens; without it every token counts as real. If an edit reads another site, it reads
+        it after all edits of that site.
         """
         found = []
         for number, one in enumerate(self.edits):
@@ -152,7 +152,7 @@ class Applied:
         return sorted(found, key=operator.attrgetter("order"))
 
     def refuse_unshown_edits(self, layers: range) -> None:
-        """Raise an error if the run went through an edit's layer and the hook of its site never fired."""
+        """Raise an error if a run through ``layers`` passed those of an edit and the hook of its site never fired."""
         for number, one in enumerate(self.edits):
             own = [layer for layer in layers_of_edit(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:
@@ -176,7 +176,10 @@ class Applied:
         valid: Tensor | None,
         held: Mapping[str, Tensor],
     ) -> Tensor | None:
-        """Return a site's tensor after edit ``number``; None if no chosen value changes."""
+        """Return a site's tensor at a layer after edit ``number``; None if no chosen value changes.
+
+        The pass runs ``sequences``; ``valid`` is True at their real tokens. ``held`` has the site that the edit reads.
+        """
         one, n_sequences = self.edits[number], self.n_sequences
         if valid is None:
             valid = torch.ones(len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool)
@@ -213,7 +216,7 @@ class Applied:
 
 
 def layers_of_edit(one: Edit, lens: LensModel) -> list[int]:
-    """Return the layers that an edit changes in this model; layers without the sites of the edit are left out."""
+    """Return the layers that edit ``one`` changes in this model; layers without the sites of the edit are left out."""
     having = set(lens.layers_with(one.site))
     if one.reads is not None:
         having &= set(lens.layers_with(one.reads))
@@ -232,7 +235,7 @@ def warn_of_unchanged(
 
 
 def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:
-    """Return the edits with layers counted from the first; refuse sites, layers and indices that the model lacks."""
+    """Return edits with layers counted from 0; refuse sites and indices that the model, or ``n_positions``, lacks."""
     given = [one.with_layers_from_start(lens.n_layers) for one in ((edits,) if isinstance(edits, Edit) else edits)]
     for one in given:
         site = site_of(one.site, family=lens.family)
@@ -269,7 +272,7 @@ def _n_in_place_changes(tensor: Tensor) -> int:
 
 
 def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tensor, bool]:
-    """Check an edit's new values; return them in the type and on the device of the old values, and if any differs."""
+    """Check the ``new`` values of edit ``one`` at a layer; return them in the type of ``old``, and if any differs."""
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
         raise EditError(

@@ -46,7 +46,10 @@ def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Ind
 
 
 def _entry_indices(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:
-    """Parse one entry of an axis into sorted indices: a number, a range such as ``0-3,7``, or a list of numbers."""
+    """Parse ``given``, an entry of the axis ``name``, into sorted indices: a number, a range as ``0-3,7``, or a list.
+
+    A range must lie in ``need``. ``also`` are other words that the axis accepts, for the error.
+    """
     if isinstance(given, bool):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
     if isinstance(given, int):

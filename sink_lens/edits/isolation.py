@@ -13,7 +13,7 @@ from .constructors import At, Edit, edit
 
 
 def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation") -> Edit:
-    """Isolate positions: each of them sees no token before it.
+    """Make an edit that isolates ``positions``: each of them sees no token before it.
 
     The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect. A learned
     sink logit (gpt-oss) keeps its share. Position 0 is always isolated.

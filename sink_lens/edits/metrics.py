@@ -73,7 +73,7 @@ class Metric:
 
 @check_calls
 def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
-    """Mean attention to a position, over the queries after it, the heads and the layers (all if None); in [0, 1].
+    """Mean attention to ``sink_position`` over the queries after it, the heads and ``layers`` (None: all); in [0, 1].
 
     In a layer with a sliding window only the queries whose window reaches the position count.
     """
@@ -134,13 +134,14 @@ def logit_difference(
 
 
 def _as_list(given: Any) -> list[Any]:
+    """Return a single id or text as a list of one, and several as a list."""
     return [given] if isinstance(given, str | int) else list(given)
 
 
 def _logit_difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
-    """Make the metric "logit of the first answers minus logit of the second" for answers given as texts.
+    """Make the metric "logit of the first answers in ``both`` minus logit of the second" at ``position``, for texts.
 
-    The answers become tokens when the metric gets its sequences, since a text's tokens depend on what stands before it.
+    ``tokenizer`` makes them tokens when the metric gets its sequences: a text's tokens depend on the text before it.
     """
 
     def unread(run: Outcome) -> Tensor:
@@ -161,7 +162,7 @@ def _logit_difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, posit
 def _difference_behind_prompts(
     both: Sequence[Answers], prompts: Sequence[str | list[int]], tokenizer: Any, *, position: int
 ) -> Metric:
-    """Make a logit difference of texts, each read as the token that continues its prompt."""
+    """Make the logit difference of the two answers in ``both`` at ``position``; a text is read behind its prompt."""
     n = max([len(prompts), *(len(one) for one in both if not isinstance(one, str | int))])
     known: dict[tuple[Any, ...], int] = {}
     answers = []
@@ -188,7 +189,7 @@ def _difference_behind_prompts(
 
 
 def metric_for_tokens(metric: Any, *batches: TokenBatch) -> Any:
-    """Return the metric with its texts read as tokens of these sequences; refuse batches in which they differ."""
+    """Return the metric with answers' texts read as tokens behind ``batches``; refuse batches in which they differ."""
     if not isinstance(metric, Metric) or metric.on is None:
         return metric
     first, *others = (metric.on(batch) for batch in batches)
@@ -201,7 +202,7 @@ def metric_for_tokens(metric: Any, *batches: TokenBatch) -> Any:
 
 @check_calls
 def loss() -> Metric:
-    """Mean next-token loss of the sequence, in nats.
+    """Mean next-token loss of each sequence, in nats.
 
     Its targets are the run's own tokens. Clean and corrupted tokens differ, so their targets differ too: patching
     everything reproduces the predictions of the other run, but not its loss. ``kl_to`` and ``logit_difference`` do not
@@ -241,7 +242,7 @@ def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
 
 @check_calls
 def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
-    """Euclidean norm of the activation at a position; if the site has heads, over all heads together.
+    """Euclidean norm of a site at ``sink_position`` in ``layer``; if the site has heads, over all heads together.
 
     Raises:
         InputError: the site has no axis of token positions, such as ``pattern``, or comes after the layers.
@@ -265,7 +266,7 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
 
 @check_calls
 def dominance(sink_position: int = 0, *, layer: int) -> Metric:
-    """Dominance ratio of the residual stream at a position after a layer: largest over mean magnitude."""
+    """Dominance ratio of the residual stream at ``sink_position`` after ``layer``: largest over mean magnitude."""
 
     def function(run: Outcome) -> Tensor:
         _refuse_padding(run, sink_position)
@@ -297,7 +298,7 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
         name = getattr(metric, "__name__", "metric")
         if takes_logits(metric):
             return Metric(name=name, function=wraps(metric)(lambda run: metric(run.logits)), layers=(), logits=True)
-        return Metric(name=name, function=_add_outcome_hint(metric, name), loss=True, logits=True)
+        return Metric(name=name, function=_add_note_on_logits(metric, name), loss=True, logits=True)
     for layer in metric.layers or ():
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"{metric.name} reads layer {layer}; need 0 to {lens.n_layers - 1}")
@@ -315,10 +316,10 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
     return metric
 
 
-def _add_outcome_hint(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
-    """Wrap a user's metric: if it fails on an ``Outcome``, the error adds that a function of logits must be named so.
+def _add_note_on_logits(function: Callable[..., Any], name: str) -> Callable[[Outcome], Any]:
+    """Wrap a user's metric ``name``: an error on an ``Outcome`` gets a note on functions of logits.
 
-    ``name`` is the metric's name in this error.
+    The note says that such a function needs a parameter called ``logits``.
     """
 
     @wraps(function)
@@ -380,7 +381,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
 
 
 def _reads_padding(metric: Metric, run: Outcome, *, found: Tensor) -> bool:
-    """Check whether a user's metric gives another number if logits and activations at padding are negated."""
+    """Check whether a user's metric differs from ``found`` if logits and activations at padding are negated."""
     if str(getattr(metric.function, "__module__", "")).startswith("sink_lens.") or bool(run.valid.all()):
         return False
 
@@ -426,7 +427,7 @@ def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[T
 def _mean_logit(
     logits: Float[Tensor, "batch vocab"], given: int | Sequence[Sequence[int]], run: Outcome
 ) -> Float[Tensor, " batch"]:
-    """Compute the logit of each sequence's answer: one id for all, or ids for each, whose logits are averaged."""
+    """Compute the logit of each sequence's answer: ``given`` is one id for all, or ids for each, to be averaged."""
     n, d_vocab = logits.shape
     answers = [[given]] * n if isinstance(given, int) else list(given)[run.sequences]
     ids = [one for own in answers for one in own]

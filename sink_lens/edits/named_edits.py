@@ -40,6 +40,7 @@ class Option:
 
 
 def _is_number(value: Any, kinds: Any) -> bool:
+    """Check whether a value has a type among ``kinds`` and is neither True nor False."""
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
@@ -169,7 +170,7 @@ def look_up_kind(name: str, *, site: str) -> Kind:
 
 
 def _maker_by_constructor(name: str, *options: str) -> Make:
-    """Return a function that makes edits: it calls a function of ``constructors`` with the site and these options."""
+    """Return a function that makes an edit by the function ``name`` of ``constructors``, with site and ``options``."""
 
     def make(spec: EditSpec, refs: "References") -> "Edit":
         from . import constructors
@@ -180,7 +181,7 @@ def _maker_by_constructor(name: str, *options: str) -> Make:
 
 
 def _make_add(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that adds a factor times the vector in a file."""
+    """Make the edit ``spec`` that adds a factor times the vector in a file; ``refs`` are not needed."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -212,7 +213,7 @@ def _hash_content(file: Path, *, changed: int, size: int) -> str:
 
 
 def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that sets values to their mean in the baseline run."""
+    """Make the edit ``spec`` that sets values to their mean in the baseline run, which ``refs`` measures."""
     from .constructors import freeze
 
     mean: Any = spec.kind
@@ -221,7 +222,7 @@ def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that gives each sequence another one's values; refuse to put padding under real tokens."""
+    """Make the edit ``spec`` that gives each sequence another's values (``refs``); refuse padding under real tokens."""
     from torch import Generator
 
     from .constructors import resample
@@ -237,7 +238,7 @@ def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that lets the chosen positions attend to themselves alone."""
+    """Make the edit ``spec`` that lets the chosen positions attend to themselves alone; ``refs`` are not needed."""
     from .isolation import isolate
 
     assert spec.part.positions is not None
@@ -245,7 +246,7 @@ def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit that amplifies value averages around a centre."""
+    """Make the edit ``spec`` that amplifies aggregated values around a centre, whose means ``refs`` measures."""
     from .amplification import amplify
 
     assert spec.part.positions is not None
@@ -262,7 +263,7 @@ def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
-    """Return the layers that the edit changes: the chosen ones, else all with its site; (0,) for ``final``."""
+    """Return the layers that ``spec`` changes: chosen ones, else all of the model with its site; (0,) for ``final``."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return refs.lens.layers_with(spec.part.site) if spec.part.layers is None else spec.part.layers

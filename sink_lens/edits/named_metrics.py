@@ -77,13 +77,13 @@ class MetricSpec:
 
 
 def _read_layers(model: Sized, name: str, given: Any) -> list[int] | None:
-    """Read the option ``name`` of a metric as a list of layers; None means all layers."""
+    """Read ``given``, the option ``name`` of a metric, as a list of the model's layers; None means all layers."""
     values = axis_values("all" if given is None else given, name=f"{name} of a metric", size=model.n_layers)
     return [layer for value in values if value is not None for layer in value] or None
 
 
 def _read_layer(model: Sized, name: str, given: Any) -> int:
-    """Read the option ``name`` of a metric as one layer."""
+    """Read ``given``, the option ``name`` of a metric, as one layer of the model."""
     found = _read_layers(model, f"{name}s", given)
     if found is None or len(found) != 1:
         raise InputError(f"the {name} of a metric is {given!r}; need one number")
@@ -91,7 +91,7 @@ def _read_layer(model: Sized, name: str, given: Any) -> int:
 
 
 def _option_reader(kinds: Any, needs: str) -> Callable[[Sized, str, Any], Any]:
-    """Make a function that returns an option's value if it has one of these types, and else refuses the value."""
+    """Make a function that returns an option's value if it is one of the types ``kinds``; its error says ``needs``."""
 
     def read(model: Sized, name: str, given: Any) -> Any:
         if isinstance(given, bool) or not isinstance(given, kinds):

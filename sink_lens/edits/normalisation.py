@@ -36,7 +36,7 @@ def variance_calibration(
     centre: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
     label: str = "",
 ) -> Edit:
-    """Amplify (factor above 1) or attenuate (factor below 1) aggregated values around a centre.
+    """Make an edit that amplifies (factor above 1) or attenuates (below 1) aggregated values around a centre.
 
     Args:
         factor: one number, or one for each head of the model (also for heads that are not chosen). With a factor of 1
@@ -76,7 +76,7 @@ def head_rms_norm(
     eps: float = 1e-6,
     label: str = "",
 ) -> Edit:
-    """Divide aggregated values by their root mean square over the head, and multiply them by a target.
+    """Make an edit that divides aggregated values by the head's root mean square, and multiplies them by ``target``.
 
     The target is the paper's gamma. Without training, its value is a guess; ``natural_rms`` measures a good one.
 
@@ -149,12 +149,12 @@ def natural_rms(
 
 
 def _edit_z(change: Any, **where: Any) -> Edit:
-    """Make an edit of the value averages ``z_raw``."""
+    """Make an edit of the aggregated values ``z_raw`` by ``change``, in the part ``where``."""
     return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
 
 
 def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
-    """Return the given layers, or all layers of ``by_layer`` if None; refuse a layer that ``by_layer`` lacks."""
+    """Return ``layers``, or all of ``by_layer`` if None; refuse one that ``by_layer`` lacks. Errors say ``what``."""
     if any(layer < 0 for layer in by_layer):
         raise InputError(f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on")
     if layers is None:
@@ -165,7 +165,7 @@ def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None
 
 
 def _select_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
-    """Select the numbers of the chosen heads, with the axes head and d_head; either may have size 1."""
+    """Select the chosen ``heads`` of ``given``, with the axes head and d_head (or size 1); errors call it ``what``."""
     assert at.read is not None  # reads="q"
     n_heads, d_head = at.read.shape[2:]
     shape = tuple(given.shape)

@@ -56,11 +56,7 @@ class Outcome:
         return self.state[:, :, self.positions.index(position)]
 
     def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
-        """Return the logits of each sequence at its own position.
-
-        Raises:
-            InputError: the logits were not requested.
-        """
+        """Return the logits of each sequence at its own position; refuse a run whose logits were not requested."""
         if self.logits is None:
             raise InputError("the logits were not kept; need run_with(..., logits=True)")
         index = positions

@@ -137,7 +137,7 @@ def quantisation(
     channels: Mapping[int, Sequence[int]] | None = None,
     label: str = "",
 ) -> Edit:
-    """Round a site's values to a format, except kept tokens and channels.
+    """Make an edit that rounds a site's values to a format, except kept tokens and channels.
 
     Args:
         site: the site to round, one with a token axis: an input of linear layers (``attn_in``, ``z``, ``mlp_in``,
@@ -172,7 +172,7 @@ def quantisation(
 def _kept_values(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """Return True at values that stay unrounded: kept tokens, kept channels and padding; None if there are none."""
+    """Return True at values of ``flat`` that are not rounded: kept tokens and channels, and padding; None if none."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):
@@ -211,7 +211,7 @@ def linear_layer_paths(lens: LensModel, site: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
-    """Within the block, the linear layers of all decoder layers have rounded weights; afterwards their own again.
+    """Within the block, the linear layers of all decoder layers have weights rounded to ``form``; then their own.
 
     The scope ``token`` is an output channel here, and a group lies along the input channels. Embeddings and the
     unembedding keep their weights.
