@@ -189,7 +189,7 @@ def _read_documents(path: Path) -> Iterator[str]:
 
 
 def _read_json_lines(path: Path) -> Iterator[str]:
-    """Read the ``text`` of each line's JSON object; not by ``datasets``, which refuses columns of several types."""
+    """Read the ``text`` of each line of a .jsonl file; not by ``datasets``, which refuses columns of several types."""
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():

@@ -211,7 +211,7 @@ def _write_pack(
 
 
 def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray, *, settings: dict[str, Any]) -> str:
-    """Write ``rows[numbers]`` to ``SPLIT.npy``, each with BOS in front if the settings say so; return their hash."""
+    """Write the rows with these ``numbers`` to ``SPLIT.npy``, after BOS if the settings say so; return their hash."""
     shape = (len(numbers), settings["length"])
     digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
     written = np.lib.format.open_memmap(folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape)

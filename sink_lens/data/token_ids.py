@@ -74,9 +74,8 @@ def continuation_ids(before: str, text: str, tokenizer: PreTrainedTokenizerBase)
 def prompt_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Text that the tokenizer turns into exactly these token ids, without a BOS at their start.
 
-    If there is no such text, the text of only the last 32, 8 or 2 ids is returned; None if they have none either.
-
-    A sequence that was cut out of a text may begin within a word, so that its text has other tokens there.
+    If there is none (a sequence that was cut out of a text may begin within a word), return the text of only the last
+    32, 8 or 2 ids; None if they have none either.
     """
     own = list(ids[1:] if ids and ids[0] == bos_id(tokenizer) else ids)
     for n in (len(own), 32, 8, 2):

@@ -248,6 +248,7 @@ class TokenBatch:
         _check_tensors(self.tokens, self.lengths)
 
     def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows for the batch: source, size and hash."""
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
         return display.result_html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 
@@ -556,4 +557,5 @@ def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
 
 
 def _type_and_shape(tensor: Tensor) -> str:
+    """Return a tensor's type and shape in words, such as ``int64 of shape (2, 8)``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -103,7 +103,7 @@ def contraction(
 def make_contraction(
     sums: CosineSums, *, ends: PredictionCounts, lens: LensModel, sinks: Mapping[str, tuple[float, str]]
 ) -> Contraction:
-    """Make the result with its four tables from the sums of states, the counts of predictions and sink measures."""
+    """Make the result of ``lens`` from sums of its states, counts of its predictions (``ends``) and sink measures."""
     inter, intra, first = sums.inter_cosines(), sums.intra_cosines(), sums.inter_cosines(end=0)
     last = sums.places.index((lens.n_layers - 1, "mlp"))
     by_attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]

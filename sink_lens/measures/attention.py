@@ -40,9 +40,8 @@ def sink_score(
         column: attention of each query to `key`; of sigmoid attention, its share of the row's sum (`row_shares`).
         valid: which queries are real tokens.
         key: the 0-based position whose column this is.
-        min_queries: a late key is averaged over very few queries, itself among them, and would score as a
-            false sink; sequences with fewer real queries that see `key` than this are nan (a window shorter
-            than this must be full).
+        min_queries: sequences with fewer real queries that see `key` are nan, since the mean of a late key over few
+            queries, itself among them, would be a false sink; a window shorter than this must be full.
         reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
 
     Raises:

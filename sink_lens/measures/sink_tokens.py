@@ -60,7 +60,7 @@ def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
 def earlier_keys(
     row_positions: Int[Tensor, " row"], *, n_keys: int, reach: int | None = None
 ) -> Bool[Tensor, "row key"]:
-    """Return True for keys before each row's query (`row_positions`), within `reach` positions if it is given."""
+    """Mark which of `n_keys` keys come before each row's query (`row_positions`), less than `reach` back if given."""
     distance = row_positions[:, None] - torch.arange(n_keys, device=row_positions.device)
     earlier = distance > 0
     return earlier if reach is None else earlier & (distance < reach)
