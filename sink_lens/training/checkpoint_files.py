@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
-    """Complete a checkpoint: force its files onto the disk, and write a manifest with their sizes and hashes.
+    """Complete the checkpoint in ``folder``: force its files onto the disk; write a manifest with sizes and hashes.
 
     The manifest also holds the step, and ``facts``, anything else that a resumed training must know.
     """

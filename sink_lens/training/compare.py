@@ -130,7 +130,7 @@ def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFra
 
 
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
-    """Return the first sentence: the fields that differ, the seeds, and the tokens per run (largest in ``finals``)."""
+    """Return a comparison's first sentence: fields that differ, seeds, and tokens per run (the most in ``finals``)."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(map(_quote, variants.others))
     differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.by]
@@ -192,7 +192,7 @@ def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Return the sentence for final losses that cannot be told apart: a variant's speed-up by seed (``finals``)."""
+    """Return the sentence if final ``curve`` losses cannot be told apart: a variant's speed-ups in ``finals``."""
     ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
@@ -203,7 +203,7 @@ def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
-    """Return sentences on a variant's sinks (``born``, one per seed): how many, born when, how strong at the end."""
+    """Return sentences that say in how many seeds of a variant a sink is born (``born``), when, and how strong."""
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
         f"At the end {rate:.1%} of heads have a sink score above {born[0].threshold:g}; in the layer with the most, "
@@ -218,7 +218,7 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
 
 
 def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
-    """Return two sentences with each variant's dominance ratio and effective rank, means over layers and seeds."""
+    """Return sentences with each variant's dominance ratio and effective rank, means over layers in ``measures``."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
@@ -288,7 +288,7 @@ def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
 
 
 def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table ``watch`` to compare: the whole model's, and the largest layer's mass by step."""
+    """Return the rows of a table ``watch`` to compare: the whole model's, and each step's largest mass of a layer."""
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")

@@ -138,7 +138,7 @@ class Loop(Trainer):
         return decayed
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
-        """Return the optimizer of ``model`` (None: the Trainer's), made if there is none: AdamW, or Muon with AdamW."""
+        """Return the optimizer, AdamW or Muon with AdamW; the first call makes it for ``model`` (None: our model)."""
         if self.config.optimizer != "muon" or self.optimizer is not None:
             return super().create_optimizer(model)
         self.optimizer = MuonWithAdamW(
@@ -180,7 +180,7 @@ class Loop(Trainer):
     def _maybe_log_save_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride]  # it is called so
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, *rest: Any, learning_rate: float | None = None
     ) -> None:
-        """After a step, log the loss ``tr_loss`` and other numbers, evaluate, and save ``model``, each if it is due."""
+        """After a step, log ``tr_loss``, ``grad_norm``, ``learning_rate``, evaluate, save ``model``: each if due."""
         del rest
         step, config = self.state.global_step, self.config
         if step == self._done:
@@ -205,7 +205,7 @@ class Loop(Trainer):
         return str(self._part)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Write weights (``state_dict``; None: the model's), tokenizer and configuration into ``output_dir``."""
+        """Write weights (``state_dict``, or the model's if None), tokenizer and configuration into ``output_dir``."""
         config = cast("Any", self.model).config
         config.use_cache = True  # the Trainer puts it out for training; a saved model generates with it
         try:
@@ -216,7 +216,7 @@ class Loop(Trainer):
             self._tokenizer.save_pretrained(str(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load weights from the folder ``resume_from_checkpoint`` into the model; refuse a file without a parameter."""
+        """Load the model's weights from the folder ``resume_from_checkpoint``; refuse a file that lacks a parameter."""
         weights = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
         if self.is_fsdp_enabled or not weights.is_file():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -224,7 +224,7 @@ class Loop(Trainer):
             safetensors.torch.load_model(cast("nn.Module", self.model), weights)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the state of optimizer and schedule from the folder ``checkpoint``; refuse other shapes or steps."""
+        """Load optimizer and schedule from the folder ``checkpoint``; refuse a state of other shapes or other step."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or self._resumed is None or self.is_fsdp_enabled:
             return
@@ -309,7 +309,7 @@ class Loop(Trainer):
     # --- checkpoints
 
     def _write_checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
-        """Write ``model`` and the loss ``tr_loss`` into a temporary folder, renamed to ``prefix`` + step when whole."""
+        """Write a checkpoint of ``model`` and ``tr_loss``, and name its folder ``prefix`` + step when it is whole."""
         self._check_finite()
         since_row = self._mean_over_processes(tr_loss)
         step, first = self.state.global_step, self.args.should_save
@@ -359,7 +359,7 @@ class Loop(Trainer):
             raise self._write_error(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
     def _write_error(self, path: Path, reason: str) -> RunError:
-        """Return the error, with ``reason`` and the last good checkpoint, if one cannot be written to ``path``."""
+        """Return the error if a checkpoint cannot be written to ``path`` for ``reason``; it names the last good one."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "

@@ -364,7 +364,7 @@ class SinkMonitor:
         self._valid = _token_mask(self._inputs, length=tokens.shape[1])
 
     def _find_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
-        """Set ``_documents`` to those to read in ``inputs``, of ``batch`` x ``length`` tokens; None if not packed."""
+        """Set ``_documents`` to the documents to read in ``inputs`` (``batch`` x ``length``), or None if not packed."""
         self._documents = find_documents(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None

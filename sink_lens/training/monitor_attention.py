@@ -107,7 +107,7 @@ def first_sequences(value: Any, n: int, batch: int) -> Any:
 def keeps_documents_apart(
     documents: Documents, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, kernel: str, batch: int
 ) -> bool:
-    """Check from the arguments of an attention module's call if tokens attend within their own document alone.
+    """Check from ``args`` and ``kwargs`` of an attention call if tokens attend within their own document alone.
 
     The mask decides. Without a mask, a flash ``kernel`` keeps documents apart if it is given lengths, or positions and
     a ``batch`` of one row; any other kernel attends over the whole row.

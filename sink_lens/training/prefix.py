@@ -319,7 +319,7 @@ class PrefixModel(nn.Module):
         is_trainable: bool = False,
         config: PrefixConfig | None = None,
     ) -> "PrefixModel":
-        """Put a saved module onto a model.
+        """Put the module that was saved in ``model_id`` onto a model.
 
         Args:
             model: the model that it was trained on.
@@ -351,7 +351,7 @@ class PrefixModel(nn.Module):
         return made
 
     def unload(self) -> PreTrainedModel:
-        """Take the module off and return the model; its own parameters can be trained again if they could before."""
+        """Take the module off and return the model, whose parameters can be trained again if they could before."""
         for hook in self._hooks:
             hook.remove()
         for module in list(self.base_model.modules()):

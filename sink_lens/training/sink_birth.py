@@ -105,5 +105,5 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
 
 
 def whole_model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Return the rows of a measure of the whole model, without the rows of single layers."""
+    """Return the rows of ``frame`` that have a measure of the whole model, not of a single layer or position."""
     return frame.loc[(frame["measure"] == measure) & frame["layer"].isna() & frame["position"].isna()]

@@ -302,7 +302,7 @@ def _open_run(
 
 
 def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
-    """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None if new."""
+    """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None."""
     folder = writer.folder / "checkpoints"
     if overwrite:
         for name in ("checkpoints", "tokenizer"):
