@@ -71,7 +71,7 @@ _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
 def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice = "auto") -> Kernel:
     """Choose the attention kernel for a family on a device; refuse ``fused`` if it gives no exact log-sum-exp.
 
-    ``auto`` takes the fused kernel if it is exact and returns a log-sum-exp, else the eager kernel.
+    For ``asked`` = ``auto`` it is the fused kernel if that is exact and gives a log-sum-exp, else the eager kernel.
     """
     reason = ""
     if family.soft_capped:
@@ -194,7 +194,7 @@ class Scores:
     softcap: float | None
 
     def key_columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
-        """Compute every query's scores for the keys at these positions; masked scores are -inf."""
+        """Compute every query's scores for the keys at positions ``keys``; masked scores are -inf."""
         index = torch.tensor(keys, device=self.key.device)
         scores = self.unmasked_product(self.query, self.key[:, :, index])
         if self.mask is not None:
@@ -203,7 +203,7 @@ class Scores:
         return scores.masked_fill_(queries[:, None] < index, -math.inf)
 
     def query_rows(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
-        """Compute the scores for every key of the queries at these positions; masked scores are -inf."""
+        """Compute the scores of the queries at positions ``rows`` for every key; masked scores are -inf."""
         scores = self.unmasked_product(self.query[:, :, rows], self.key)
         if self.mask is not None:
             scores.add_(self.mask[:, :, rows].float())
@@ -221,7 +221,7 @@ class Scores:
 def _attention_by_rows(
     score: Scores, value: Tensor, *, sigmoid: bool = False
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Compute attention output from ``value``, and each row's log-sum-exp (``sigmoid``: its sum), by blocks of rows."""
+    """Compute attention output, and each row's log-sum-exp (``sigmoid``: sum), from ``score`` and ``value`` by rows."""
     outputs, sums = [], []
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
         block = score.query_rows(rows)

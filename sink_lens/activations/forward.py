@@ -124,7 +124,7 @@ def forward(
 
 
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
-    """Run the bridge with its own attention; ``put`` gets layer, name and tensor of all ``wanted`` (layer -> sites)."""
+    """Run ``part`` with the bridge's attention; ``put`` gets layer, name and tensor of ``wanted`` (layer -> sites)."""
     hooks: list[Any] = [
         _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
     ]

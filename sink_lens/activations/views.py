@@ -208,10 +208,8 @@ class Streamed:
     def stacked(self, name: str) -> Tensor:
         """Stack the tensors of a reading at all its layers along a new first axis.
 
-        Layers that the reading skipped, since they have no attention or no keys of their own, are nan.
-
-        Raises:
-            InputError: there is no such reading, or it gave nothing.
+        Layers that the reading skipped, since they have no attention or no keys of their own, are nan. A reading that
+        does not exist or gave nothing is refused.
         """
         by_layer = self._results_of(name)
         if name not in self.skipped:
@@ -223,9 +221,7 @@ class Streamed:
     def frame(self, name: str, *, axes: Sequence[str] = ()) -> pd.DataFrame:
         """Make a tidy table of a reading: layer, sequence, one column of indices per further axis, value.
 
-        Raises:
-            InputError: the number of axis names differs from the number of axes after the sequence; or there is no
-                such reading, or it gave nothing.
+        The number of ``axes`` names must be that of the axes after the sequence. An unknown reading is refused.
         """
         frames = []
         for layer, tensor in sorted(self._results_of(name).items()):

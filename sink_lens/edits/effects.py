@@ -73,7 +73,7 @@ def gained_share(
 ) -> Interval:
     """Compute the mean attention gained at ``target_position``, divided by the baseline's at ``sink_position``.
 
-    Both means are over sequences and ``layers``; the interval is over sequences.
+    It gained the ``edited`` run's attention minus the baseline's. Means are over ``layers`` and sequences.
     """
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
     return _ratio_of_means(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
@@ -82,7 +82,7 @@ def gained_share(
 def removed_share(
     baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
-    """Compute the share of its baseline attention in ``layers`` that ``sink_position`` lost, as a ratio of means."""
+    """Compute the share of ``sink_position``'s attention in ``layers`` that the edited run lost, a ratio of means."""
     before, after = (run.mass_at(sink_position, layers=layers) for run in (baseline, edited))
     return fraction_lost(before, after, generator=generator)
 

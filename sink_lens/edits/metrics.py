@@ -414,7 +414,7 @@ def _log_probabilities(logits: Tensor) -> Tensor:
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
-    """Return a position's index in each sequence; a negative one counts from the end. Refuse one that is outside."""
+    """Return the index of ``position`` in sequences of ``lengths``; below 0 it counts from the end. Refuse others."""
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):
         shortest = int(lengths.min())
@@ -427,7 +427,7 @@ def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[T
 def _mean_logit(
     logits: Float[Tensor, "batch vocab"], given: int | Sequence[Sequence[int]], run: Outcome
 ) -> Float[Tensor, " batch"]:
-    """Compute the logit of each sequence's answer: ``given`` is one id for all, or ids for each, to be averaged."""
+    """Compute each sequence's answer logit in ``run``: ``given`` is one id for all, or ids for each, to be averaged."""
     n, d_vocab = logits.shape
     answers = [[given]] * n if isinstance(given, int) else list(given)[run.sequences]
     ids = [one for own in answers for one in own]

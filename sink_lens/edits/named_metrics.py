@@ -164,7 +164,7 @@ def make_spec(config: Any, name: str, *, token: Callable[..., int | str] = lambd
 
 
 def import_function(reference: str) -> Callable[..., Any]:
-    """Import a user's function that is named as MODULE:FUNCTION; the current folder is searched last."""
+    """Import the user's function ``reference``, written MODULE:FUNCTION; the current folder is searched last."""
     module, _, name = reference.partition(":")
     here = str(Path.cwd())
     added = [] if here in sys.path else [here]

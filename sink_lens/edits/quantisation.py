@@ -113,7 +113,7 @@ def to_fp4(x: Tensor) -> Tensor:
 
 
 def power_of_two_scale(largest: Tensor) -> Tensor:
-    """Compute the scale of an mxfp4 block: two to the power floor(log2(max|x|)) - 2, with an exponent of 8 bits."""
+    """Compute the scale of an mxfp4 block: 2 ** (floor(log2(``largest``)) - 2), with an exponent of 8 bits."""
     _, exponent = torch.frexp(largest)  # largest = mantissa * 2^exponent, mantissa in [1/2, 1)
     return torch.ldexp(torch.ones_like(largest), (exponent - 3).clamp(-126, 127))
 

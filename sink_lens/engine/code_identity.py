@@ -291,7 +291,7 @@ class _Reader:
             yield from self.pair_digests(pairs or ())
 
     def pair_digests(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
-        """Yield the hash of each name and of its value, one after the other."""
+        """Yield the hash of each name and of its value in ``items``, one after the other."""
         for name, entry in items:
             with _within_name(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))

@@ -124,5 +124,5 @@ def run_with_hooks(
 
 
 def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Compute the mean next-token loss of each sequence in nats, without padding; nan for a sequence of one token."""
+    """Compute each sequence's mean next-token loss (nats) from ``logits``, without padding; nan if it has one token."""
     return mean_loss(next_token_losses(logits, part.tokens), part)

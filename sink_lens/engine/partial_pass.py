@@ -86,7 +86,7 @@ _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
 def skippable_parts(sites: frozenset[str], *, family: Family) -> frozenset[str]:
-    """Return the parts (pattern, attention, neurons) that a layer need not compute if only these sites are edited."""
+    """Return the parts (pattern, attention, neurons) that a ``family`` layer can skip if only ``sites`` are edited."""
     if family.adds_inside:  # what attention and MLP give depends on the stream
         return frozenset()
     if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
@@ -180,7 +180,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
 
 
 def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
-    """Return layer type -> the baseline's keys and values, for layers of the pass that use an earlier layer's."""
+    """Return layer type -> baseline keys and values, for layers of the pass ``asked`` that use an earlier layer's."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for layer in range(asked.first, min(asked.last, lens.n_layers)):
         source = layer_of_keys(lens.config, layer=layer)
