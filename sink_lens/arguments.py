@@ -155,7 +155,7 @@ def _strict_hint(hint: Any) -> Any:
 
 
 def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
-    """Check whether all items of a list, array or tensor have the type ``of[0]``; False for a text or a dict."""
+    """Check whether all items of a list or array are of type ``of[0]``; False for a text, and if ``ordered`` a dict."""
     if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _reason_without_values(value):
         return False
     if hasattr(value, "dtype"):

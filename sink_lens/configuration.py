@@ -42,7 +42,7 @@ _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
-    """Return a configuration of class ``kind``: ``given``, or the defaults, with some fields changed.
+    """Return a configuration of class ``kind``: ``given``, or the defaults if None, with the fields in ``changes``.
 
     An unknown field or a value of another type is refused; the error names ``where`` it comes from (by default, the
     class). Lists become tuples.
@@ -92,7 +92,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
-    """Return a value in the type of a field: a list, or a text such as ``0-3,7``, as a tuple; refuse other types."""
+    """Return a field's value in the type ``kind``: a list, or a text such as ``0-3,7``, as a tuple; refuse others."""
     name = name or field.name
     kind, optional = split_off_none(kind)
     if value is None and optional:
@@ -159,7 +159,7 @@ def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
 
 
 def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
-    """Parse a text of items with commas or ranges between them, such as ``0-3,7``, into a tuple."""
+    """Parse a text such as ``0-3,7`` into a tuple of ``item``; ``how`` is ranges or commas; errors say ``name``."""
     if how == "ranges":
         return tuple(parse_ranges(text, name=name))
     if how != "commas":

@@ -135,7 +135,7 @@ class Sizes:
         return None if self.files is None else read_tokenizer(self.files)
 
     def prompt_ids(self, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
-        """Return the token ids of each prompt; None if the model has no tokenizer."""
+        """Return the token ids of each prompt, with BOS as ``bos`` says; None if the model has no tokenizer."""
         if (tokenizer := self.tokenizer()) is None:
             return None
         from .data.token_ids import prompt_ids
@@ -199,7 +199,7 @@ def _read_sizes(name: str) -> Sizes | None:
 
 
 def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
-    """Estimate the cost of a run from the sizes of its models and the speed of one matrix product on this CPU."""
+    """Estimate a run's cost from its passes (``asked``), its models' sizes and the speed of a matrix product here."""
     found = [one.header for one in models]
     weights = sum(header.bytes_as(config.dtype) for header in found)
     stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
@@ -226,7 +226,7 @@ def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> 
 
 
 def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
-    """Estimate the cost of a run: load each of its models and time one forward pass."""
+    """Estimate the cost of a run, whose ``passes`` are counted: load its models and time one forward pass of each."""
     from torch import Generator
 
     from .data.tokens import random_tokens
@@ -314,7 +314,7 @@ def cost_table(cost: Cost) -> RenderableType:
 
 
 def time_call(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
-    """Return the seconds that one call of ``piece`` takes, after ``warm_up`` calls that are not timed."""
+    """Return the seconds that a call of ``piece`` takes on the device, after ``warm_up`` calls that are not timed."""
     for _ in range(warm_up):
         piece()
     begun = read_synchronised_clock(device)
@@ -323,7 +323,7 @@ def time_call(piece: Callable[[], object], *, device: "torch.device | str", warm
 
 
 def read_synchronised_clock(device: "torch.device | str") -> float:
-    """Return the clock's time in seconds after the GPU has finished its work."""
+    """Return the clock's time in seconds, read when the device, if it is a GPU, has finished its work."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -350,18 +350,18 @@ def seconds_a_token(n_weights: int, *, slowness: float) -> float:
 
 
 def bytes_of_forward(header: Header, *, tokens: int) -> int:
-    """Estimate roughly the bytes that a forward pass of so many tokens takes, with logits but without weights."""
+    """Estimate the bytes of a forward pass of so many tokens, from the sizes in ``header``: logits, not weights."""
     held = min(tokens, _TOKENS_A_FORWARD)
     return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + bytes_of_a_layer(header, tokens=held)
 
 
 def bytes_of_a_layer(header: Header, *, tokens: int) -> int:
-    """Estimate the bytes of one layer's activations in a forward pass, which are about as wide as its weights."""
+    """Estimate the bytes of one layer's activations for so many tokens, from the model's sizes (``header``)."""
     return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
 
 
 def runs_on_gpu(device: str | None) -> bool:
-    """Check whether a model that is loaded with this ``device`` setting runs on a GPU."""
+    """Check whether a model loaded with this ``device`` setting runs on a GPU; None takes a GPU if there is one."""
     if device is not None:
         return device.partition(":")[0] != "cpu"
     if "torch" not in sys.modules and sys.platform == "linux":

@@ -216,6 +216,7 @@ def paired_differences(a: Any, b: Any, *, generator: np.random.Generator, n_resa
 
 
 def _check_draws(n_resamples: int) -> None:
+    """Refuse a number of bootstrap draws below 1."""
     if n_resamples < 1:
         raise InputError(f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds.")
 

@@ -17,7 +17,7 @@ _UNSHOWN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
-    """Make text from elsewhere safe to show: one line, cut to length, with every invisible character spelled out.
+    """Make text from elsewhere safe to show: one line of ``limit`` characters at most, invisible ones spelled out.
 
     Control characters, format characters (right-to-left marks, zero-width characters), private and unpaired
     characters are written as ⟨U+202E⟩. Cut text ends with its full length if ``counted`` is true. Markup is
@@ -57,7 +57,7 @@ def for_terminal(text: str) -> str:
 
 
 def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
-    """Write a token as the pages show it: short, never empty, with dots for spaces."""
+    """Write a token as pages show it: dots for spaces, never empty, cut to ``limit`` (full length if ``counted``)."""
     return visible(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
 
@@ -176,7 +176,7 @@ def size_text(n_bytes: int) -> str:
 
 
 def listed(names: Iterable[object], *, most: int = 6) -> str:
-    """Join names for a sentence: 'a, b and c'. A long list ends with the number of names left out."""
+    """Join names for a sentence: 'a, b and c'; after ``most`` names comes the number of names left out."""
     shown = [str(name) for name in names]
     rest = len(shown) - most
     if rest > 0:

@@ -128,7 +128,7 @@ class Typer(typer.Typer):
     """Typer app whose commands are of the class ``Command``."""
 
     def command(self, name: str | None = None, **given: Any) -> Any:
-        """Add a command of the class ``Command`` to the app, as a decorator."""
+        """Return the decorator that adds a command ``name`` of the class ``Command`` to the app, as typer does."""
         named: dict[str, Any] = {"cls": Command} | given
         return super().command(name, **named)
 

@@ -78,7 +78,7 @@ class RunLog:
         _OPEN[self.path.resolve()] = self
 
     def append(self, at: int, tables: Mapping[str, Sequence[Columns]]) -> None:
-        """Append the rows of step ``at``, after any rows that could not be written before.
+        """Append the rows of ``tables`` for step ``at``, after any rows that could not be written before.
 
         Raises:
             OSError: the rows cannot be written now; the next call tries again.
@@ -110,7 +110,7 @@ class RunLog:
         os.close(self._claim)
 
     def _begin_part(self, columns: Mapping[str, Mapping[str, str]]) -> int:
-        """Cut off a broken last line, write a first line if there is none, and return the number of this start."""
+        """Cut off a broken last line, write a first line of columns if there is none; return this start's number."""
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):

@@ -210,10 +210,10 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
 
 
 def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
-    """Check that a table's columns have the dtypes in the schema, and return the table unchanged.
+    """Check a table's columns against the schema of table ``name`` in runs of a kind; return the table unchanged.
 
     Raises:
-        ValueError: a column has another dtype.
+        ValueError: a column has another dtype; ``text_too`` allows numbers in columns of texts.
     """
     if (described := table_of(kind, name)) is not None:
         for column in described.columns:
@@ -310,5 +310,5 @@ def is_intact(path: Path, entry: Mapping[str, Any]) -> bool:
 
 
 def damaged_file_error(path: Path, error: Exception) -> RunError:
-    """Return the error for a file of a run that cannot be read."""
+    """Return the error for a file of a run that cannot be read because of ``error``."""
     return RunError(f"{path} cannot be read: it is damaged ({error}). Run again into another folder.")

@@ -39,7 +39,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> "Shard":
-        """Parse a text such as ``3/8``; ``slurm`` takes both numbers from this process's task in a SLURM array job.
+        """Parse a text such as ``3/8``; ``slurm`` reads both numbers from a SLURM array job's ``environment``.
 
         Raises:
             InputError: the text is neither, or this process belongs to no array job.
@@ -69,7 +69,7 @@ class Shard:
         return run / f"shard-{self.number}-of-{self.count}"
 
     def done_sentence(self, run: Path) -> str:
-        """Return the sentence that says: this shard is done, and other shards are not."""
+        """Return a sentence on the run in a folder: this shard is done, and other shards are not."""
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
 
@@ -166,7 +166,7 @@ def process_name() -> str:
 
 
 def copy_shard_parts(writer: RunWriter) -> None:
-    """Copy the finished parts of all shards into the run's folder, if they are not there yet.
+    """Copy the finished parts of all shards into the folder that ``writer`` writes, if they are not there yet.
 
     Raises:
         RunError: a shard is still being computed.

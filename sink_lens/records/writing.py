@@ -152,7 +152,7 @@ class RunWriter:
                 error.add_note(f"what is finished is in {where}; the same command with --out {where} goes on")
 
     def _begin_record(self, *, overwrite: bool, reopen: bool) -> None:
-        """Begin run.json or continue an earlier run's; with ``overwrite``, move the earlier run aside."""
+        """Begin run.json, or continue an earlier run's (a finished one if ``reopen``); ``overwrite`` moves it aside."""
         self._restore_replaced()
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
@@ -181,7 +181,7 @@ class RunWriter:
         self._write_record()
 
     def _write_final_status(self, error: BaseException | None) -> None:
-        """Write the run's final status; remove a run that failed before its first file, and restore a replaced one."""
+        """Write how the run ended, by ``error`` or None; undo a run that failed before its first file was written."""
         if self._adding:
             return
         if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
@@ -335,7 +335,7 @@ def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool)
     """Refuse a folder that no run can be written to, before anything is computed.
 
     Raises:
-        RunError: it is a file, holds files that are no run, or holds a finished run with its page.
+        RunError: it is a file, holds files but no run, or, without ``overwrite``, a finished run with its page.
     """
     if folder is None:
         return
@@ -425,7 +425,7 @@ def _refuse_other_files(folder: Path) -> None:
 
 
 def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
-    """Refuse to continue a run that is finished, or was started with another configuration or other inputs."""
+    """Refuse to continue the ``earlier`` run if it is finished (and not ``reopen``), or differs from ``record``."""
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (

@@ -135,7 +135,7 @@ def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) 
 
 
 def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
-    """Return the boxes in levels; arrows lead to later levels, and a box without an arrow into it comes late."""
+    """Return the boxes by level: their columns if all have one, else such that arrows lead to later levels."""
     if all(box.column is not None for box in diagram.boxes):
         columns = sorted({box.column for box in diagram.boxes if box.column is not None})
         return [[box for box in diagram.boxes if box.column == column] for column in columns]
@@ -273,13 +273,13 @@ def _small_size(form: _Form, size: int) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _text_width(text: str, *, form: _Form, size: float, bold: bool = False) -> float:
-    """Return the width of a text in inches."""
+    """Return the width of a text in inches, in the font of ``form`` at ``size`` points, ``bold`` or not."""
     font = FontProperties(family=[form.family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
 def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool = False) -> list[str] | None:
-    """Break a text into lines of about equal length, at most ``width`` inches; None if a word is wider."""
+    """Break a text into lines of about equal length, at most ``width`` inches in this font; None if a word is wider."""
     words = text.split()
     lines = _fill_lines(words, width, form=form, size=size, bold=bold)
     if lines is None or len(lines) < 2:
@@ -292,7 +292,7 @@ def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool 
 
 
 def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
-    """Break words into lines, each as full as it gets; None if a word is wider than ``width`` inches."""
+    """Break words into lines in this font, each as full as it gets; None if a word is wider than ``width`` inches."""
     lines: list[str] = []
     width *= _FULL
     for word in words:
@@ -307,7 +307,7 @@ def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float,
 
 
 def _legend_entries(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
-    """Return the legend line by line; each line is a list of (kind of arrow, its meaning, left end in inches)."""
+    """Return the legend's lines, at most ``room`` inches wide: each a list of (kind of arrow, meaning, left end)."""
     lines: list[list[tuple[str, str, float]]] = []
     x = 0.0
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
@@ -424,6 +424,7 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
 
 
 def _straight_piece(start: _Point, end: _Point) -> _Piece:
+    """Return a straight line as a Bézier curve with four control points."""
     thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
     return start, thirds[0], thirds[1], end
 
@@ -513,7 +514,7 @@ def _draw_arrow_numbers(
 def _label_places(
     curve: np.ndarray, wide: float, tall: float, *, line: float, middle: float
 ) -> Iterator[tuple[float, _Point]]:
-    """Yield (cost, point) for each place where an arrow's number can stand; beside the arrow's middle is cheapest."""
+    """Yield (cost, point) of places for a number, ``wide`` by ``tall``, along a curve; near ``middle`` is cheapest."""
     for share in (0.17, 0.25, 0.34, 0.42, 0.5, 0.58, 0.66, 0.75, 0.83):
         at = round(share * (len(curve) - 1))
         along = curve[min(at + 2, len(curve) - 1)] - curve[max(at - 2, 0)]

@@ -92,7 +92,7 @@ def conclusion(folder: str | os.PathLike[str]) -> str:
 
 
 def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Comparison]:
-    """Return the page content of each run, and their comparison.
+    """Return the page content of each run, and their comparison; settings named in ``by`` may differ.
 
     Raises:
         RunError: The runs are not comparable.
@@ -104,7 +104,7 @@ def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
 
 
 def _figure_for_page(run: Run, of: Drawn, *, prefix: str) -> Shown:
-    """Draw a figure for the page: SVG, caption and CSV; or the reason if it cannot be drawn."""
+    """Draw the figure ``of`` a run for its page: SVG, caption and CSV, or why it is missing; ids get the prefix."""
     key = f"{prefix}{of.key}"
 
     def make() -> Shown:
@@ -120,7 +120,7 @@ def _figure_for_page(run: Run, of: Drawn, *, prefix: str) -> Shown:
 
 
 def _table_for_page(run: Run, of: Listed, *, prefix: str) -> Shown:
-    """Make a table for the page: cells, caption, meanings and CSV; or the reason if it cannot be made."""
+    """Make the table ``of`` a run for its page: cells, caption, CSV, or why it is missing; its id gets the prefix."""
     key = f"{prefix}{of.key}"
     made, missing = attempt(run, lambda: of.make(run))
     if made is None:
@@ -157,7 +157,7 @@ def _provenance_texts(run: Run) -> dict[str, str]:
 
 
 def _dotted_names(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return (name such as ``config.seed``, value as text) for each value of a nested mapping; long texts are cut."""
+    """Return (prefix and name, such as ``config.seed``; value as text, cut if long) for all values in a mapping."""
     rows = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -211,7 +211,7 @@ def render(
 
 
 def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
-    """Return the HTML of the page of a run folder, or of several.
+    """Return the HTML of the page of a run folder, or of several, which may differ in the settings named in ``by``.
 
     Raises:
         RunError: There is no run in a folder, its run.json is damaged, or the runs are not comparable.

@@ -39,6 +39,7 @@ def result_html(
 
 
 def _part_html(part: object) -> str:
+    """Return a part of a result (a data frame, mapping or figure; HTML stays as it is) as HTML."""
     if isinstance(part, str):
         return part
     if isinstance(part, pd.DataFrame):

@@ -171,7 +171,7 @@ class Drawn:
 
 
 def paper_figure(circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame]) -> Drawn:
-    """Return a figure of a circuit in the style of a paper, to be saved as a file; the page does not show it."""
+    """Return the paper figure of a run's circuit, with the caption ``see`` and numbers ``data``; no page shows it."""
     about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
     return Drawn(key="circuit-paper", make=lambda run: (see, cast("Any", circuit(run)).draw("paper")), **about)
 

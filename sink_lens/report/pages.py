@@ -26,7 +26,7 @@ def page_of(run: Run) -> Page:
 
 
 def is_on_page(run: Run, of: Drawn | Listed) -> bool:
-    """Check whether a figure or table belongs on the run's page; True also if a damaged table leaves this open."""
+    """Check whether a figure or table (``of``) belongs on a run's page; True also if a damaged table leaves it open."""
     return attempt(run, lambda: of.when(run))[0] is not False
 
 

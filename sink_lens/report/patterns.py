@@ -79,7 +79,7 @@ def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
 
 
 def tokens_for_page(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
-    """Return (position, text) of the first tokens of a run's first sequence, with the texts escaped for a page."""
+    """Return (position, text) of the first ``most`` tokens of a run's first sequence, texts escaped for a page."""
     return [(place, token_text(text)) for place, text in first_tokens(run, most=most).items()]
 
 
@@ -93,12 +93,12 @@ def layer_head_grid(heads: pd.DataFrame, name: str, *, position: int) -> np.ndar
 
 
 def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Encode the attention patterns of a run's first sequence for its page, strongest heads first.
+    """Encode a run's attention patterns for its page: of the strongest heads that fit into ``most_bytes``.
 
     The result has ``data`` for the page's script, and ``said``, a sentence that says which heads are there.
 
-    A pattern is the lower triangle of query by key, row by row, a byte each (255 is all of a query's attention);
-    all of them after each other, in base64.
+    A pattern, of the first sequence, is the lower triangle of query by key, row by row, a byte each (255 is all of a
+    query's attention); all of them after each other, in base64.
 
     Raises:
         RunError: The run has no patterns, or no sink scores to rank them by.

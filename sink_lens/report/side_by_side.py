@@ -181,12 +181,12 @@ def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[An
 
 
 def _make_row(name: str, texts: Sequence[str]) -> Row:
-    """Make a row of one text per run; texts that differ from the first run's are marked."""
+    """Make the row ``name`` of one text per run; texts that differ from the first run's are marked."""
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 
 def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
-    """Make a row with one verdict of every run and its reason; those that differ from the first run's are marked."""
+    """Make the row ``name`` of each run's verdict ``key`` and its reason; those unlike the first run's are marked."""
     cells = []
     for part in parts:
         found = next((one for one in (part.first.judged if part.first else ()) if one.key == key), None)

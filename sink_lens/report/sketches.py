@@ -193,7 +193,7 @@ def _edges_into_shown(
 ) -> dict[tuple[str, str], list[float]]:
     """Return (writer, shown node) -> the scores of the edges from the writer into the node.
 
-    An edge into a key-value head belongs to the first of its heads that is shown.
+    An edge into a key-value head belongs to the first of its ``group`` heads that is shown; ``outputs`` are one node.
     """
     sums: dict[tuple[str, str], list[float]] = {}
     for writer, reader, share in rows:

@@ -114,7 +114,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def figure_bytes(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
-    """Return a figure as the bytes of a file; ``form`` is png, svg or pdf. Equal figures give equal bytes."""
+    """Return a figure as a png, svg or pdf file (``form``) in bytes; equal for equal figures, ``dpi`` and ``salt``."""
     buffer = io.BytesIO()
     settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
     with mpl.rc_context(settings), warnings.catch_warnings():
@@ -208,7 +208,7 @@ def draw_map(
     limit: float,
     labels: Mapping[int, str] | None = None,
 ) -> tuple[Axes, ScalarMappable]:
-    """Draw the column ``value`` over the columns in ``pair`` as a heat map; colours go from -limit to limit."""
+    """Draw column ``value`` over the columns ``pair`` as a heat map, -limit to limit; return its axes and image."""
     down, across = pair
     grid, rows, columns, crowded = signed_grid(frame, pair, value=value)
     ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
@@ -298,7 +298,7 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
 
 
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
-    """Add the legend of some axes above them, or above the whole figure if it is given as ``over``."""
+    """Add the legend of some axes, in so many columns, above them or above the whole figure, if given as ``over``."""
     style = {"fontsize": FONT - 1, "frameon": False, "labelcolor": INK, "ncols": columns, "columnspacing": 1.2}
     above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.2, "handlelength": 1.6}
     handles, labels = axes.get_legend_handles_labels()

@@ -299,7 +299,7 @@ def _to_array(source: Any) -> np.ndarray:
 
 
 def _harmless_text(text: object, *, limit: int = 24) -> str:
-    """Return the text of a token, changed so that no parser takes it for markup."""
+    """Return the text of a token, cut to ``limit`` characters and changed so that no parser takes it for markup."""
     return re.sub("[<&]", lambda found: found[0] + _JOINER, token_text(text, limit=limit, counted=False))
 
 
@@ -329,7 +329,7 @@ def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tok
 def _patterns_of(
     source: Any, *, sequence: int, layers: Sequence[int] | None, heads: Sequence[Any] | None
 ) -> tuple[np.ndarray, list[str]]:
-    """Return attention patterns as an array (head, query, key), and the names of their heads.
+    """Return the patterns of an array, capture or run (``source``) as (head, query, key), and the heads' names.
 
     Raises:
         InputError: the shapes do not fit, what is asked for is not there, or there is too much.
@@ -354,7 +354,7 @@ def _patterns_of(
 
 
 def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
-    """Return patterns of a run and the names of their heads; by default those of the strongest and weakest heads."""
+    """Return the patterns of some heads of a run, and their names; None takes the strongest and the weakest heads."""
     if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
         raise RunError(f"{run_in_words(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
     kept = read_patterns(run)

@@ -40,6 +40,7 @@ def bos_clause(found: Mapping[str, int | None]) -> str:
 
 
 def _count_leading(ids: Sequence[int], token: int | None) -> int:
+    """Count how often the token is repeated at the front of the ids; 0 if it is None."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1

@@ -107,7 +107,7 @@ def card(
 
 
 def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the content of ``card.json``, as ``docs/decisions.md`` describes it; undefined numbers are None."""
+    """Return the content of ``card.json``; ``chain`` is a trace's answers, if asked for. Undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate(seen, threshold=threshold), seen)
@@ -182,7 +182,7 @@ def round_digits(value: Any, n: int = 4) -> Any:
 
 
 def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
-    """Return the mean over sequences that are not nan with its 95% interval: ``value``, ``low``, ``high``, ``n``."""
+    """Return the mean of ``samples`` (nan left out) with its 95% interval: ``value``, ``low``, ``high``, ``n``."""
     rows = samples.double().numpy()
     rows = rows[~np.isnan(rows)]
     if not len(rows):
@@ -191,6 +191,7 @@ def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
 
 
 def _interval_fields(found: Interval) -> dict[str, Any]:
+    """Return an interval as ``value``, ``low``, ``high`` and ``n``."""
     return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
 
 
@@ -286,7 +287,7 @@ def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _loss_with_change(losses: Tensor, seen: ObservedModel) -> dict[str, Any]:
-    """Return a mean loss in nats with its interval, and under ``change`` its difference from the baseline run."""
+    """Return the mean of the losses, in nats, with its interval; ``change`` is its difference from the baseline run."""
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
@@ -424,7 +425,7 @@ def _cache_text(cache: Mapping[str, Any]) -> str:
 
 
 def card_markdown(found: Mapping[str, Any]) -> str:
-    """Return the card as a Markdown section for a model card: sentence, table, conditions and notes."""
+    """Return the card (``found``) as a Markdown section for a model card: sentence, table, conditions and notes."""
     on = found["measured_on"]
     lines = [f"| {name} | {_markdown_cell(value)} |" for name, value in terminal_rows(found)]
     bos = "with BOS" if on["begins_with_bos"] else "without BOS"
@@ -459,7 +460,7 @@ def _markdown_cell(text: Any) -> str:
 
 
 def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """Return the tables of the card's run folder by name, with the columns that the schema declares."""
+    """Return table name -> table for the run folder of the card ``made``, with the columns that the schema declares."""
     layers = {
         "layer": range(seen.lens.n_layers),
         "sink_attention": seen.sink_mass.nanmean(1).double().numpy(),
@@ -499,7 +500,7 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of the table ``writers``: sublayers, experts, neurons and super weights with their shares."""
+    """Return the rows of the card's table ``writers``: sublayers, experts, neurons and super weights with shares."""
     rows = []
     for row in made["writers"]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}

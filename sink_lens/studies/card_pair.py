@@ -48,7 +48,10 @@ def compare_models(
     out: str | Path | None,
     overwrite: bool,
 ) -> Study:
-    """Compare two models on the same tokens, and write the comparison into a run folder of kind ``diff``."""
+    """Compare two models on the same sequences, and write the comparison into the run folder ``out``, of kind ``diff``.
+
+    The second model is ``other``, or the one that ``config`` names if None; ``overwrite`` replaces a run in ``out``.
+    """
     if other is None or isinstance(other, str | Path):
         second = load(config.others[0], device=config.device, dtype=config.dtype)
     else:
@@ -84,7 +87,7 @@ def _refuse_unlike(first: LensModel, second: LensModel) -> None:
 
 
 def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
-    """Return the rows of ``changes`` for the loss (all, early and later positions) and the numbers of ``COMPARED``."""
+    """Return the rows of ``changes`` from model ``a`` to ``b``: the loss (all, early, later) and ``COMPARED``."""
     first, second = a.token_losses.double(), b.token_losses.double()
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), seed=a.seed)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
@@ -96,7 +99,7 @@ def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: int) -> dict[str, Any]:
-    """Return the row of ``changes`` of one quantity: both models' means over sequences, and the paired difference."""
+    """Return the row of ``changes`` of the quantity ``name`` (in ``unit``) from both models' values per sequence."""
     change = paired_difference(second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed))
     mean = (float(first.nanmean()), float(second.nanmean()))
     return {
@@ -114,7 +117,7 @@ def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: in
 
 
 def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
-    """Return the rows of ``changes`` for lists of indices, such as sink positions and outlier dimensions."""
+    """Return the rows of ``changes`` from model ``a`` to ``b`` for lists of indices, such as sink positions."""
     quantities = {
         "sink_positions": sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
@@ -128,7 +131,7 @@ def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
-    """Return the row of ``changes`` of a quantity that is a text for each model; its numbers are nan."""
+    """Return the row of ``changes`` of ``name``, a text or index list (``unit``) in both models; numbers are nan."""
     return {
         "quantity": name,
         "unit": unit,
@@ -140,7 +143,7 @@ def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
 
 
 def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
-    """Return the rows of ``changes`` for settings: configuration fields that differ, BOS counts and tokenization."""
+    """Return the rows of ``changes`` for settings of both models: fields that differ, BOS counts and tokenization."""
     mine, its = (one.config.to_dict() for one in (first, second))
     fields = {name: (mine.get(name), its.get(name)) for name in sorted({*mine, *its} - set(_UNREAD))}
     rows = [_text_row(name, "text", str(one), str(other)) for name, (one, other) in fields.items() if one != other]
@@ -158,7 +161,7 @@ def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
 
 
 def _changed_weights(first: LensModel, second: LensModel) -> pd.DataFrame:
-    """Return the table (tensor, change) of the most changed weights; a change is relative to the first model's norm."""
+    """Return the table (tensor, change) of the 20 most changed weights; a change is relative to the first's norm."""
     theirs = dict(second.plain.named_parameters())
     rows = []
     with torch.no_grad():
@@ -182,7 +185,7 @@ def _make_decision(
     config: CardConfig,
     n: int,
 ) -> dict[str, Any]:
-    """Return the ``--json`` answer: whether the loss stays within its bound, and which quantities changed."""
+    """Return the ``--json`` answer on the models ``names``: if the loss stays within its bound, and what changed."""
     loss = changes[0]
     is_above = loss["change"] > config.most_loss and not loss["change_low"] <= 0
     found = {
@@ -200,7 +203,7 @@ def _make_decision(
 
 
 def _decision_sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
-    """Say in two sentences how the loss changed (and if within its bound), and what else changed most."""
+    """Return the decision ``found`` in two sentences: the loss change, and what changed in ``changes``, ``tensors``."""
     others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):
         top = tensors.iloc[0]

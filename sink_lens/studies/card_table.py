@@ -110,13 +110,13 @@ def read_run_row(run: Run) -> Row:
 
 
 def _interval_columns(name: str, found: Mapping[str, Any]) -> Row:
-    """Return a number as columns of the table: its value, and the ends of its interval if it has one."""
+    """Return column -> number of ``found``: its value as ``name``, and its interval as ``NAME_low``, ``NAME_high``."""
     value, low, high = (found.get(end) for end in ("value", "low", "high"))
     return {name: value} | ({f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {})
 
 
 def _read_trace_row(run: Run) -> Row:
-    """Read the columns of a trace from its tables ``summary`` and ``links``."""
+    """Return the row (column -> value) of a trace's run, read from its tables ``summary`` and ``links``."""
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
     row: Row = {}
     for one in table.rename(columns={"ci_low": "low", "ci_high": "high"}).to_dict("records"):
@@ -135,7 +135,7 @@ def _read_trace_row(run: Run) -> Row:
 
 
 def _read_card_row(run: Run) -> Row:
-    """Read the columns of a card from ``card.json`` in its run folder."""
+    """Return the row (column -> value) of a card's run, read from ``card.json`` in its run folder."""
     try:
         card = json_value((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
@@ -177,7 +177,7 @@ def _float_if_number(value: Any) -> Any:
 
 
 def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
-    """Return the columns of the table: the given ones, or the main ones if none are given.
+    """Return the columns of the table: those ``asked`` for, or, if none are, the main ones that any of the rows has.
 
     Raises:
         InputError: a column that no run has.
@@ -190,7 +190,7 @@ def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
 
 
 def full_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
-    """Return the table with unrounded numbers; the ends of intervals are in columns ``NAME_low`` and ``NAME_high``."""
+    """Return the table of the rows with these columns, unrounded; interval ends are ``NAME_low`` and ``NAME_high``."""
     known = {*columns, *(name for row in rows for name in row)}
     names = [one for name in columns for one in (name, f"{name}_low", f"{name}_high") if one in known]
     return pd.DataFrame([[row.get(name) for name in names] for row in rows], columns=names, dtype=object)
@@ -210,7 +210,7 @@ class CardTable:
 
 
 def run(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
-    """Make the card, the comparison or the table that the configuration of ``sink-lens card`` asks for."""
+    """Make the card, comparison or table that ``config`` asks for, in ``out``; ``overwrite`` replaces what is there."""
     if not config.makes_table():
         return card(config, out=out, overwrite=overwrite, progress=progress)
     rows = make_table_rows((config.model, *config.others), config, out=out, overwrite=overwrite, progress=progress)
@@ -247,7 +247,7 @@ def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
 
 
 def _cell_text(row: Row, name: str) -> str:
-    """Write a column of a row as text: the value to three digits, with its interval."""
+    """Return the column ``name`` of a row as text: the value to three digits, with its interval; empty if None."""
     if row.get(name) in (None, ""):
         return ""
     return f"{number(row[name])} {interval_text(row.get(f'{name}_low'), row.get(f'{name}_high'))}".strip()
@@ -261,5 +261,5 @@ def answer(found: Study | CardTable) -> Mapping[str, Any]:
 
 
 def failed(found: Study | CardTable) -> bool:
-    """Check whether two models were compared and the loss rose above its bound."""
+    """Check whether ``found`` is a comparison in which the loss of the second model rose above its bound."""
     return not isinstance(found, CardTable) and not found.decision.get("within_bound", True)

@@ -121,7 +121,7 @@ class CardConfig(ReadConfig):
 
     @property
     def is_comparison(self) -> bool:
-        """True if two models are compared, and no table is made."""
+        """True if there is exactly one other model, which is compared with the first unless a table is made."""
         return len(self.others) == 1
 
     def makes_table(self) -> bool:

@@ -29,7 +29,7 @@ from .study import Measured, study
 
 @study(IsolateConfig)
 def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measured:
-    """Isolate positions by the attention mask, all at once, and measure whether a sink forms there.
+    """Mask attention so that the chosen positions, all at once, see only themselves; measure if sinks form there.
 
     Raises:
         InputError: a position or layer that does not exist, or sequences too short.
@@ -100,7 +100,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
 def _edit_row(
     setting: Setting, baseline: Outcome, edited: Outcome, *, target_position: int, reads: Sequence[int]
 ) -> dict[str, Any]:
-    """Return a row of ``summary``: attention to target and sink position and the loss, with and without the edit."""
+    """Compare two runs in a row of ``summary``: the loss, and attention to target and sink in the layers ``reads``."""
     assert baseline.loss is not None  # both were asked for it
     assert edited.loss is not None
     rng = np.random.default_rng(setting.config.seed)
@@ -140,7 +140,7 @@ def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measure
 
 
 def _smallest_set_row(found: NeuronSet, table: pd.DataFrame) -> dict[str, Any]:
-    """Return a growth step's row of ``summary``: the share of the sink that its set and random sets remove."""
+    """Return the row of ``summary`` for a set: the share of the sink that it and random sets remove (``table``)."""
     of_step = f"step == {found.segment.number}"
     usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 

@@ -48,10 +48,10 @@ class NeuronSet:
 
 
 def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
-    """Rank the neurons of some layers, as (layer, index), by what they write to the outlier dimension at the sink.
+    """Rank the neurons of the given layers, as (layer, index), by what they write to the outlier dimension at the sink.
 
-    A neuron counts by the magnitude of its share of what its layer adds to the step's outlier dimension; the largest
-    comes first.
+    The dimension is that of the growth step ``step``. A neuron counts by the magnitude of its share of what its layer
+    adds to the dimension; the largest comes first.
     """
     shares: list[tuple[float, Neuron]] = []
     baseline = setting.tensors("neurons", layers=layers)
@@ -72,7 +72,9 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
 
 
 def find_smallest_sets(setting: Setting, *, progress: bool = False) -> tuple[list[NeuronSet], pd.DataFrame]:
-    """Find the smallest set of every growth step; also return the table ``ablations`` with one row per ablation.
+    """Find for every growth step the smallest set of neurons whose joint ablation removes the sink.
+
+    Also returns the table ``ablations``, with one row per ablation.
 
     Cost: for a step some 20 to 60 passes of the bridge over the setting's sequences.
 
@@ -98,7 +100,7 @@ def find_smallest_sets(setting: Setting, *, progress: bool = False) -> tuple[lis
 
 
 def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], object]) -> NeuronSet:
-    """Find the smallest set of one growth step, as the module's docstring says; call ``tick`` before each run."""
+    """Find the smallest set of neurons that removes the sink of a segment's step; call ``tick`` before each run."""
     (step,) = segment.steps
     assert step is not None  # only steps are looked at
     order = rank_neurons(setting, layers=step.layers, step=step)
@@ -130,7 +132,7 @@ def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[],
 
 
 def _ablation_rows(setting: Setting, found: NeuronSet, *, rng: np.random.Generator) -> Iterator[dict[str, object]]:
-    """Ablate a set in every way, its neurons alone, the set without each, and random sets; yield a row for each."""
+    """Yield a row of ``ablations`` for each ablation of the set ``found``, of its subsets, and of random sets."""
     segment, chosen, sink = found.segment, list(found.neurons), setting.sink_position
     (step,) = segment.steps
     assert step is not None
@@ -201,6 +203,7 @@ def neuron_names(neurons: Sequence[Neuron]) -> str:
 
 
 def _group_by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
+    """Return layer -> the indices of the given neurons in it."""
     found: dict[int, list[int]] = {}
     for layer, index in neurons:
         found.setdefault(layer, []).append(index)
@@ -216,7 +219,10 @@ def _ablation_edits(
     positions: list[int] | None,
     step: GrowthStep,
 ) -> Edits:
-    """Make the edits that ablate neurons: in whole, or only their entry to the step's dimension (``scalar``)."""
+    """Make the edits that ablate neurons by ``method`` at the given positions, or at all positions if None.
+
+    If ``what`` is ``scalar``, only what they write to the outlier dimension of ``step`` is removed.
+    """
     chosen = _group_by_layer(neurons)
     if what == "scalar":
         return tuple(
@@ -235,7 +241,7 @@ def _ablation_edits(
 
 
 def _draw_same_ranks(setting: Setting, found: NeuronSet, generator: torch.Generator) -> Iterator[list[Neuron]]:
-    """Draw control sets: each neuron is replaced by the one of its rank in a random layer outside all growth steps."""
+    """Draw sets like ``found``: for each neuron that of equal rank in a random layer outside all growth steps."""
     (step,) = found.segment.steps
     assert step is not None
     outside = [layer for layer in range(max(found.segment.layers)) if layer not in setting.location.growth_layers]

@@ -101,7 +101,7 @@ class ObservedModel:
         )
 
     def _read_attention(self, view: LayerView) -> Tensor:
-        """Return the mean attention that each key receives in a layer, and add the layer to the sink scores."""
+        """Return the mean attention to each key of a layer from later sampled tokens, and add it to the sink scores."""
         assert view.rows is not None
         if view.layer == self.lens.attention_layers[0]:
             self._received.append(Received(rows=view.rows.cpu(), sigmoid=self.lens.family.sigmoid))
@@ -132,7 +132,7 @@ class ObservedModel:
 
     @cached_property
     def scores(self) -> dict[str, Float[Tensor, "batch position"]]:
-        """Two scores of each token: ``attention`` it receives, in fair shares; ``norm`` over its sequence's median."""
+        """Two scores of each token: ``attention`` it gets, in fair shares; its ``norm`` over the sequence's median."""
         _ = self.main_pass  # the pass that fills what is read below
         valid = self.tokens.valid.cpu().split([len(one.shares) for one in self._received if one.shares is not None])
         pairs = list(zip(valid, self._received, self._norms, strict=True))
@@ -142,7 +142,7 @@ class ObservedModel:
         }
 
     def marked_tokens(self, by: Rule) -> Bool[Tensor, "batch position"]:
-        """Mask of the tokens above the gap in a score: sinks for ``attention``, massive ones for ``norm``.
+        """Mask of the tokens above the gap in the score ``by``: sinks for ``attention``, massive ones for ``norm``.
 
         All False if the scores have no gap.
         """
@@ -186,13 +186,13 @@ class ObservedModel:
         return self._norm_ratio_at(0)
 
     def _norm_ratio_at(self, position: int) -> Float[Tensor, "layer batch"]:
-        """Return the norm of the token at a position over the median norm from position 8 on, by layer."""
+        """Return the norm at a position over the median from position 8 on: before layer 0, then after each layer."""
         norms = torch.cat([self.main_pass.stacked("norm:resid_pre"), self.main_pass.stacked("norm:resid_post")])
         return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=position)
 
     @property
     def outlier_dimensions(self) -> list[int]:
-        """Outlier dimensions of all layers but the embedding; first comes the one that is largest most often."""
+        """Outlier dimensions at the sink in any layer but the embedding, ordered by their ranks in the layers."""
         counts: Counter[int] = Counter()
         for layer, dimensions in self.location.outliers.items():
             for place, dimension in enumerate(dimensions if layer >= 0 else ()):
@@ -207,7 +207,7 @@ class ObservedModel:
 
     @cached_property
     def zeroed_loss(self) -> Float[Tensor, " batch"]:
-        """Loss of each sequence, in nats, with the outlier dimensions set to 0 at the sink position."""
+        """Loss of each sequence, in nats, with the outlier dimensions at the sink position set to 0."""
         return self._loss_with_outliers_ablated(to_mean=False)
 
     @cached_property
@@ -216,7 +216,7 @@ class ObservedModel:
         return self._loss_with_outliers_ablated(to_mean=True)
 
     def _loss_with_outliers_ablated(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
-        """Return the loss with the outlier dimensions set to 0, or to their mean, after every layer that has them."""
+        """Return each sequence's loss with the sink's outlier dimensions at 0, or with ``to_mean`` at their mean."""
         edits = []
         position = self.location.sink_position
         over = Averaged(mean="mean_aligned", mask=self.tokens.valid[:, [position]].cpu(), n_sinks=0)
@@ -307,7 +307,7 @@ class ObservedModel:
 
     @cached_property
     def residual_sinks(self) -> dict[int, dict[str, Any]]:
-        """Residual sink (a dimension) -> ``coverage`` (share of tokens where it is large), ``layers``, ``value``.
+        """Residual sink (a dimension) -> ``coverage`` (share of tokens where it is large), ``layers``, mean ``value``.
 
         Reference: arXiv 2601.22966; the factor and the coverage are ours.
         """
@@ -338,7 +338,7 @@ def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
 
 
 def _read_large_dimensions(view: LayerView) -> Tensor:
-    """Return each dimension's share of later tokens on which it is large, and mean magnitude: "batch d_model 2"."""
+    """Return per dimension the share of tokens but the first on which it is large, and mean size: "batch d_model 2"."""
     others = view.valid.clone()
     others[:, 0] = False
     h = view["resid_post"].float()

@@ -20,7 +20,7 @@ StudyConfig = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | Quanti
 
 
 def passes(config: StudyConfig, sizes: Sizes) -> Passes:
-    """Count the forward passes that a study makes over its sequences, at most.
+    """Count the forward passes that a study of a model of these sizes makes over its sequences, at most.
 
     Raises:
         InputError: the sequences are longer than the model allows.

@@ -59,7 +59,7 @@ class FullPrecision:
 
 
 def largest_channels(sizes: Sizes, n: int) -> dict[str, dict[int, list[int]]]:
-    """Return site -> layer -> the ``n`` channels with the largest magnitudes (``sizes``); empty if ``n`` is 0."""
+    """Return site -> layer -> the ``n`` channels with the largest magnitudes in ``sizes``; empty if ``n`` is 0."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items() if n else ():
         found.setdefault(site, {})[layer] = values.sort(descending=True, stable=True).indices[:n].tolist()
@@ -178,9 +178,9 @@ def _losses_when_rounded(
     weights: bool,
     config: QuantiseConfig,
 ) -> Float[Tensor, " batch"]:
-    """Return the mean loss of each sequence with all target sites rounded except the kept tokens and channels.
+    """Return each sequence's mean loss with sites rounded as ``targets`` says, except the ``kept`` tokens and channels.
 
-    ``kept=None`` rounds no activation; ``weights`` also rounds the weights.
+    ``part`` is the sequences; ``kept=None`` rounds no activation; ``weights`` also rounds the weights.
     """
     edits = []
     if kept is not None:
@@ -196,7 +196,7 @@ def _losses_when_rounded(
 def _largest_magnitudes(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], sites: Sequence[str]
 ) -> dict[bool, Sizes]:
-    """Return the largest magnitude of each channel by (site, layer): over all tokens (False), over non-sinks (True)."""
+    """Return each channel's largest magnitude in ``part`` by (site, layer): in all tokens (False), non-sinks (True)."""
     size = max(1, _PART_TOKENS // part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
@@ -212,7 +212,7 @@ def _largest_magnitudes(
 
 
 def _channel_magnitudes(view: LayerView, *, site: str, sinks: Bool[Tensor, "batch position"]) -> Tensor:
-    """Return the largest magnitude of each channel at a site, over all tokens and over non-sinks: "batch 2 channel"."""
+    """Return each channel's largest magnitude at a site, over all tokens and without ``sinks``: "batch 2 channel"."""
     x = view[site].flatten(2)
     sizes = x.masked_fill(~view.valid[..., None], 0.0).abs().float()
     ordinary = sizes.masked_fill(sinks.to(x.device)[..., None], 0.0)
@@ -246,7 +246,10 @@ class _TextHalf:
     def condition_row(
         self, kept: str, losses: Tensor, *, sink_tokens: bool = False, channels: int = 0, draw: int | None = None
     ) -> dict[str, Any]:
-        """Return a row of ``conditions``: mean loss, difference from the clean loss, and share of the gap closed."""
+        """Return a row of ``conditions``: mean loss, difference from the clean loss, and share of the gap closed.
+
+        ``sink_tokens`` and ``channels`` say what the set ``kept`` has; ``draw`` is the number of a random set.
+        """
         change = self._paired_change(losses, self.clean)
         closed = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
         if self.is_costly:
@@ -274,7 +277,7 @@ class _TextHalf:
 
 
 def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
-    """Return the row of the smallest set that reaches the goal on the first half of the text, else of the best set."""
+    """Return the row of the smallest set that reaches the goal on the first half, else of the best, or None."""
     sets = [row for row in rows if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")]
     enough = (row for row in sets if row["closed_share"] >= goal)
     return next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
@@ -283,7 +286,7 @@ def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[s
 def random_tokens(
     sinks: Bool[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"], generator: torch.Generator
 ) -> Bool[Tensor, "batch position"]:
-    """Draw in each sequence as many random non-sink tokens as it has sinks; return their mask."""
+    """Draw in each sequence as many random ``valid`` tokens that are no sinks as it has sinks; return their mask."""
     order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(sinks | ~valid, 2.0)
     return (order.argsort(1).argsort(1) < sinks.sum(1, keepdim=True)) & ~sinks & valid
 
@@ -291,7 +294,7 @@ def random_tokens(
 def random_channels(
     sizes: Sizes, *, taken: Channels, n: int, generator: torch.Generator
 ) -> dict[str, dict[int, list[int]]]:
-    """Draw ``n`` random channels of each site and layer that are not in ``taken``: site -> layer -> channels."""
+    """Draw ``n`` random channels per site and layer of ``sizes``, none ``taken``: site -> layer -> channels."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items():
         gone = set(taken[site][layer])
@@ -313,7 +316,7 @@ def _make_decision(
     largest: Mapping[bool, Sizes],
     sinks: Bool[Tensor, "batch position"],
 ) -> dict[str, Any]:
-    """Return the ``--json`` answer: verdict, tokens and channels to keep, and the cost left on the second half."""
+    """Return the ``--json`` answer from the conditions ``rows``: verdict, what to keep (``chosen``), cost left."""
     judged = [row for row in rows if row["part"] == "judge"]
     by_set = {(row["kept"], row["channels"]): row for row in judged if row["kept"] != "random"}
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]

@@ -51,11 +51,11 @@ def resolve_inputs(
     fields: Mapping[str, Any],
     every_layer: bool = True,
 ) -> tuple[C, LensModel, TokenBatch]:
-    """Return the configuration, the model and the sequences of a study from the arguments that its user gave.
+    """Return the configuration (a ``kind``), model and sequences of a study from the arguments that its user gave.
 
     Raises:
         InputError: what ``make_study_config`` refuses, or tokens that the model does not have.
-        ModelError: the study needs attention in every layer, and the model is a hybrid.
+        ModelError: ``every_layer`` is True, and the model has layers without attention.
     """
     tokens = tokens if tokens is None or isinstance(tokens, str) else as_batch(tokens)
     config = make_study_config(kind, model, config=config, tokens=tokens, fields=fields)
@@ -85,7 +85,9 @@ def make_study_config(
     tokens: TokenBatch | str | None,
     fields: Mapping[str, Any],
 ) -> C:
-    """Return the configuration of a study, made from a model or a configuration; ``fields`` override its fields.
+    """Return a study's configuration (a ``kind``), changed by ``fields``, and by ``tokens`` if they are a text.
+
+    It is ``config``, for the given model, or ``model`` itself if that is a configuration.
 
     Raises:
         InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
@@ -216,7 +218,7 @@ def write_study(
     overwrite: bool,
     result: type[Study] = Study,
 ) -> Study:
-    """Write what a study measured into its run folder, and return the finished study."""
+    """Write what a study ``found`` on ``batch`` into the run folder ``out``, and return it as a ``result``."""
     frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
     folder = Path(out) if out is not None else default_folder(lens.name)
     if isinstance(config, TraceConfig):

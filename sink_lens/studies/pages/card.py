@@ -28,7 +28,7 @@ _LOSSES = {
 
 
 def _sink_figure(run: Run) -> tuple[str, Figure]:
-    """Draw by layer the attention to the first token, and its norm relative to the other tokens'."""
+    """Draw by layer the attention to the first token and its norm ratio to the others; return caption and figure."""
     layers = run.need("layers", columns=["layer", "sink_attention", "norm_ratio"])
     see = (
         "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "

@@ -106,7 +106,7 @@ def _edit_text(row: dict[Any, Any]) -> str:
 
 
 def _edit_sentence(row: dict[Any, Any]) -> str:
-    """Say what an edit did to attention at both positions, and to the loss."""
+    """Say what the edit in a row of ``summary`` did to attention at target and sink position, and to the loss."""
     what, cost = _edit_text(row), ""
     if "times" in row:
         what += f" ({number(row['times'])} times the attention)"
@@ -122,12 +122,12 @@ def _edit_sentence(row: dict[Any, Any]) -> str:
 
 
 def isolation_sentences(summary: pd.DataFrame) -> list[str]:
-    """Say for each isolated position what became of attention, sink and loss."""
+    """Say for each row of ``summary``, an isolated position, what became of attention, sink and loss."""
     return [_edit_sentence(row) for row in summary.to_dict("records")]
 
 
 def amplification_sentences(summary: pd.DataFrame) -> list[str]:
-    """Say for each centre what the strongest factor did to attention, sink and loss."""
+    """Say for each centre in the table ``summary`` what the strongest factor did to attention, sink and loss."""
     sentences = []
     for centre in figures.CENTRES:
         part = summary.loc[summary["centre"] == centre]
@@ -140,11 +140,12 @@ def amplification_sentences(summary: pd.DataFrame) -> list[str]:
 
 
 def _strongest_row(rows: pd.DataFrame) -> dict[Any, Any]:
+    """Return the row of ``summary`` with the most attention to the target position after the edit."""
     return rows.sort_values("target_mass", key=abs, ascending=False, kind="stable").to_dict("records")[0]
 
 
 def ablation_sentences(summary: pd.DataFrame) -> list[str]:
-    """Say for each growth step what ablating its neurons removes."""
+    """Say for each row of ``summary``, a growth step, the share of the sink that ablating its neurons removes."""
     sentences = []
     for row in summary.to_dict("records"):
         random = f"random sets of that size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
@@ -162,7 +163,7 @@ def ablation_sentences(summary: pd.DataFrame) -> list[str]:
 
 
 def _title(run: Run) -> str:
-    """Return the title of isolation or amplification: the strongest edit, and what becomes of the sink."""
+    """Return the title for a run of isolation or amplification: its strongest edit, and what becomes of the sink."""
     place = run.config.get("amplify_target_position")
     table = run.optional("summary", columns=_MASSES)
     if table is None or not len(table):
@@ -203,7 +204,7 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _factor_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the attention that amplification adds, by factor; return caption and figure."""
+    """Draw the attention to the target that amplification adds, by factor and centre; return caption and figure."""
     table = run.need("summary", columns=["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
         "Attention added at the position, by factor; one line for each mean that its aggregated values are moved from. "
@@ -239,6 +240,7 @@ def _ablation_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _ablation_table(run: Run) -> tuple[str, PageTable]:
+    """Return the caption and the table of all ablations of a run."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     heads = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
     shown = table.assign(interval=intervals(table))

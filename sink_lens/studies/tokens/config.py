@@ -58,7 +58,7 @@ class TokensConfig(ReadConfig):
 
 
 def passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.Passes":
-    """Count one pass over all sequences.
+    """Return the cost for a model of these sizes: one forward pass over all sequences.
 
     Raises:
         InputError: sequences that the model cannot take.

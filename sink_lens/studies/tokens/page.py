@@ -27,7 +27,7 @@ from sink_lens.text import listed, number, percent, plural, token_text
 
 
 def _histogram_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the number of tokens by score, one panel per score, with the gap shaded and the threshold as a line."""
+    """Draw a run's number of tokens by score, a panel per score, with gap and threshold; return caption and figure."""
     histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
     thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
     see = (
@@ -57,7 +57,7 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _position_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the share of the tokens at each position that are sinks, and that are massive."""
+    """Draw the share of a run's tokens at each position that are sinks, or massive; return caption and figure."""
     positions = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
     figure = canvas(width=7.4)
     axes = panel(figure, xlabel="position", ylabel="share of sequences, %")
@@ -72,7 +72,7 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the share of tokens on which each listed dimension is an outlier, by layer: one panel per kind of token."""
+    """Draw by layer the share of a run's tokens on which dimensions are outliers; return caption and figure."""
     dimensions = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
     if dimensions.empty:
         raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
@@ -128,6 +128,7 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
 
 
 def _widest_dimensions(part: pd.DataFrame, *, most: int = 6) -> list[int]:
+    """Return up to ``most`` dimensions of some rows of ``dimensions``, those that are outliers on most tokens first."""
     order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
     return list(dict.fromkeys(order))[:most]
 
@@ -163,7 +164,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
-    """Say how far sinks and massive activations are the same tokens."""
+    """Say from the table ``agreement`` how many sinks are also massive; return no sentence if there is neither."""
     rows = {str(row["kind"]): row for row in agreement.to_dict("records")}
     row = rows["all"]
     if not row["sinks"] and not row["massive"]:

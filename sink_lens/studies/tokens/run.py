@@ -160,7 +160,7 @@ class _PassReadings:
         return ratio[..., None]
 
     def outlier_dimensions(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """Return (sequence, position) -> the fewest dimensions that hold ``energy_frac`` of the token's energy."""
+        """Return (sequence, position) -> its fewest dimensions with ``energy_frac`` of the energy, if not too many."""
         assert self.top is not None
         count = (self.top.shape[-1] - 1) // 2
         values, index, total = self.top.cpu().double().split([count, count, 1], dim=-1)
@@ -221,12 +221,12 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
 
 
 def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
-    """Check if a token is a delimiter: special, or without any letter or digit (punctuation, white space)."""
+    """Check if a token is a delimiter: its id is in ``special``, or its text has no letter or digit."""
     return token_id in special or not any(character.isalnum() for character in text)
 
 
 def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFrame:
-    """Return the table ``sink_tokens``: one row per sink or massive token, with its layers and dimensions."""
+    """Return the table ``sink_tokens``: ``every`` token that is a sink or massive, with its layers from ``found``."""
     table = every.loc[every["sink"] | every["massive"]].reset_index(drop=True)
     places = list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
     sink_layers = [_layers_above(found.shares, place, found.thresholds["attention"]) for place in places]
@@ -239,7 +239,7 @@ def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFram
 
 
 def _layers_above(values: Tensor, place: tuple[int, int], threshold: float) -> str:
-    """List the layers where a token, given as (sequence, position), reaches the threshold, as text: ``3-11``."""
+    """List as text (``3-11``) the layers where ``values`` of a token, at (sequence, position), reach the threshold."""
     return span((values[:, place[0], place[1]] >= threshold).nonzero().flatten().tolist())
 
 
@@ -256,7 +256,7 @@ _RATES = {
 
 
 def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
-    """Return the table ``token_ids``: how often each id is marked after position 0, the most often marked first."""
+    """Return the table ``token_ids`` of ``every`` token: how often each id is marked after position 0, most first."""
     by_id = every.loc[every["position"] > 0].groupby("token_id")
     table = by_id.agg(text=("text", "first"), kind=("kind", "first"), **_RATES).reset_index()
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
@@ -297,7 +297,7 @@ def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: fl
 
 
 def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
-    """Return the table ``histogram``: the number of tokens per score and bin; bins have equal ratios."""
+    """Return the table ``histogram``: the number of tokens per score and bin; bin ends have equal ratios."""
     frames = []
     for by, scores in found.scores.items():
         known = scores[~scores.isnan()].numpy().astype(float)
@@ -334,7 +334,7 @@ def _threshold_rows(found: _MarkedTokens, config: TokensConfig) -> pd.DataFrame:
 
 
 def _agreement_rows(every: pd.DataFrame) -> pd.DataFrame:
-    """Return the table ``agreement``: per kind of token the numbers of sinks and massive tokens, and of both."""
+    """Return the table ``agreement`` from a table of every token: per kind how many are sinks, massive, and both."""
     rows = []
     for kind in ("first", "delimiter", "other", "all"):
         part = every if kind == "all" else every.loc[every["kind"] == kind]
