@@ -26,9 +26,9 @@ _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position 
 def circuit_values(
     runs: Runs, kept: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda passes: None
 ) -> Float[Tensor, "circuit pair"]:
-    """Run the model with only the edges of each circuit, all others ablated, and return each pair's metric.
+    """Run the model with only the edges of each circuit in ``kept``, all others ablated; return each pair's metric.
 
-    Cost: for each batch of pairs two forwards, and for each circuit about two.
+    Cost: for each batch of pairs two forwards, and for each circuit about two. ``advance`` is called with passes done.
     """
     runs.check_weights()
     values = torch.full((len(kept), runs.n_pairs), torch.nan, dtype=torch.float64)
@@ -45,7 +45,7 @@ def circuit_values(
 
 
 def _replaced_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Return (attention, mlp or logits; layer) -> the stream there if every head, MLP and the input is ablated."""
+    """Return (attention, mlp or logits; layer) -> the stream there if ``replaced`` stands in for every output."""
     graph = runs.graph
     of_heads = output_biases(graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
@@ -106,9 +106,9 @@ class _CircuitPass:
     def _reader_streams(
         self, place: tuple[str, int], kinds: tuple[str, ...]
     ) -> Float[Tensor, "pair reader position d_model"]:
-        """Compute the residual stream as each reader at ``place`` (which half of a layer) reads it.
+        """Compute the stream that each reader at ``place``, (attention, mlp or logits; layer), reads in this pass.
 
-        Readers of other ``kinds`` are left out. Writers without an edge to the reader have their replaced output.
+        Only readers of these ``kinds`` (q, k, mlp, ...) are computed. Writers without an edge to a reader are replaced.
         """
         graph = self.runs.graph
         index = [one for one in graph.places[place] if graph.readers[one].kind in kinds]
@@ -126,14 +126,15 @@ class _CircuitPass:
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
     def _replace_late(self, x: Tensor, new: Tensor) -> Tensor:
-        """Return ``x`` with ``new`` at the positions from the first that differs between both runs on."""
+        """Return ``x`` with ``new`` from the first position on at which the clean and the corrupted run differ."""
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _store_embedding(self, x: Tensor, hook: object) -> None:
+        """Store, as the input's change for later layers, the embedding ``x`` minus its replacement."""
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
     def _replace_projection(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
-        """Return the queries, keys, values or gates (``kind``) that each head computes from its own stream."""
+        """Return in place of ``x`` the layer's queries, keys, values or gates (``kind``), each from its own stream."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
         read = apply_norm(self._reader_streams(("attention", layer), (kind,)), own.attn_norm)
@@ -141,11 +142,12 @@ class _CircuitPass:
         return self._replace_late(x, new if x.dim() == 4 else new.flatten(2))
 
     def _replace_mlp_input(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
+        """Return, in place of ``x``, the input of a layer's MLP computed from the MLP's own stream."""
         own = self.runs.weights.layers[layer]
         return self._replace_late(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
-        """Return ``x`` with the neurons that form a node of their own computed from that node's stream."""
+        """Return ``x``, a layer's ``site`` (gate or up), with the neurons that are a node read from its stream."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
             apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
@@ -157,15 +159,16 @@ class _CircuitPass:
         return x
 
     def _replace_final(self, x: Tensor, hook: object) -> Tensor:
+        """Return, in place of ``x``, the last norm's output computed from the stream that the logits read."""
         read = self._reader_streams(("logits", self.runs.graph.n_layers), ("logits",))
         return self._replace_late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _keep_site(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
-        """Hook that stores a site's tensor of this pass in ``kept``, from the first position that differs on."""
+        """Hook that stores ``x``, the tensor of ``site`` in a layer, in ``kept``, from the position ``begin`` on."""
         self.kept[site, layer] = x[:, self.begin :]
 
     def _store_output_change(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
-        """Store, for later layers, what the heads or the MLP of a layer add in this run minus what replaces it."""
+        """Store the output of a layer's attention or MLP (``which``), computed from ``x``, minus its replacement."""
         graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
         self.kept[site, layer] = x[:, self.begin :]
         into, instead = (some[:, graph.writers_of_layer(layer)] for some in (self.moved, self.replaced))

@@ -36,7 +36,7 @@ COLUMNS = ("head", "query", "key", "share", "advantage", "side", "by", "part", "
 
 
 def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.ndarray, "query key"]]]:
-    """Find which token the largest heads of a circuit attend to in its first prompt, and what makes them do so.
+    """Find which token each of a circuit's 24 largest heads attends to in its first prompt, and what makes it do so.
 
     Cost: two forward passes of one prompt, and a backward pass through one layer's scores for each head.
 
@@ -101,7 +101,7 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
 def _part_rows(
     about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " sample"]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each of the 6 largest ``values`` and one for the sum of the rest; ``names`` names them."""
+    """Yield ``about`` and ``by`` with name and value of the 6 largest ``values`` (of ``names``) and of the rest."""
     order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
     for at in order:
         yield about | {"by": by, "part": names[at], "value": float(values[at])}

@@ -57,19 +57,19 @@ class Check:
 
     @property
     def outside_counts(self) -> tuple[int, int]:
-        """Of the sampled edges outside the circuit: how many do more than its weakest edge, and how many there are."""
+        """Two counts of sampled edges outside the circuit: those with more effect than its weakest score, and all."""
         real = np.abs(self.frame["exact"].to_numpy(float)[self.frame["drawn"].to_numpy() == "other"])
         return int((real > self.weakest).sum()), len(real)
 
     @property
     def most_outside(self) -> int:
-        """Upper 95% bound of the number of edges outside the circuit that do more than its weakest edge."""
+        """Upper 95% bound of the number of edges outside the circuit with more effect than its weakest score."""
         found, sampled = self.outside_counts
         return stability.most_edges_outside(found, sampled=sampled, total=self.n_outside)
 
     @property
     def missed(self) -> float:
-        """Share of the summed effect that scores miss: sum of |score - exact| over sum of |exact|; nan if that is 0."""
+        """Share of the effect that scores miss: sum of |score - exact| over sum of |exact|; nan without any effect."""
         total = np.abs(self.frame["exact"].to_numpy(float)).sum()
         return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
 
@@ -77,7 +77,7 @@ class Check:
 def check_edges(
     runs: Runs, scores: Scores, chosen: Bool[np.ndarray, " edge"], *, seed: int, edges: int, pairs: int, progress: bool
 ) -> Check:
-    """Compare the scores of sampled edges, half of them in the circuit, with real patches; see ``Circuit.check``."""
+    """Compare scores with real patches on ``pairs`` pairs, of ``edges`` edges drawn by ``seed``, half ``chosen``."""
     generator, names = np.random.default_rng([seed, 4]), scores.graph.names
     able = patchable_edges(names)
     inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
@@ -92,7 +92,7 @@ def check_edges(
 
 
 def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> Check:
-    """Make the ``Check`` of a circuit from ``frame``, which has the score and the real effect of each sampled edge."""
+    """Make the ``Check`` of the circuit ``chosen`` from ``scores`` and ``frame``, a sample with its real effects."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
     return Check(frame=frame, weakest=weakest, n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()))
@@ -101,7 +101,10 @@ def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.Data
 def check_nodes(
     runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
 ) -> pd.DataFrame:
-    """Return the table of ``Circuit.check_nodes``; ``difference`` is the effect of replacing all edges."""
+    """Compare the real effect of ablating each node with the scores of its edges; see ``Circuit.check_nodes``.
+
+    ``difference``: the effect of replacing all edges. The ``pairs`` pairs that are patched are drawn by ``seed``.
+    """
     graph, rows = scores.graph, _draw_pairs(runs, pairs, np.random.default_rng([seed, 8]))
     with tqdm(total=len(graph.writers), desc="real patches", unit="node", disable=not progress, leave=False) as bar:
         exact = exact_node_scores(runs.select_pairs(rows), advance=bar.update).mean(0)
@@ -115,9 +118,10 @@ def check_nodes(
 def patch_core(
     runs: Runs, edges: np.ndarray, *, difference: float, seed: int, pairs: int, progress: bool = False
 ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
-    """Patch each edge of a core alone, and together the groups of edges whose effects cancel.
+    """Patch each of ``edges``, a core, alone, and together the groups of these edges whose effects cancel.
 
-    Cost: a run of ``pairs`` pairs for each edge and group. ``difference`` is the effect of replacing all edges.
+    Cost: a run of ``pairs`` pairs, drawn by ``seed``, for each edge and group. ``difference`` is the effect of
+    replacing all edges.
 
     Returns:
         The real effect of each edge, and a mask of the edges that can all be replaced together at no loss.
@@ -149,7 +153,7 @@ def patch_core(
 def _patch_sample(
     runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
-    """Patch each edge alone on ``pairs`` random pairs; return the pairs' indices and each edge's mean effect."""
+    """Patch each of ``edges`` alone on ``pairs`` random pairs; return the pairs' indices and each mean effect."""
     rows = _draw_pairs(runs, pairs, generator)
     with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
         real = exact_scores(runs.select_pairs(rows), edges.tolist(), advance=bar.update)
@@ -157,17 +161,17 @@ def _patch_sample(
 
 
 def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
-    """Draw ``pairs`` of the pairs without replacement (all, if there are fewer); return their sorted indices."""
+    """Draw ``pairs`` pairs of ``runs`` without replacement (all, if there are fewer); return their sorted indices."""
     return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 
 def patchable_edges(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
-    """Mark the edges that can be patched alone: all but those into a gate of a head's output (``<g>``)."""
+    """Mark the edges in ``names`` that can be patched alone: all but those into a gate of a head's output (``<g>``)."""
     return np.array(["<g>" not in name for name in names], dtype=bool)
 
 
 def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
-    """Return groups of edges with a common writer or reader whose effects cancel, sorted by size of effect."""
+    """Return at most 60 groups of ``edges`` with a common writer or reader whose ``effects`` cancel."""
     spans, writers, readers = (one[edges] for one in graph.ends)
     found: dict[tuple[int, ...], float] = {}
 

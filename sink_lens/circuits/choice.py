@@ -27,13 +27,12 @@ def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray
 def greedy_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Choose ``n`` edges backwards from the outputs: each time the largest edge into a node that is already chosen."""
+    """Choose ``n`` edges back from the readers ``outputs``: each time the largest value into a chosen node."""
     _, writers, readers = graph.ends
     into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
     found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
 
     def open_reader(reader: int) -> None:
-        """Let the edges that end at a reader be chosen from now on."""
         if reader not in opened:
             opened.add(reader)
             for edge in into[reader]:
@@ -53,7 +52,7 @@ def greedy_edges(
 def connected_edges(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of the chosen edges that lie on a path of chosen edges from the input to an output."""
+    """Return a mask of the ``chosen`` edges on a path of such edges from the input to a reader in ``outputs``."""
     _, writers, readers = graph.ends
     own = graph.reader_of_node
     edge = np.zeros((len(graph.writers), len(graph.readers)), dtype=bool)
@@ -85,19 +84,19 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
 def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of ``n`` edges: those of ``greedy_edges`` if ``how`` is "greedy", else the largest."""
+    """Return a mask of ``n`` edges: those of ``greedy_edges`` if ``how`` is "greedy", else the largest values."""
     return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
 
 
 def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:
-    """Sum the scores of the edges that leave each writer (input, head, MLP): an estimate of ablating the writer."""
+    """Sum ``values``, the edges' scores, over the edges that leave each writer: an estimate of ablating it."""
     return np.bincount(graph.ends[1], weights=values, minlength=len(graph.writers))
 
 
 def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.ndarray, " edge"]:
     """Return a mask of all edges between the marked nodes, the input and the logits.
 
-    An edge into a key or value that several heads share is marked if one of the heads is chosen.
+    An edge into a key or value that several heads share is marked if one of these heads is.
     """
     nodes = nodes.copy()
     nodes[0] = True
@@ -110,7 +109,7 @@ def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.n
 def draw_random_circuit(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
 ) -> Bool[np.ndarray, " edge"]:
-    """Draw random edges, the same number between any two layers as in ``chosen``; return their mask."""
+    """Return a mask of random edges: between any two layers as many as ``chosen``, a circuit's mask, has there."""
     _, writers, readers = graph.ends
     first = np.array([writer.layer for writer in graph.writers])[writers] + 1
     second = np.array([reader.layer for reader in graph.readers])[readers]

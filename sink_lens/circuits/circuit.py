@@ -100,12 +100,12 @@ class Circuit:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Indices of the nodes that the metric depends on: the logits, or some layers' queries and keys."""
+        """Indices of the readers that the metric depends on: the logits, or queries and keys of its layers."""
         return output_readers(self.runs.metric, self.graph)
 
     @cached_property
     def faithfulness_judge(self) -> FaithfulnessJudge:
-        """The judge that computes faithfulness, on the pairs that chose no edge (on all, for a given circuit).
+        """The judge of faithfulness, on the pairs that did not choose the edges (on all, if the user gave them).
 
         Raises:
             InputError: there is one pair, and the circuit was chosen.
@@ -123,12 +123,12 @@ class Circuit:
 
     @cached_property
     def bootstrap_weights(self) -> Float[np.ndarray, "sample pair"]:
-        """Weight of each pair in 1,000 bootstrap samples, drawn within templates."""
+        """Weight of each pair in each of 1,000 bootstrap samples; pairs are drawn within their template."""
         return stability.draw_weights(self.templates, draws=1000, generator=np.random.default_rng([self.seed, 1]))
 
     @cached_property
     def inclusion(self) -> Float[np.ndarray, " edge"]:
-        """Inclusion probability of each edge: share of 1,000 bootstraps in which it is among the ``size`` largest."""
+        """Share of 1,000 bootstraps in which each edge is among the ``size`` edges of largest absolute mean score."""
         return stability.inclusion_probabilities(self.scores.values, self.bootstrap_weights, n=self.size)
 
     @cached_property
@@ -195,14 +195,14 @@ class Circuit:
         return frame.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
 
     def with_size(self, n: int) -> "Circuit":
-        """Return the circuit of ``n`` edges that the same scores choose."""
+        """Choose ``n`` edges by the same scores and rule, and return the circuit of those on a path to an output."""
         mask = choose_edges(self.graph, self.mean_scores, n, how=self.choice, outputs=self.outputs)
         return replace(self, chosen=connected_edges(self.graph, mask, outputs=self.outputs), size=n)
 
     def strongest_edges(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
-        """Return a mask of the edges that a picture shows: the circuit's largest on paths, at most ``most``.
+        """Return a mask of the edges that a picture shows: the circuit's largest that lie on paths, at most ``most``.
 
-        The largest edges are marked if no path has so few edges.
+        Paths lead from the input to an output. If so few edges form none, the ``most`` largest edges are marked.
         """
         inside = np.flatnonzero(self.chosen)
         order = inside[np.argsort(-np.abs(self.mean_scores[inside]), kind="stable")]
@@ -220,7 +220,11 @@ class Circuit:
     def evaluate(
         self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = False
     ) -> Curve:
-        """Compute the faithfulness of circuits of several sizes, chosen on half of the pairs, judged on the others."""
+        """Compute the faithfulness of circuits of several ``sizes`` (shares of all edges).
+
+        They are chosen on half of the pairs and judged on the others. ``random`` random circuits stand beside each;
+        with ``nodes``, circuits of whole nodes are judged too.
+        """
         asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
         with tqdm(total=asked.n_circuits, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
             return compute_curve(
@@ -228,7 +232,7 @@ class Circuit:
             )
 
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = False) -> Check:
-        """Compare the scores of sampled edges with their effects when each edge is really patched.
+        """Compare the scores of ``edges`` sampled edges with their effects when each edge is really patched.
 
         Half of the edges are drawn from the circuit, half from the edges outside it (fewer where there are not so
         many). The second half bounds how many edges the circuit lacks (``Check.most_outside``).
@@ -241,8 +245,8 @@ class Circuit:
     def check_nodes(self, *, pairs: int = 4, progress: bool = False) -> pd.DataFrame:
         """Compare a real patch of each node with its edges' scores, to find nodes whose effect the scores miss.
 
-        Where two parts cancel before a threshold, both move together along every integral, and no edge of theirs gets a
-        score; a patch of one of them crosses the threshold.
+        Two parts that cancel before a threshold change together along the integral, and their edges get no score. A
+        patch of one part alone crosses the threshold.
 
         Cost: one run of ``pairs`` pairs for each node, from its layer on.
 
@@ -317,7 +321,7 @@ class Circuit:
         return Explorer(graphs=[self._attribution_graph(others=True, **rows)])
 
     def _attribution_graph(self, *, others: bool = False, **more: Any) -> dict[str, Any]:
-        """Return the circuit as Neuronpedia's JSON, which the page to explore reads; ``others`` adds large edges."""
+        """Return the circuit as Neuronpedia's JSON with the fields ``more``; ``others`` adds edges outside it."""
         from ..report.explorer import edge_graph, select_edges
 
         graph, every = self.graph, self.every_edge
@@ -421,7 +425,7 @@ def make_pair_runs(
     metric: Metric | Callable[[Outcome], Any] | None,
     config: CircuitConfig,
 ) -> Runs:
-    """Run the prompts of a task, or of (clean, corrupted) sequences; if ``metric`` is None, it is the task's."""
+    """Run ``pairs``, a task or (clean, corrupted) sequences, and read ``metric``; None takes the task's own metric."""
     config.check_for_find()
     task = pairs if isinstance(pairs, Task) else None
     clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
@@ -435,7 +439,7 @@ def make_pair_runs(
 def find_in_runs(
     runs: Runs, *, config: CircuitConfig, templates: Sequence[str] | None = None, progress: bool = False
 ) -> Circuit:
-    """Score all edges and choose a circuit, as ``find`` does, from runs that were made before."""
+    """Score all edges of ``runs`` and choose a circuit, as ``find`` does; ``templates`` has a name for each pair."""
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
         raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
@@ -452,7 +456,7 @@ def find_in_runs(
 def choose_by_scores(
     runs: Runs, scores: Scores, config: CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
 ) -> Circuit:
-    """Choose a circuit by these scores; with ``halved``, by the scores of one half of the pairs alone."""
+    """Choose a circuit by ``scores``, if ``halved`` by half of the pairs alone; ``templates`` has one a pair."""
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
     given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
     found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)

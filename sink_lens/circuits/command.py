@@ -17,14 +17,18 @@ from .run import run as run_circuit
 def run(
     config: CircuitConfig, *, out: Path | None, overwrite: bool, progress: bool, shard: str | None
 ) -> CircuitRun | Comparison:
-    """Run the command ``circuit``: find a circuit, or compare two circuits if ``against`` is given."""
+    """Run the command ``circuit``: find a circuit, or compare two circuits if ``against`` is given.
+
+    A found circuit is written to the folder ``out``, whose run ``overwrite`` replaces; ``shard``, such as 3/8, is a
+    part.
+    """
     if config.against is not None:
         return compare(config.model, config.against)
     return run_circuit(config, out=out, shard=shard, overwrite=overwrite, report=False, progress=progress)
 
 
 def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
-    """Yield what the terminal shows: the conclusion, more sentences, and a table of the largest edges."""
+    """Yield what the terminal shows of ``found``: conclusion, sentences, and the ``view.top`` largest edges."""
     if isinstance(found, CircuitRun):
         yield f"{conclusion(found.folder)}."
     yield from found.sentences
@@ -45,7 +49,7 @@ def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFr
 
 
 def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
-    """Return what ``--json`` prints: sentences, largest edges, and the run's summary or the comparison's numbers."""
+    """Return what ``--json`` prints of ``found``: sentences, ``view.top`` largest edges, summary or comparison."""
     edges = found.frame.head(view.top)
     if isinstance(found, Comparison):
         about = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation, "edges": edges}
@@ -55,7 +59,7 @@ def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
 
 
 def _core_verdict_text(row: dict[Any, Any] | None) -> str:
-    """Return words for an edge's cell: core with its real patch, or in which setting it is least sure; else empty."""
+    """Return an edge's verdict (core, undecided or contingent) from its row of the core's table; "" if None."""
     if row is None:
         return ""
     if row["core"]:

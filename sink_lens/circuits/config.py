@@ -142,7 +142,7 @@ class CircuitConfig:
             raise InputError(f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1")
 
     def check_together(self) -> None:
-        """Raise InputError for fields that do not fit together, such as ``threshold`` without that choice."""
+        """Raise InputError for fields that do not fit together, such as ``threshold`` and the choice "top"."""
         if self.metric is not None and self.metric not in METRICS and ":" not in self.metric:
             raise InputError(
                 f"metric is {self.metric!r}; need one of {', '.join(METRICS)}, or your own MODULE:FUNCTION"
@@ -188,13 +188,13 @@ class CircuitConfig:
         return self.ablation or ("mean_ordinary" if self.task == "text" else "resample")
 
     def check_for_find(self) -> None:
-        """Raise InputError for fields that ``circuits.find`` does not read: pairs and metric are its arguments."""
+        """Raise InputError for a method that cannot be used, or fields that only ``circuits.run`` reads."""
         refuse_unread_fields(self, *_OF_A_RUN, reader="circuits.run")
         check_method(self.method, self.used_ablation)
 
     @property
     def n_circuits(self) -> int:
-        """Number of circuits that the curve evaluates."""
+        """Number of circuits that the curve evaluates, over all sizes, with circuits of nodes and random ones."""
         return len(self.sizes) * (1 + self.nodes) + self.random * sum(one < 1 for one in self.sizes)
 
     @property

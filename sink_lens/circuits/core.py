@@ -39,7 +39,7 @@ def inclusion_by_setting(
 def core_table(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False) -> pd.DataFrame:
     """Return a table of the core, undecided and contingent edges: scores, inclusion probabilities, real patches.
 
-    ``others``: name of another ablation -> its circuit. Core edges are really patched on ``pairs`` pairs.
+    ``others``: name of another ablation -> the circuit under it. Core edges are really patched on ``pairs`` pairs.
     """
     sure, inside = inclusion_by_setting(circuit, others)
     verdicts = stability.edge_verdicts(sure, inside, within=circuit.chosen)

@@ -59,7 +59,7 @@ class FaithfulnessJudge:
 
     @cached_property
     def gap(self) -> Interval:
-        """The whole model's metric minus that without edges, mean and interval: faithfulness divides by it."""
+        """Mean over pairs, with interval, of the whole model's metric minus the metric with all edges ablated."""
         difference = self.values_of_model - self.values_without_edges
         return interval(difference, generator=np.random.default_rng([self.seed, 3]))
 
@@ -69,17 +69,17 @@ class FaithfulnessJudge:
         return bool(self.gap.low > 0 or self.gap.high < 0)
 
     def edges_on_paths(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
-        """Return a mask of the circuit's edges on a path from the input to the metric; others are not run."""
+        """Return a mask of the edges of ``circuit`` that lie on a path from the input to what the metric reads."""
         graph = self.runs.graph
         return connected_edges(graph, circuit, outputs=output_readers(self.runs.metric, graph))
 
     def metric_values(
         self, circuits: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda circuits: None
     ) -> Float[np.ndarray, "circuit pair"]:
-        """Run the model with only the edges of each circuit, and return the metric of each pair.
+        """Run the model with only the edges of each of ``circuits``, and return the metric of each pair.
 
-        Edges on no path are left out: a writer without inputs in the circuit reads replaced streams alone, and its
-        output differs from its replacement.
+        Edges on no path from the input to what the metric reads are ablated too. ``advance`` is called with circuits
+        done.
         """
         unlike: dict[bytes, int] = {}
         at = [unlike.setdefault(self.edges_on_paths(one).tobytes(), len(unlike)) for one in circuits]
@@ -89,7 +89,8 @@ class FaithfulnessJudge:
     def faithfulness_table(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
         """Return a table with the faithfulness of each circuit, from ``values``, its metric on each pair.
 
-        Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap; nan for one pair).
+        Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap; nan for one pair). The
+        last three are nan if ``is_gap_clear`` is False.
         """
         n, gap = len(self.values_of_model), self.values_of_model - self.values_without_edges
         f = (values.mean(1) - self.values_without_edges.mean()) / gap.mean()
@@ -118,12 +119,12 @@ class Curve:
 
     @property
     def areas(self) -> pd.DataFrame:
-        """CPR and CMD of circuits of edges, of nodes and of random edges, over linear and logarithmic share."""
+        """A table of CPR and CMD (areas) of circuits of edges, nodes and random edges, over linear and log share."""
         return curve_areas(self.frame)
 
 
 def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of CPR and CMD for each kind of circuit in a curve's table, over linear and log share."""
+    """Return a table of CPR and CMD (areas) for each kind of circuit in a curve's table, over linear and log share."""
     rows = []
     for by, own in frame.groupby("by", sort=False):
         f = own.groupby("share")["faithfulness"].agg(lambda draws: draws.to_numpy().mean())
@@ -135,7 +136,7 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def steady_share(frame: pd.DataFrame) -> float:
-    """Return the smallest share of edges such that each circuit from it on keeps 80% to 120%; nan if none."""
+    """Return a curve's smallest share of edges from which on circuits keep 80% to 120% of the metric; nan if none."""
     own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
     holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
@@ -145,7 +146,7 @@ def steady_share(frame: pd.DataFrame) -> float:
 def trapezoid_area(
     share: Float[np.ndarray, " sample"], value: Float[np.ndarray, " sample"], *, logarithmic: bool = False
 ) -> float:
-    """Return the area under ``value`` over ``share`` by trapezoids; if logarithmic, the mean over log share."""
+    """Return the area under ``value`` over ``share``; if ``logarithmic``, the mean of ``value`` over log share."""
     if len(share) < 2:
         return float("nan")
     x = np.log(share) if logarithmic else share
@@ -160,9 +161,9 @@ def compute_curve(
     asked: CircuitConfig,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> Curve:
-    """Choose circuits of several sizes by ``mean``, the mean scores on other pairs, and judge their faithfulness.
+    """Choose circuits of the sizes in ``asked`` by ``mean``, edges' mean scores on other pairs, and judge each.
 
-    Cost: about two forwards of the judged pairs for each circuit.
+    Cost: about two forwards of the judged pairs for each circuit. ``advance`` is called with circuits done.
     """
     graph, generator = judge.runs.graph, np.random.default_rng([judge.seed, 3])
     outputs = output_readers(judge.runs.metric, graph)

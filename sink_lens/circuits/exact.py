@@ -32,10 +32,10 @@ from .stream import apply_norm
 def exact_scores(
     runs: Runs, edges: Sequence[int], *, advance: Callable[[int], object] = lambda cells: None
 ) -> Float[np.ndarray, "pair edge"]:
-    """Really patch each of these edges alone, and return by how much the metric of each pair falls.
+    """Really patch each of ``edges`` (indices) alone, and return by how much the metric of each pair falls.
 
-    Cost: two forwards, and for each edge one from its reader on; what all writers add is kept for all pairs: take a few
-    (``runs.select_pairs``) in a large model.
+    Cost: two forwards, and for each edge one from its reader on. The outputs of all writers on all pairs are held in
+    memory: in a large model take a few pairs (``runs.select_pairs``).
 
     Raises:
         InputError: a reader whose value has no site (a gate of a head's output).
@@ -83,7 +83,6 @@ def exact_node_scores(
         site, layer = sites[writer.kind], max(writer.layer, 0)
 
         def make(references: References, index: int = index, site: str = site, layer: int = layer) -> tuple[Edit, ...]:
-            """Make the edit that puts the replacement of one writer into the stream."""
             without = streams[site, layer] - difference[:, index]
             return (freeze(site, {layer: without}, positions=positions, label=runs.graph.writers[index].name),)
 
@@ -120,7 +119,10 @@ def _reader_edit(
     positions: tuple[int, ...],
     references: References,
 ) -> tuple[Edit, ...]:
-    """Return edits under which the reader with this index sees the clean stream minus ``change()``."""
+    """Return edits at ``positions`` under which the reader with this index sees the clean stream minus ``change()``.
+
+    ``streams``: (site, layer) -> the clean run's tensor at these positions. ``references`` is not read.
+    """
     own, graph = runs.graph.readers[reader], runs.graph
     layer, name = own.layer, place_of_reader(own.kind)
     weights = runs.weights

@@ -181,11 +181,7 @@ _HEAD, _MLP = re.compile(r"[aAL]?(\d+)\.?[hH]?(\d+)"), re.compile(r"(?:m|mlp|MLP
 
 
 def _read_tensors(path: Path) -> Any:
-    """Read the content of a .pt file; no code in it is run.
-
-    Raises:
-        ValueError: it is damaged, or holds other things than tensors, texts and numbers.
-    """
+    """Read the content of a .pt file, of which no code is run; ValueError if it is damaged or holds other objects."""
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # noqa: BLE001 - the kinds are those of torch and of the pickle format
@@ -193,7 +189,7 @@ def _read_tensors(path: Path) -> Any:
 
 
 def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
-    """Make the circuit from a table that has a row for every edge of the model, as a run folder's has."""
+    """Make the circuit from ``frame``, which has a row for every edge of the model; ``d_model`` is None if unknown."""
     names = [str(name) for name in frame["edge"]]
     ends = [tuple(name.partition("@")[0].split("->")) for name in names]
     writers, readers = ({one[at] for one in ends} for at in (0, 1))
@@ -217,7 +213,7 @@ def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
 
 
 def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
-    """Make the circuit from a table that lists only its edges or its nodes; ``graph`` has the model's edges."""
+    """Make the circuit from ``frame``, which lists its edges or nodes; ``graph`` has all edges, None is refused."""
     if graph is None:
         raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: lens=...")
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
@@ -242,13 +238,13 @@ def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
 
 
 def _our_node_name(name: str) -> str:
-    """Return our name of a node: a9.h9 for 9.9, L9H9 and L9.H9; m5 for MLP5."""
+    """Return our name of a node: a9.h9 for 9.9, L9H9 and L9.H9; m5 for MLP5; any other name as it is."""
     head, mlp = _HEAD.fullmatch(name), _MLP.fullmatch(name)
     return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
 
 
 def _our_edge_name(name: str, graph: Graph) -> str:
-    """Return our name of an edge or reader, with the shared key-value head in place of a head's key or value."""
+    """Return the ``name`` of an edge or reader, with the shared key-value head of ``graph`` for a head's own."""
     reader = re.fullmatch(r"(.*a\d+)\.h(\d+)<([kv])>", name)
     if reader is None or graph.heads_per_key == 1:
         return name
@@ -256,7 +252,7 @@ def _our_edge_name(name: str, graph: Graph) -> str:
 
 
 def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return a mask [ours, theirs] of writers and one of readers: which of our nodes stands for which of EAP-IG's."""
+    """Return masks [ours, theirs] of writers and readers: which node of ``graph`` stands for which in ``plain``."""
     writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
     return (
         np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],
@@ -271,7 +267,10 @@ def _convert_from_eap_ig(
     *,
     n_kv_heads: int | None,
 ) -> SavedCircuit:
-    """Convert EAP-IG's circuit, with keys and values for every head, to ``n_kv_heads`` shared ones; scores add up."""
+    """Convert EAP-IG's circuit, with keys and values for every head in ``plain``, to ``n_kv_heads`` shared ones.
+
+    ``scores`` of edges into heads that share one add up; an edge is in the circuit if any of them is in ``kept``.
+    """
     n_kv_heads = plain.n_heads if n_kv_heads is None else n_kv_heads
     if n_kv_heads < 1 or plain.n_heads % n_kv_heads:
         raise ValueError(f"{n_kv_heads} key-value heads for {plain.n_heads} heads")
@@ -290,13 +289,13 @@ def _convert_from_eap_ig(
 
 
 def _eap_ig_graph(cfg: Mapping[str, Any]) -> Graph:
-    """Make the graph of one of EAP-IG's files, which has a key and a value for every head, from the file's sizes."""
+    """Make the graph of EAP-IG's file, which has a key and a value for every head, from ``cfg``, the file's sizes."""
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
     return Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
 
 
 def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """Make the circuit from the content of EAP-IG's JSON, for a model with ``n_kv_heads`` (None: as in the file)."""
+    """Make the circuit from ``held``, EAP-IG's JSON, for a model with ``n_kv_heads`` (None: as in the file)."""
     plain, edges = _eap_ig_graph(held["cfg"]), held["edges"]
     if unknown := [name for name in edges if name not in plain.index]:
         raise ValueError(f"{len(unknown)} edges are not in its graph, such as {unknown[0]!r}")
@@ -309,7 +308,7 @@ def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCi
 
 
 def _circuit_of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """Make the circuit from the content of EAP-IG's .pt file, for a model with ``n_kv_heads`` (None: as there)."""
+    """Make the circuit from ``held``, EAP-IG's .pt file, for a model with ``n_kv_heads`` (None: as in the file)."""
     plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
         raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")

@@ -47,7 +47,7 @@ class CircuitEvaluation:
 
     @property
     def faithfulness(self) -> float:
-        """Faithfulness of the circuit."""
+        """Share of the metric that the circuit alone keeps: the whole model has 1, no edge 0; nan if undefined."""
         return float(self.frame["faithfulness"].iloc[0])
 
     @property

@@ -92,7 +92,7 @@ def direct_logit_attribution(
     edits: Sequence[Edit] | Edit = (),
     bos: BosCondition = "auto",
 ) -> LogitAttribution:
-    """Split the logit of an answer, or its difference to another's, into what each part of the model writes.
+    """Split the logit of an answer, or the difference of two logits, into what each part of the model writes.
 
     Cost: one forward. The weights are not changed, so that nothing has to be folded before.
 
@@ -154,7 +154,11 @@ def _contributions(
     by: By,
     edited: Collection[int],
 ) -> list[tuple[Label, Float[Tensor, " batch"]]]:
-    """Return (label, contribution to the logit of each sequence) for each part of the model, in float64."""
+    """Return (label, contribution to the logit of each sequence) for each part of the model, in float64.
+
+    ``tensors``: (site, layer) -> tensor where the answer is predicted. ``signed``: the right and wrong ids. ``by``: how
+    parts are split. ``edited``: layers whose stream is edited, which have a row of their own.
+    """
     read = {place: tensor.double() for place, tensor in tensors.items()}
     last, norm = read["resid_post", lens.n_layers - 1], final_norm(lens)
     wanted = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[0], signed)
@@ -165,7 +169,6 @@ def _contributions(
     through = through / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
 
     def contribution(x: Tensor) -> Float[Tensor, " batch"]:
-        """The contribution of a vector that is written into the stream, by sequence."""
         return (x * through).sum(-1)
 
     found: list[tuple[Label, Tensor]] = [(("embedding", None, None, None), contribution(read["resid_pre", 0]))]
@@ -189,7 +192,7 @@ def _contributions(
 
 
 def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
-    """Return (label, contribution by sequence) of each head and the output bias; ``through``: the logit's direction."""
+    """Return (label, contribution by sequence) of heads and bias, from ``z``; ``through``: the logit's direction."""
     weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
     through = through * _output_factor(torch.einsum("bhd,hdm->bm", z, w_o) + b_o, after)
@@ -201,7 +204,7 @@ def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: i
 def _neuron_contributions(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
 ) -> list[tuple[Label, Tensor]]:
-    """Return (label, contribution by sequence) of each neuron and the biases; ``through``: the logit's direction."""
+    """Return (label, contribution by sequence) of neurons and bias, from ``read``; ``through``: logit's direction."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
     behind = through * _output_factor(read["down_out", layer], after)
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
@@ -221,14 +224,14 @@ def _output_factor(total: Tensor, after: Any) -> Tensor:
 
 
 def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """Apply a function to the right and to the wrong token ids, and return the difference of its results."""
+    """Apply ``of_ids`` to the token ids of each (sign, ids) in ``signed``; return the sum with these signs."""
     return sum((sign * of_ids(ids) for sign, ids in signed), start=torch.zeros((), dtype=torch.float64))
 
 
 def _make_checked_result(
     lens: LensModel, labels: Sequence[Label], values: Tensor, logits: Tensor, *, what: str
 ) -> LogitAttribution:
-    """Raise ModelError unless the contributions sum to the logits; return the result with its table."""
+    """Make the result for the answers ``what`` from labelled ``values``; ModelError unless ``logits`` is their sum."""
     off = (values.sum(0) - logits).abs()
     allowed = max(TOLERANCE, 8 * torch.finfo(lens.dtype).eps) * values.abs().sum(0).clamp(min=1)
     if not bool((off <= allowed).all()):
@@ -245,7 +248,7 @@ def _make_checked_result(
 
 
 def _answer_ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:
-    """Return the answer's token id for each sequence; ``at``: position of each prompt's last token."""
+    """Return the id of ``answer`` as the token that follows position ``at`` of each sequence."""
     several = [answer] * batch.n_sequences if isinstance(answer, str | int) else list(answer)
     if len(several) != batch.n_sequences:
         raise InputError(f"there are {len(several)} answers for {batch.n_sequences} prompts; need one, or one for each")

@@ -30,6 +30,7 @@ class Scoring:
 
 
 def _midpoints(steps: int) -> list[float]:
+    """Return the midpoints of ``steps`` equal parts of the way from 0 to 1."""
     return [(step + 0.5) / steps for step in range(steps)]
 
 
@@ -45,11 +46,7 @@ METHODS: Mapping[str, Scoring] = {
 
 
 def check_method(method: str, ablation: str) -> None:
-    """Check that a method exists, and that with this ablation it takes no gradient where the stream is zero.
-
-    Raises:
-        InputError: which, and what to take instead.
-    """
+    """Raise InputError if a method is unknown, or with this ablation takes a gradient where the stream is zero."""
     if method not in METHODS:
         raise InputError(f"method is {method!r}; need one of {', '.join(METHODS)}")
     if ablation == "zero" and 0.0 in METHODS[method].points(1):

@@ -27,11 +27,7 @@ from sink_lens.text import edge_name, name_in_words, number, part_name, token_te
 
 
 def edge_circuit(run: Run) -> EdgeCircuit:
-    """Read the circuit of a run folder of ``sink-lens circuit``, ready to be drawn.
-
-    Raises:
-        RunError: the run has no such table.
-    """
+    """Read the circuit of a run folder of ``sink-lens circuit``, ready to be drawn; RunError without its table."""
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
     circuit, group = run.need("circuit", columns=["writer", "reader", "score"]), max(1, heads // kv_heads)
     title = f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}"
@@ -47,11 +43,12 @@ def edge_circuit(run: Run) -> EdgeCircuit:
 
 
 def _metric_name(run: Run) -> str:
+    """Return the name of the run's metric: the configured one, else the default of its task."""
     return str(run.config.get("metric") or ("sink_mass" if run.config.get("task") == "text" else "logit_difference"))
 
 
 def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
-    """Return the names of the readers that the metric depends on: ``logits``, or its layers' queries and keys."""
+    """Return the readers in ``edges`` that the metric depends on: ``logits``, or its layers' queries and keys."""
     if _metric_name(run) != "sink_mass":
         return ["logits"]
     layers = run.config.get("metric_layers")
@@ -60,7 +57,7 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
 
 
 def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
-    """Return the JSON of the page to explore: circuit, largest other edges, faithfulness by size, attention."""
+    """Return the JSON of the page ``title`` to explore, in a model whose key-value heads serve ``group`` heads each."""
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
@@ -162,7 +159,8 @@ def _listed_parts(
 ) -> Listed:
     """Make a table of the page from the run's table ``name``, with nodes and edges named as in the pictures.
 
-    ``heads``: column -> its heading, all columns if None. ``first``: columns by whose magnitude the rows are sorted.
+    ``key`` and ``title`` are the new table's, ``see`` is its caption. ``heads``: column -> its heading, all columns if
+    None. ``first``: columns by whose magnitude the rows are sorted.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:

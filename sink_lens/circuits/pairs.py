@@ -139,7 +139,7 @@ def make_token_pairs(
 
 
 def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> list[Pair]:
-    """Read pairs from a file of JSON lines, or from a .csv with the same names as columns.
+    """Read pairs from ``file``, JSON lines or a .csv with the same names as columns.
 
     Args:
         file: its path.
@@ -207,11 +207,12 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
 
 
 def _is_token_id(value: object) -> bool:
+    """Check whether a value is a whole number from 0 to 2**31 - 1, and no bool."""
     return type(value) is int and 0 <= value < 2**31
 
 
 def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
-    """Read the positions of a span in one pair from a cell of the file; errors call the cell ``said``."""
+    """Read the positions of a span in one pair from ``value``, a cell of the file; errors call the cell ``said``."""
     if value is None or value in ("", []):
         raise InputError(f"{said} has no positions; need them in every pair, such as 4 or 4-6")
     if isinstance(value, list) and all(type(one) is int for one in value):
@@ -223,12 +224,10 @@ def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
 
 
 def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition) -> TokenPair | None:
-    """Return a pair as tokens, or None if these do not fit.
+    """Return a pair as tokens, or None if these do not fit; InputError if a span is outside the prompt.
 
-    They do not fit if the prompts are equal or differ in length, or an answer is several tokens, or right and wrong.
-
-    Raises:
-        InputError: a span is outside the prompt.
+    They do not fit if the prompts are equal or differ in length, if an answer is several tokens, or if one token is
+    both a right and a wrong answer. ``bos``: whether BOS precedes the texts.
     """
     from ..data.token_ids import prompt_ids
 
@@ -262,7 +261,7 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
 
 def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Return an answer's token id behind both prompts; None if it is several tokens, or differs between them."""
+    """Return an answer's token id behind both prompts of ``pair``; None if it is several tokens, or differs."""
     from ..data.token_ids import answer_id, continuation_ids
 
     if pair.goes_on:
@@ -276,6 +275,7 @@ def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizer
 
 
 def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw pairs of indirect object identification without end; the corrupted prompt names a third person as giver."""
     while True:
         number = int(generator.integers(len(_TEMPLATES)))
         text = _TEMPLATES[number]
@@ -294,6 +294,7 @@ def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw pairs without end whose right answer is a later year than one in the prompt."""
     while True:
         noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
         century, tens, last = _NOUNS[noun], int(generator.integers(3, 8)), int(generator.integers(2, 9))
@@ -309,6 +310,7 @@ def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_agreement(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw pairs without end whose answer, is or are, agrees with the number of the subject."""
     subjects = [one.split() for one in _SUBJECTS.split("|")]
     while True:
         one, many = subjects[int(generator.integers(len(subjects)))]
@@ -325,6 +327,7 @@ def _draw_agreement(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_capitals(generator: np.random.Generator) -> Iterator[Pair]:
+    """Draw pairs without end whose right answer is the capital of the country in the prompt."""
     countries = list(_CAPITALS)
     while True:
         first, second = (countries[index] for index in generator.choice(len(countries), 2, replace=False))
@@ -346,7 +349,7 @@ def _draw_induction(
     bos: BosCondition,
     length: int = 10,
 ) -> Iterator[Pair]:
-    """Draw pairs of random tokens whose second half repeats the first; BOS precedes them unless ``bos`` is without."""
+    """Draw pairs of ``length`` random tokens that start to repeat; BOS precedes them unless ``bos`` is "without"."""
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))

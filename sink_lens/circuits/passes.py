@@ -26,7 +26,7 @@ _TRIED = 8
 
 
 def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
-    """Estimate the passes and memory of finding and judging a circuit; None if the files' headers do not suffice.
+    """Estimate the passes and memory of a circuit's run in a model of these ``sizes``; None if the headers lack them.
 
     Raises:
         ModelError, InputError: what the run would refuse before it scores, as far as it is known.

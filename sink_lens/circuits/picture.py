@@ -78,10 +78,11 @@ class EdgeCircuit(Drawable):
 
 
 def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", of: int | None = None) -> Figure:
-    """Draw edges as arrows between nodes; the width of an arrow is the magnitude of the score.
+    """Draw ``edges`` as arrows between nodes; the width of an arrow is the magnitude of the score.
 
-    ``edges`` has the columns writer, reader and score, the largest first. An edge into a key-value head that ``group``
-    heads share is divided among those heads in the picture. ``of``: number of all edges of the circuit, for the title.
+    ``edges`` has the columns writer, reader and score, the largest first, of a model with ``n_layers``. An edge into a
+    key-value head that ``group`` heads share is divided among those heads in the picture. ``of``: number of all edges
+    of the circuit, for the title.
     """
     if of is not None and of > len(edges):
         title = f"{title}\nThe strongest {len(edges)} of {of:,} edges".strip()
@@ -152,7 +153,7 @@ def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str
 
 
 def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
-    """Return the distance in points from the middle of a node's box to its border, in the direction ``along``."""
+    """Return the points from a node's middle to its box's border towards ``along``; ``inches``: a unit of each axis."""
     size = 0.85 * FONT
     half = (0.3 * size * len(part_name(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
     across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
@@ -161,7 +162,7 @@ def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float
 
 
 def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
-    """Return (writer, reader, score) of each arrow; an edge into a shared key-value head becomes an arrow per head."""
+    """Return (writer, reader, score) of each arrow; an edge into a key-value head of ``group`` heads is divided."""
     rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
     ends = []
@@ -175,7 +176,7 @@ def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, f
 
 
 def draw_curve(curve: pd.DataFrame) -> Figure:
-    """Draw faithfulness, with intervals and random circuits, over the share of edges or nodes on a logarithmic axis."""
+    """Draw the faithfulness in a curve's table over the share of edges or nodes, on a logarithmic axis."""
     figure = canvas(width=6.4, height=3.6)
     axes = figure.add_subplot()
     styles = {"edges": ("#2b6cb0", "o", "edges"), "nodes": ("#2e8b57", "s", "whole nodes")}

@@ -27,7 +27,7 @@ TEMPERATURE = 2.0
 
 
 def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..., Any]]]:
-    """Return bridge hooks that apply both rules: they change no value of the forward pass, only gradients."""
+    """Return bridge hooks that hold norms' divisors and smooth the softmax in the backward pass; values stay."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
     norms: dict[str, Norm | None] = {"ln_final": weights.final_norm}  # parallel blocks have one for both readers
@@ -45,12 +45,12 @@ def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..
 
 
 def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
-    """Store the tensor of a hook point in the mapping ``into`` under ``key``."""
+    """Hook that stores ``x``, the tensor of its hook point, in the mapping ``into`` under ``key``."""
     into[key] = x
 
 
 def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:
-    """Return a norm's output with a gradient that takes the norm's divisor as a constant."""
+    """Return a norm's output ``out`` with a gradient that takes the divisor as constant; ``seen[key]``: its input."""
     x = seen[key].to(norm.gain.dtype)
     x = x - x.mean(-1, keepdim=True) if norm.centred else x
     inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt().detach()
@@ -58,10 +58,11 @@ def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], k
 
 
 def _with_smooth_softmax(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
-    """Return the pattern with the gradient of a softmax at temperature 2."""
+    """Return the pattern with the gradient of a softmax at temperature 2 of ``seen[key]``, its scores."""
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
     return _replace_gradient(pattern, (TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)).to(pattern.dtype))
 
 
 def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:
+    """Return the value with the gradient of the tensor ``gradient``."""
     return value.detach() + (gradient - gradient.detach())

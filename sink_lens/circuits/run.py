@@ -63,11 +63,7 @@ class CircuitRun(Result):
 
     @property
     def circuit(self) -> Circuit:
-        """The circuit.
-
-        Raises:
-            RunError: other shards are still to be computed.
-        """
+        """The circuit that was found; RunError if other shards are still to be computed."""
         if self.found is None:
             raise RunError(f"{self.headline}; need all shards: the one that ends last chooses the circuit")
         return self.found
@@ -149,7 +145,7 @@ class _Request:
     """The circuit that is judged, where one was given."""
 
     def open_run(self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any) -> RunWriter:
-        """Open the run folder, or a shard's folder if ``part`` is given; ``how`` are arguments of ``create_run``."""
+        """Open the run ``folder``, or a shard's folder if ``part`` is given; ``how`` is passed to ``create_run``."""
         provenance = describe_provenance(self.lens, self.task.clean, kernel="eager") | {
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
             "answers_sha256": self.task.sha256,
@@ -187,7 +183,7 @@ class _Request:
         """Run the task's pairs, clean and with all edges replaced under this ablation.
 
         Raises:
-            InputError: under resampling, the interval of the metric's difference covers 0.
+            InputError: the run's own ablation is "resample", and the interval of the metric's difference covers 0.
         """
         task, config = self.task, replace(self.config, ablation=ablation)
         corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
@@ -207,14 +203,14 @@ class _Request:
         return {scores_file_name(name, rows): len(rows) for name in self.ablation_by_scores for rows in parts}
 
     def score_parts(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
-        """Score the pairs of the parts with these names, and write the scores."""
+        """Score the pairs of the ``parts`` with these names, and write the scores by ``writer``."""
         for name, ablation in self.ablation_by_scores.items():
             if any(scores_file_name(name, rows) in parts for rows in divide_pairs(self.task.clean.n_sequences)):
                 runs = self.make_runs(ablation)
                 score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
 
     def finish_run(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
-        """Score the pairs that the folder lacks, choose and judge the circuit, and write tables and ``save`` files."""
+        """Score the pairs that the folder lacks, choose and judge the circuit, and write tables by ``writer``."""
         circuit, sentences = _write_tables(self, writer=writer, progress=progress)
         for path in self.config.save:
             circuit.save(path)
@@ -224,7 +220,7 @@ class _Request:
 def _make_request(
     model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
 ) -> _Request:
-    """Load the model, task, metric and given circuit of a call of ``run``, and check that they fit together."""
+    """Load the model, task, metric and given circuit of a call of ``run``; check that they fit with ``fields``."""
     if isinstance(model, CircuitConfig):
         config, model = model, None
     asked = make_config(CircuitConfig, config, fields, where="circuit")
@@ -259,7 +255,7 @@ def make_task(lens: LensModel, config: CircuitConfig) -> Task:
 
 
 def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
-    """Make the metric that a configuration names; a function MODULE:FUNCTION is imported."""
+    """Make the metric that a configuration names, for the answers of ``task``; a MODULE:FUNCTION is imported."""
     name = config.metric_name
     if name == "logit_difference":
         return task.metric
@@ -270,7 +266,7 @@ def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | 
 
 
 def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
-    """Score, choose and judge the circuit, and write the tables; return it with the sentences of the result."""
+    """Compute the circuit that ``asked`` describes, write its tables, and return it with sentences on the result."""
     from .sentences import circuit_sentences
 
     lens, task, config, given = asked.lens, asked.task, asked.config, asked.given
@@ -357,9 +353,9 @@ def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tupl
 
 
 def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
-    """Return the completeness that EAP-IG's own sum with ``steps`` points has, and on how many pairs it was computed.
+    """Return the completeness of EAP-IG's own sum with ``steps`` points, and the number of pairs that it is a mean of.
 
-    Returns (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
+    It is (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
     """
     if not METHODS[config.method].doubles or runs.ablation == "zero":
         return float("nan"), 0
@@ -368,7 +364,7 @@ def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, 
 
 
 def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
-    """Make the table ``pairs``: prompts and answers as texts, and the metric of both runs."""
+    """Make the table ``pairs``: prompts and answers of ``task`` as texts, and the metric of both runs."""
 
     def prompt_text(batch: TokenBatch, row: int) -> str:
         ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
@@ -452,7 +448,7 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
 
 
 def _curve_fields(curve: pd.DataFrame) -> dict[str, Any]:
-    """Return the summary's fields on faithfulness: of the circuit, of its drawn part, of all other edges."""
+    """Return the summary's fields on faithfulness, from ``curve``: of the circuit, its drawn part, all other edges."""
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
     parts = {"circuit": "", "without": "without_", "as_many": "as_many_", "picture": "picture_"}
     row = {
@@ -480,7 +476,7 @@ def _score_fields(scores: Scores) -> dict[str, float]:
 
 
 def _check_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the summary's fields on real patches of edges and nodes; -1 or nan if none were made."""
+    """Return the summary's fields on real patches: ``check`` of edges, ``nodes`` of nodes; -1, nan or "" if None."""
     row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
     row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
     row["unseen_nodes"] = ""
@@ -496,10 +492,7 @@ def _check_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFr
 
 
 def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge) -> dict[str, Any]:
-    """Return the summary's fields on the core: numbers of edges (-1 without a core), faithfulness of the core alone.
-
-    An edge is confirmed if its real patch does at least 1% of the difference, and it does not cancel with others.
-    """
+    """Return the summary's fields on ``core``: numbers of edges (-1 if None), and its faithfulness by ``judge``."""
     if core is None:
         return dict.fromkeys(
             [f"{name}_edges" for name in ("core", "confirmed", "together", "undecided", "contingent")], -1

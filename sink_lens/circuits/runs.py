@@ -78,7 +78,7 @@ class Runs:
         config: CircuitConfig | None = None,
         **fields: Any,
     ) -> "Runs":
-        """Run every pair once, and compute the means that the ablation needs.
+        """Run every pair (``clean``, ``corrupted``) once, and compute the means that the ablation needs.
 
         The configuration says the ablation, a frozen position, the pairs in a pass and BOS; ``fields`` win over it.
         Ablation by means or zero needs no corrupted sequences.
@@ -133,7 +133,7 @@ class Runs:
         self.values_then.check("runs and scores")
 
     def select_pairs(self, rows: Sequence[int]) -> "Runs":
-        """Copy the runs with the pairs of these indices only."""
+        """Copy the runs with only the pairs whose indices are ``rows``."""
         index = torch.as_tensor(list(rows))
         return replace(
             self,
@@ -146,7 +146,7 @@ class Runs:
         )
 
     def batches(self, *, copies: int = 1) -> Iterator[slice]:
-        """Yield slices of ``batch_size`` pairs, or of as many as leave room for ``copies`` tensors of all writers."""
+        """Yield slices of ``batch_size`` pairs, or of as many as leave memory for ``copies`` of all outputs."""
         late = self.clean.n_positions - self.first_difference(slice(None))
         fit = self.graph.n_pairs_per_pass(n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies)
         step = self.batch_size or fit
@@ -154,7 +154,7 @@ class Runs:
             yield slice(start, min(start + step, self.n_pairs))
 
     def first_difference(self, rows: slice) -> int:
-        """Return the first position at which both runs of these pairs differ; 0 unless the ablation is resample."""
+        """Return the first position at which both runs of ``rows`` differ; 0 unless the ablation is resample."""
         if self.ablation != "resample" or self.corrupted is None:
             return 0
         differs = (self.clean.tokens[rows] != self.corrupted.tokens[rows]) & self.clean.valid[rows]
@@ -170,11 +170,7 @@ class Runs:
         return run_with_hooks(self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows)
 
     def metric_values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
-        """Compute the metric of each pair from the outcome of a pass.
-
-        Raises:
-            InputError: the metric gives one number for all pairs.
-        """
+        """Compute the metric of each pair from a pass's outcome; InputError if it gives one number for all pairs."""
         found = evaluate(self.metric, outcome)
         if len(found) != len(outcome.valid):
             raise InputError(f"{self.metric.name} gives one number for all sequences; need one for each of them")
@@ -182,7 +178,10 @@ class Runs:
 
     @torch.no_grad()
     def writer_outputs(self, rows: slice, *, corrupted: bool = False, begin: int = 0) -> tuple[Tensor, Tensor]:
-        """Run the pairs ``rows``; return what each writer adds [pair writer position d_model], and the metric."""
+        """Run the pairs ``rows``; return what each writer adds [pair writer position d_model], and the metric.
+
+        ``corrupted`` takes the corrupted prompts. Only the positions from ``begin`` on are returned.
+        """
         kept: dict[tuple[str, int], Tensor] = {}
         hooks = [
             (hook_name_of(self.lens, *key), partial(keep_from_position, into=kept, key=key, begin=begin))
@@ -192,10 +191,7 @@ class Runs:
         return writer_outputs(kept, graph=self.graph, weights=self.weights), self.metric_values(outcome)
 
     def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
-        """Return the values that the ablation puts in place of each writer's output, for the pairs in ``rows``.
-
-        The values are those of the positions from ``begin`` on.
-        """
+        """Return what the ablation puts in place of each writer's output, for the pairs ``rows`` from ``begin`` on."""
         if self.ablation == "resample":
             found = self.writer_outputs(rows, corrupted=True, begin=begin)[0]
         elif self.means is None:
@@ -210,14 +206,14 @@ class Runs:
         return found
 
     def output_difference(self, rows: slice) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
-        """Return the first position that differs, and from there on each writer's output minus its replacement."""
+        """Return the first position at which the runs of ``rows`` differ, and outputs minus replacements from it on."""
         begin = self.first_difference(rows)
         difference, _ = self.writer_outputs(rows, begin=begin)
         difference -= self.replacements(rows, begin=begin)
         return begin, difference
 
     def embedding_ends(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the replaced and the clean stream before layer 0, the two ends of integrated gradients."""
+        """Return the replaced and the clean stream before layer 0 of ``rows``, the two ends of the integral."""
         ends = []
         for corrupted in (True, False):
             kept: dict[tuple[str, int], Tensor] = {}
@@ -236,7 +232,7 @@ class Runs:
         return ends[0], ends[1]
 
     def span_masks(self, rows: slice, *, begin: int) -> Float[Tensor, "span pair position"]:
-        """Return a mask of each span's positions (1 inside the span, 0 elsewhere), from ``begin`` on."""
+        """Return a mask of each span's positions in the pairs ``rows``: 1 in the span, else 0, from ``begin`` on."""
         if self.masks is None:
             return self.clean.valid[rows, begin:][None].to(self.lens.device, self.weights.dtype)
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
@@ -255,7 +251,7 @@ class Runs:
         return replace(found, clean_values=torch.cat(clean), corrupted_values=torch.cat(corrupted))
 
     def _compute_means(self) -> Tensor:
-        """Compute the mean output of each writer over the clean runs."""
+        """Compute each writer's mean output over the clean runs; by position if the ablation is mean_aligned."""
         valid = self.clean.valid
         if self.ablation == "mean_ordinary":
             valid = tokens_to_average(self.lens, self.clean, "mean_ordinary").mask
@@ -282,7 +278,7 @@ def make_runs(
     config: CircuitConfig,
     spans: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Runs:
-    """Run the pairs, with the configuration's spans; ``spans``: further ones, name -> positions in each pair."""
+    """Run the pairs, with the configuration's spans and with ``spans``: name -> positions in each pair."""
     graph = Graph.of(lens, neurons=config.neurons_by_layer)
     found = Runs.make(lens, clean, corrupted, graph=graph, metric=metric, config=config)
     at: dict[str, Any] = config.positions_by_span | dict(spans or {})
@@ -330,12 +326,12 @@ def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence
 def keep_from_position(
     x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int
 ) -> None:
-    """Hook that stores its tensor, from the position ``begin`` on, in ``into`` under ``key``."""
+    """Hook that stores its tensor ``x``, from the position ``begin`` on, in ``into`` under ``key``."""
     into[key] = x.detach()[:, begin:]
 
 
 def _metric_of_rows(metric: Metric, rows: Tensor) -> Metric:
-    """Return the metric for the pairs with these indices alone, from the metric for all pairs."""
+    """Return the metric for the pairs with the indices ``rows`` alone, from the metric for all pairs."""
 
     def function(run: Outcome) -> Tensor:
         """Evaluate each sequence alone, under its index among all pairs."""

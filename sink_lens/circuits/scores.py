@@ -139,7 +139,7 @@ def score_by_gradients(
 
 
 def zero_scores(runs: Runs, *, method: Method) -> Scores:
-    """Return scores of 0 for every pair and edge, to be filled in."""
+    """Return ``Scores`` by ``method`` that are 0 for every pair and edge, to be filled in."""
     return Scores(
         graph=runs.graph,
         values=np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32),
@@ -153,7 +153,10 @@ def zero_scores(runs: Runs, *, method: Method) -> Scores:
 def _scores_by_inputs(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Return scores [pair edge] and each pair's number of points, by gradients between both runs' embeddings."""
+    """Return scores [pair edge] and points taken for the pairs ``rows``, by gradients between both embeddings.
+
+    The number of points is ``steps``, doubled up to ``most`` while a pair's error is above ``allowed``.
+    """
     how, (begin, difference) = METHODS[method], runs.output_difference(rows)
     start, end = runs.embedding_ends(rows)
     left = torch.arange(rows.start, rows.stop)
@@ -182,7 +185,10 @@ def _scores_by_inputs(
 def _scores_by_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Return scores [pair edge] and each pair's number of points, by gradients along one sublayer at a time."""
+    """Return scores [pair edge] and points taken for the pairs ``rows``, by gradients along one sublayer at a time.
+
+    The number of points is ``steps``; ``most`` and ``allowed`` are not read.
+    """
     graph, (begin, difference) = runs.graph, runs.output_difference(rows)
     kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     groups: dict[tuple[str, int], list[int]] = {}
@@ -195,7 +201,6 @@ def _scores_by_activations(
         change = difference[:, writers].sum(1)
 
         def move_site(x: Tensor, hook: object, *, point: float, change: Tensor = change) -> Tensor:
-            """Set the site to a point between its values in the two runs."""
             return torch.cat([x[:, :begin], x[:, begin:] - (1 - point) * change.to(x.dtype)], dim=1)
 
         for point in METHODS[method].points(steps):
@@ -230,7 +235,7 @@ class Gradients:
         self._masks = runs.span_masks(slice(0, len(difference)), begin=begin)
 
     def add_run(self, hooks: Sequence[tuple[str, Callable[..., Any]]], *, weight: float) -> None:
-        """Run the pairs forwards and backwards with hooks, and add ``weight`` times the readers' gradients to the mean.
+        """Run the pairs forwards and backwards with ``hooks``; add ``weight`` times the readers' gradients to the mean.
 
         Raises:
             InputError: the metric has no gradient.
@@ -290,7 +295,7 @@ class Gradients:
             )
 
     def edge_scores(self) -> Float[Tensor, "pair edge"]:
-        """Return the score of each edge: its writer's change times its reader's mean gradient, summed over its span."""
+        """Return each edge's score: its writer's change times its reader's mean gradient, summed over its span."""
         for place, gradient in self._sums.items():
             self._add_products(place, gradient)
         self._sums.clear()
@@ -298,7 +303,7 @@ class Gradients:
         return self._scores[:, spans, writers, readers].float().cpu()
 
     def _add_products(self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]) -> None:
-        """Add the products of the gradients at a place with each writer's change to the scores."""
+        """Add to the scores each writer's change times ``gradient``, that of the readers at ``place``."""
         index = list(self.runs.graph.places[place])
         first = self.runs.graph.n_writers_before(index[0])
         for span, mask in enumerate(self._masks):

@@ -21,12 +21,12 @@ PART = 32
 
 
 def divide_pairs(n_pairs: int) -> list[range]:
-    """Return the indices of the pairs in parts of 32; a part is scored and written to one file."""
+    """Divide the indices 0 to ``n_pairs`` - 1 into parts of 32; the scores of a part are one file."""
     return [range(start, min(start + PART, n_pairs)) for start in range(0, n_pairs, PART)]
 
 
 def scores_file_name(name: str, rows: range) -> str:
-    """Return the name of the file that holds the scores ``name`` of the pairs ``rows``."""
+    """Return the name of the file with the scores ``name`` (such as "scores") of the part ``rows``."""
     return f"{name}-{rows.start // PART:03d}"
 
 
@@ -41,8 +41,8 @@ def score_edges(
 ) -> Scores:
     """Score every edge of all pairs by the configuration's method.
 
-    With ``writer``, parts that the run folder has are read, and others are written to it. With ``only``, the names of a
-    shard's parts, the scores of all other parts stay 0.
+    With ``writer``, parts that the run folder has under ``name`` are read, and others are written to it. With ``only``,
+    the names of a shard's parts, the scores of all other parts stay 0.
     """
     method = config.method
     limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps, "tolerance": config.tolerance}

@@ -23,7 +23,7 @@ _OFF = 0.1
 
 
 def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) -> tuple[str, ...]:
-    """Return sentences on a circuit from the one row of its run's table ``summary``; ``sizes`` are the curve's."""
+    """Return sentences on a circuit from ``summary``, its run's table of one row; ``sizes`` are the curve's."""
     row = summary.to_dict("records")[0]
     sentences = [_faithfulness_sentence(row)]
     if not is_complete(row):
@@ -83,20 +83,20 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
 
 
 def is_complete(row: Mapping[str, Any]) -> bool:
-    """Check whether the scores sum to the metric's difference within 10%; True for methods that need not."""
+    """Check in the summary's ``row`` that scores sum to the metric's difference within 10%; True if they need not."""
     if not _has_integrated_scores(row):
         return True
     return not any(abs(off) > _OFF for off in (row["completeness"] - 1, row["completeness_error_median"]))
 
 
 def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
-    """Check whether the run's scores are gradients integrated from the replaced to the clean input."""
+    """Check in the summary's ``row`` if the scores are gradients integrated from the replaced to the clean input."""
     method = METHODS.get(row["method"])
     return method is not None and method.integrates and method.along == "inputs"
 
 
 def _nodes_sentence(row: Mapping[str, Any]) -> str:
-    """Return a sentence that names the nodes which gradients miss, and what that says about the circuit."""
+    """Return a sentence, from the summary's ``row``, that names nodes which gradients miss, and says what follows."""
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     of_zero = row["ablation"] == "zero"
     if not unseen:
@@ -117,7 +117,7 @@ def _nodes_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the sink's share of the scores and of faithfulness; empty if no share is known."""
+    """Return sentences on the sink's share of scores and faithfulness; [] if the share is 0 or faithfulness is nan."""
     kept, share = row["without_sink_faithfulness"], row["sink_share"]
     if not np.isfinite(kept) or share == 0:
         return []
@@ -133,7 +133,7 @@ def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
 
 
 def _core_sentence(row: Mapping[str, Any]) -> str:
-    """Return a sentence on how many edges are core, and how many of them real patches confirm."""
+    """Return sentences on the numbers of core, confirmed, undecided and contingent edges in the summary's ``row``."""
     together = f", and {row['together_edges']} can go together at no loss, since they cancel"
     together = together if row["together_edges"] > 0 else ""
     alone = f" The core alone keeps {faithfulness_text(row, 'core_')}." if np.isfinite(row["core_faithfulness"]) else ""
@@ -147,22 +147,23 @@ def _core_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _edges_text(n: int) -> str:
+    """Return a number of edges with its verb, such as "1 edge is" or "3 edges are"."""
     return f"{plural(n, 'edge')} {'is' if n == 1 else 'are'}"
 
 
 def faithfulness_text(row: Mapping[str, Any], name: str = "") -> str:
-    """Return a faithfulness and its interval as percentages; ``name`` is the prefix of its fields in the row."""
+    """Return a faithfulness and its interval from ``row`` as percentages; ``name`` is the prefix of its fields."""
     f, low, high = (float(row[f"{name}faithfulness{end}"]) for end in ("", "_low", "_high"))
     return f"{percent(f)}{f' [{percent(low)}, {percent(high)}]' * bool(np.isfinite(low))}"
 
 
 def edges_sentence(row: Mapping[str, Any]) -> str:
-    """Return the beginning of a sentence: the circuit's number of edges and their share of all edges."""
+    """Return the number of a circuit's edges as a phrase, from the summary's ``row``: 20 of 1,000 edges (2%)."""
     return f"{row['edges']:,} of {row['all_edges']:,} edges ({_share_text(row['edges'] / row['all_edges'])})"
 
 
 def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
-    """Return a sentence on how much of the metric the circuit keeps, on pairs that did not choose it."""
+    """Return a sentence, from the summary's ``row``, on how much of the metric the circuit keeps on which pairs."""
     gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
     if not is_gap_clear(row):
         return (
@@ -179,7 +180,7 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _areas_sentence(row: Mapping[str, Any], *, sizes: Sequence[float]) -> str:
-    """Return a sentence with CPR and CMD, or with the areas over the sizes that were run, if some are missing."""
+    """Return a sentence with CPR and CMD from ``row``, or with areas over ``sizes`` if these do not span all shares."""
     least, most = min(sizes), max(sizes)
     cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
     if most < 1 or least > SIZES[3]:  # CPR and CMD are areas from 0 to 1
@@ -200,7 +201,7 @@ def _share_text(share: float) -> str:
 
 
 def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Return sentences on which rule chose the circuit, and if faithfulness overshoots at some size."""
+    """Return sentences on the rule that chose the circuit, and on faithfulness above 120%; [] if the gap is unclear."""
     if not is_gap_clear(row):
         return []
     carry = "at least 80%, by the lower end of the interval, and at most 120%"
@@ -230,5 +231,5 @@ def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
 
 
 def is_gap_clear(row: Mapping[str, Any]) -> bool:
-    """Check whether the metric clearly differs between all edges and none: the interval of the gap leaves out 0."""
+    """Check in the summary's ``row`` that the interval of the metric's gap between all edges and none leaves out 0."""
     return row["gap_low"] > 0 or row["gap_high"] < 0

@@ -24,7 +24,7 @@ _AT_ONCE = 32
 def draw_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
-    """Draw bootstrap samples of pairs within each template; return the weights of the pairs, a row per sample."""
+    """Draw ``draws`` bootstrap samples of the pairs, each within its template; return the pairs' weights in each."""
     names = np.asarray(templates, dtype=object)
     weights = np.zeros((draws, len(names)), dtype=np.float32)
     for name in dict.fromkeys(names.tolist()):
@@ -37,7 +37,7 @@ def draw_weights(
 def inclusion_probabilities(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"], *, n: int
 ) -> Float[np.ndarray, " edge"]:
-    """Return the share of bootstrap samples in which each edge is among the ``n`` of largest absolute mean score."""
+    """Return the share of bootstrap samples (``weights``) in which each edge's |mean| is among the ``n`` largest."""
     counts = np.zeros(values.shape[1])
     for start in range(0, len(weights), _AT_ONCE):
         for mean in weights[start : start + _AT_ONCE] @ values:
@@ -48,7 +48,7 @@ def inclusion_probabilities(
 def interval_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
-    """Return the lower and the upper bound of the 95% bootstrap interval of each edge's mean score over pairs."""
+    """Return the bounds of each edge's 95% interval: its mean of ``values`` under the bootstrap samples ``weights``."""
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return low, high
 
@@ -75,9 +75,9 @@ def edge_verdicts(
 
 
 def most_edges_outside(found: int, *, sampled: int, total: int) -> int:
-    """Return an upper 95% bound of how many of ``total`` edges are of some kind, from a sample of them.
+    """Return an upper 95% bound of how many of ``total`` edges are of some kind, from a sample without replacement.
 
-    ``found`` of ``sampled`` edges, drawn without replacement, are of this kind. The bound is exact (hypergeometric).
+    ``found`` of the ``sampled`` edges are of this kind. The bound is exact (hypergeometric).
     """
     counts = range(found, total - sampled + found + 1)
     return found - 1 + bisect_left(counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05))
@@ -90,7 +90,7 @@ def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"])
 
 
 def random_halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Divide each template's pairs at random into two halves: indices to choose edges on, and to judge them on."""
+    """Divide the pairs of each template at random; return indices to choose edges on, and indices to judge them on."""
     names = np.asarray(templates, dtype=object)
     halves: tuple[list[int], list[int]] = [], []
     for name in dict.fromkeys(names.tolist()):

@@ -72,7 +72,6 @@ def read_weights(lens: LensModel, graph: Graph) -> Weights:
         return replace(norm, gain=norm.gain.to(dtype), bias=norm.bias.to(dtype))
 
     def read_norm(layer: int, which: NormName) -> Norm | None:
-        """Read a norm of a layer; None if the layer has none."""
         found = norm_weights(lens, layer=layer, which=which)
         return None if found is None else cast_norm(found)
 
@@ -111,14 +110,14 @@ def read_weights(lens: LensModel, graph: Graph) -> Weights:
 
 
 def hook_name_of(lens: LensModel, site: str, layer: int) -> str:
-    """Return the name of the bridge's hook point of a site; the site ``g`` is the gate of the heads' output."""
+    """Return the bridge's hook point of a site in a layer; the site ``g`` is the gate of the heads' output."""
     if site == "g":
         return f"blocks.{layer}.attn.head_gate.hook_out"
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 
 def apply_norm(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tensor, "*batch d_model"]:
-    """Apply a norm, or a multiplier, to the stream; return the stream itself if there is none."""
+    """Apply a norm, or a multiplier, to the stream ``x``; return ``x`` itself if the norm is None."""
     if norm is None:
         return x
     if not norm.divides:
@@ -134,7 +133,7 @@ def gradient_before_norm(
     *,
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Turn gradients after a norm (``u``) into gradients of the stream ``x`` before the norm.
+    """Turn the gradients ``u`` after a norm into gradients of the stream ``x`` before it; None leaves ``u`` as it is.
 
     With ``held``, the norm's divisor is taken as a constant.
     """
@@ -186,7 +185,7 @@ def reader_gradients(
 
 
 def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
-    """Return the sites (q, k, v, ...) whose gradients ``reader_gradients`` needs at a place of the stream."""
+    """Return the sites (q, k, v, ...) whose gradients ``reader_gradients`` needs at ``place``, half of a layer."""
     name, layer = place
     if name == "logits":
         return ("final",)
@@ -208,7 +207,7 @@ def writer_sites(graph: Graph) -> list[tuple[str, int]]:
 def writer_outputs(
     tensors: Mapping[tuple[str, int], Tensor], *, graph: Graph, weights: Weights
 ) -> Float[Tensor, "batch writer position d_model"]:
-    """Compute what each writer adds to the stream from a run's tensors at ``writer_sites``; 0 in layers not run."""
+    """Compute what each writer adds to the stream from ``tensors`` at ``writer_sites``; 0 in layers not run."""
     first = tensors["resid_pre", 0].to(weights.dtype)
     batch, positions, width = first.shape
     found = first.new_zeros(batch, len(graph.writers), positions, width)
@@ -228,7 +227,7 @@ def fill_layer(
     weights: Weights,
     which: str = "both",
 ) -> None:
-    """Write the outputs of a layer's heads, neurons and MLP into ``into``; ``which``: both, attention or mlp."""
+    """Write the outputs of a layer's nodes, from ``tensors``, into ``into``; ``which``: both, attention or mlp."""
     own = weights.layers[layer]
     if which in ("both", "attention"):
         heads = einsum(tensors["z", layer].to(weights.dtype), own.w_o, _TO_READERS)
@@ -254,7 +253,7 @@ def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_mode
 
 
 def post_norm_factor(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
-    """Return the factor by which a norm or multiplier behind a sublayer multiplies its output; 1 without one."""
+    """Return the factor by which the norm ``after`` a sublayer multiplies its output ``total``; 1 if it is None."""
     if after is None:
         return total.new_ones(1, 1, 1)
     if not after.divides:

@@ -56,14 +56,14 @@ class Task:
 
     @property
     def metric(self) -> "Metric":
-        """The logit of the right answer minus the wrong one's, at the last token; of several, the mean logit."""
+        """The mean logit of the right answers minus that of the wrong ones, at the last token."""
         from ..edits.metrics import logit_difference
 
         return logit_difference(self.correct, self.incorrect)
 
     @property
     def sentence(self) -> str:
-        """A sentence on how many prompts the model gets right."""
+        """A sentence on in how many prompts the model prefers the right answer."""
         share = self.n_answered / self.n_tried if self.n_tried else float("nan")
         return (
             f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "
@@ -125,7 +125,7 @@ def task_of(
 
 
 def _make_task(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
-    """Make a task from tokenised pairs: one batch of all clean prompts, and one of all corrupted ones."""
+    """Make the task ``name`` from the pairs ``kept``: one batch of all clean prompts, one of all corrupted ones."""
     lengths = torch.tensor([len(one.clean) for one in kept])
 
     def make_batch(prompts: Sequence[list[int]]) -> TokenBatch:

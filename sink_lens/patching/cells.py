@@ -53,7 +53,9 @@ def cell_of_patch(
 
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
-    """Make the cell that changes one part of a site by the edit that ``make`` returns, beside the other ``edits``.
+    """Make the cell that changes a part of a site by the edit that ``make`` returns, beside the other ``edits``.
+
+    ``sizes``: of the axes of the site's tensor, without the sequence axis.
 
     Raises:
         InputError: ``make`` returned no edit of this site.

@@ -33,7 +33,10 @@ _MOST_DIFFERENCES = 20
 def run(
     config: PatchConfig, *, out: str | Path | None, shard: str | None, overwrite: bool, progress: bool
 ) -> PatchResult | AttributionResult:
-    """Run the command ``patch``: measure or approximate the configuration's patches, and write the run folder."""
+    """Run the command ``patch``: measure or approximate the configuration's patches, and write the folder ``out``.
+
+    ``shard``, such as 3/8, measures a part of the patches; ``overwrite`` replaces the run in the folder.
+    """
     if shard is not None and config.approximate:
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
     check_before_loading(config)
@@ -52,7 +55,7 @@ def run(
 
 
 def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
-    """Yield what the terminal shows: conclusion, differing tokens, strongest patches, check of the approximation."""
+    """Yield what the terminal shows of ``found``: conclusion, differing tokens, ``view.top`` patches, check."""
     from rich.text import Text
 
     from ..report.html import conclusion
@@ -78,7 +81,7 @@ def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[R
 
 
 def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "PageTable":
-    """Return a table of the ``top`` strongest patches: place, metric, effect, and effect of random controls."""
+    """Return a table of the ``top`` strongest patches in ``found``: place, metric, effect, effect of controls."""
     heads = {"value": found.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
     heads |= {"normalised_effect": "of the way", "approximation": "approx."}
     frame = found.strongest(top)
@@ -96,12 +99,13 @@ def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "Pa
 
 
 def _text_table(heads: tuple[str, ...], lines: list[Any]) -> "PageTable":
+    """Make a table of texts with the headings ``heads`` and the rows ``lines``."""
     from ..report.page import PageTable
 
     return PageTable(heads=heads, numeric=tuple(False for _ in heads), rows=lines)
 
 
 def answer(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:
-    """Return what ``--json`` prints: the metric's name, the tokens that differ, and the strongest patches."""
+    """Return what ``--json`` prints of ``found``: metric, tokens that differ, ``view.top`` strongest patches."""
     tables = {"differences": found.differences, "strongest": found.strongest(view.top)}
     return {"metric": found.metric, **tables}

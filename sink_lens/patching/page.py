@@ -98,7 +98,7 @@ def _changed_labels(run: Run) -> dict[int, str]:
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: the strongest patch and its effect."""
+    """Return the page's title: where the stream carries the metric, else the strongest patch and its effect."""
     site, direction = site_words(run.config.get("site", "activations")), visible(run.config.get("direction", ""))
     title = f"Patching the {site}, {direction}"
     table = run.optional("patches", columns=["effect"])
@@ -114,7 +114,7 @@ def _title(run: Run) -> str:
 
 
 def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
-    """Return a sentence: at which positions and layers the stream decides the metric; empty if that is not known."""
+    """Return a sentence on the positions and layers whose stream carries the metric; "" if ``table`` cannot tell."""
     by = [name for name in _BY if name in table.columns]
     if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
         return ""
@@ -134,7 +134,7 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
 
 
 def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return (position, layers, value) of each range of layers in which patching a position does about the same."""
+    """Return position, layers and value of each range of layers in which patching a position does about the same."""
     runs: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
         layers: tuple[int, int] | None = None
@@ -159,7 +159,7 @@ def _metric_text(run: Run) -> str:
 
 
 def _strongest_text(table: pd.DataFrame) -> str:
-    """Return the table's first patch in words: place, effect, and its share of the difference of both prompts."""
+    """Return the first patch in ``table`` in words: place, effect, and its share of the difference of both prompts."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
     text, share = f"{where}: {number(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
@@ -183,7 +183,7 @@ def _prompt_sentences(run: Run) -> list[str]:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences at the top of the page."""
+    """Return the sentences at the top of the page: prompts, largest effect, and the places that were patched."""
     table = largest_first(run.need("patches", columns=["effect", "changed"]), "effect")
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capital(prompts)}."] if prompts else []

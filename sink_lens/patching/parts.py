@@ -25,7 +25,8 @@ from .config import PatchConfig
 def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]) -> list[Part]:
     """Return the parts of a site that a sweep patches, one for each combination of indices on the axes in ``by``.
 
-    The last axis changes fastest. ``at`` chooses layers, positions, heads, keys or units; by default all.
+    The last axis changes fastest. ``at`` chooses layers, positions (below ``n_positions``), heads, keys or units; by
+    default all.
 
     Raises:
         SiteError: the family lacks the site.
@@ -43,9 +44,10 @@ def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: i
 def indices_by_axis(
     model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
 ) -> dict[str, Indices]:
-    """Return axis (layer, position, ...) -> its chosen indices; arguments and errors are those of ``parts_to_patch``.
+    """Return axis (layer, position, ...) -> the site's indices that ``at`` chooses there, all by default.
 
-    None stands for all indices of an axis whose size differs between layers.
+    ``by``, ``n_positions`` and errors are those of ``parts_to_patch``. None stands for all indices of an axis whose
+    size differs between layers.
     """
     known = site_of(site, family=model.family)
     names = known.parts
@@ -82,7 +84,7 @@ def part_identity(part: Part) -> str:
 
 
 def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:
-    """Copy a part, with None (all) in place of the indices of each axis that is chosen whole."""
+    """Copy a part, with None (all) for each axis of which it has all indices; ``sizes``: those of the site's axes."""
     whole = {
         f"{axis}s": None
         for axis, size in zip(SITES[part.site].parts, sizes, strict=True)
@@ -97,11 +99,11 @@ def site_key(site: str, layer: int) -> tuple[str, int]:
 
 
 def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
-    """Draw up to ``draws`` random parts of the same size and layers: other units, else heads, positions or keys.
+    """Draw by ``seed`` up to ``draws`` random parts like ``part``: other units, else heads, positions or keys.
 
-    They have none of the part's own indices, and no position that the shortest sequence lacks. There are fewer if too
-    few indices are left, and none for a part that is whole on all axes. Parts that differ only in the drawn axis share
-    their draws.
+    They have the same size and layers, none of the part's own indices, and no position from ``shortest``, the shortest
+    sequence's length, on. There are fewer if ``sizes``, those of the site's axes, leave too few indices, and none for a
+    part that is whole on all axes. Parts that differ only in the drawn axis share their draws.
     """
     names = SITES[part.site].parts
     size_of = dict(zip(names, sizes, strict=True))
@@ -120,7 +122,7 @@ def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws:
 
 
 def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
-    """Return the chosen indices of an axis, or all if None; raise InputError if one is not below ``size``."""
+    """Return ``given``, indices of the axis ``what``, or all if None; InputError unless each is below ``size``."""
     if given is None:
         return tuple(range(size))
     if not given:

@@ -17,7 +17,7 @@ _BESIDE = 14
 
 
 def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
-    """Estimate the forward passes and memory of ``patch``; None if the tokenizer's file is missing.
+    """Estimate the passes and memory of ``patch`` in a model of ``sizes``; None if the tokenizer's file is missing.
 
     Raises:
         InputError: what ``patch`` would refuse before it measures, as far as it is known.

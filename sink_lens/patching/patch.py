@@ -103,7 +103,10 @@ def patch(
 def _patch_site(
     request: "_Request", out: str | Path | None, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
 ) -> PatchResult:
-    """Measure the patches of one site and write the run folder ``out``, if given; ``reopen`` continues its run."""
+    """Measure the patches of one site (of a ``shard``, if given), and write the run folder ``out``, if given.
+
+    ``overwrite`` replaces the run that the folder holds; ``reopen`` continues it.
+    """
     if out is None:
         return request.make_result(None, progress=progress)
     code, runs = request.hash_functions(), request.runs
@@ -153,13 +156,13 @@ class _Request:
         return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
 
     def measure_patches(self, kept: KeptBlocks | None, *, progress: bool) -> dict[str, MeasuredPatch]:
-        """Return ``part_identity`` -> metric under the part's patch, for all patches and controls or a shard's."""
+        """Return part identity -> metric under its patch, for patches and controls; ``kept``: the folder's blocks."""
         make = self.runs.edit_maker(self.config)
         named = {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
         return self.runs.measure_all(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
 
     def make_result(self, kept: KeptBlocks | None, *, progress: bool) -> PatchResult:
-        """Measure the patches that the folder lacks, and return the result with its table of effects."""
+        """Measure the patches that the folder (``kept``) lacks, and return the result with its table of effects."""
         runs, found = self.runs, self.measure_patches(kept, progress=progress)
         measured = [found[part_identity(part)] for part in self.grid]
         values = torch.stack([one.values for one in measured]) if measured else runs.baseline.repeat(0, 1)

@@ -207,7 +207,7 @@ def path_patch(
 def make_frozen_edits(
     lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
-    """Return edits that keep outputs between sender and receiver (all, or only attention's) at baseline values."""
+    """Return edits that keep outputs between sender and receiver, ``which`` (all or attention), at ``baseline``."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if which == "attention" and name == "mlp_out":
@@ -227,7 +227,7 @@ def make_frozen_edits(
 def _baseline_runs(
     lens: LensModel, run: TokenBatch, *, receiver: Part, edits: Sequence[Sequence[Edit]], metric: Metric
 ) -> tuple[BaselineRun, BaselineRun]:
-    """Return two baseline runs: one keeps the tensors that the metric reads, the other the receiver's tensor."""
+    """Return two baseline runs for cells of ``edits``: one keeps what the metric reads, one the receiver's tensor."""
     needs, last = Needs.of_metrics([metric], lens=lens), not SITES[receiver.site].per_layer
     at = {"keys": needs.keys or (0,), "layers": (_layer_of(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
@@ -238,7 +238,7 @@ def _baseline_runs(
 
 
 def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
-    """Convert a sender or receiver, such as ("z", 3, 0), to a ``Part`` of one layer, and check that it exists."""
+    """Convert a path's end ``given``, such as ("z", 3, 0), to a ``Part`` of one layer; check that it exists."""
     if not isinstance(given, Part):
         if not isinstance(given, tuple) or len(given) not in (2, 3):
             raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part")
@@ -251,11 +251,13 @@ def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
 
 
 def _layer_of(part: Part) -> int:
+    """Return the only layer of a part."""
     assert part.layers is not None  # ``_read_part`` refuses it
     return part.layers[0]
 
 
 def _site_key(part: Part) -> tuple[str, int]:
+    """Return (site, layer), the key of the tensor that a part belongs to."""
     return site_key(part.site, _layer_of(part))
 
 

@@ -73,7 +73,7 @@ class SweepResult:
         return largest_rows(self.frame, "effect", n=n)
 
     def heatmap(self, value: str = "effect") -> "Figure":
-        """Draw a column of ``frame`` as a heat map over the swept axes; along a third axis, its largest magnitude."""
+        """Draw the column ``value`` as a heat map over the swept axes; along a third axis, its largest magnitude."""
         from .page import patch_map
 
         how = ", to first order" if isinstance(self, AttributionResult) else ""
@@ -82,7 +82,7 @@ class SweepResult:
 
 
 def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
-    """Return a table with a row for each part of a site: its index on each axis in ``by``."""
+    """Return a table with a row for each part in ``grid``: its index on each axis in ``by``."""
     indices = [[chosen[0] for axis in by if (chosen := part.indices_on(axis)) is not None] for part in grid]
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 

@@ -69,8 +69,8 @@ class RunPair:
     ) -> "RunPair":
         """Run ``run``, which is patched, and ``source``, whose values are put in; keep both runs' tensors of ``site``.
 
-        ``grid`` has the parts of the site to patch. Warns if both runs have the same values there and ``is_source``
-        says that patches put in the source run's values: then no patch changes anything.
+        ``edits`` are made in both runs; ``grid`` has the parts of the site to patch. Warns if both runs have the same
+        values there and ``is_source`` says that patches put in the source run's values: then no patch changes anything.
         """
         layers = sorted({layer for part in grid for layer in part.layers or ()})
         options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
@@ -152,7 +152,7 @@ class RunPair:
         """Patch every part of the site, one at a time, and return the part's name in ``parts`` -> metric.
 
         ``make`` makes the edit of a part; None puts in the values of the source run. ``kept`` reads the patches that
-        the run folder has, and writes the others.
+        the run folder has, and writes the others. A pass has ``batch_size`` sequences; None lets the engine choose.
         """
         found = {
             name: MeasuredPatch(values=self.nan_where_short(part, self.baseline), changed=False)
@@ -199,7 +199,7 @@ class RunPair:
         return found
 
     def _engine(self, patches: Sequence[Cell], *, kept: KeptBlocks | None, batch_size: int | None) -> Engine:
-        """Return the engine that runs the patches, with the plan of an interrupted run if the folder has one."""
+        """Return the engine that runs ``patches`` in passes of ``batch_size``, or by the plan that ``kept`` has."""
         plan = None if kept is None else kept.plan
         if plan is not None:
             return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
@@ -209,7 +209,7 @@ class RunPair:
 
 
 def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """Run the model with these edits, and return the outcome with the tensors that the metric reads."""
+    """Run the model on ``tokens`` with these edits; return the outcome with the tensors that the metric reads."""
     return run_with(
         lens,
         tokens,
@@ -223,10 +223,9 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
 
 
 def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
-    """Return the metric in ``config.metric``; a name becomes a metric for the tokens of these prompts."""
+    """Return the metric in ``config.metric``; a name becomes a metric for the tokens of the prompts ``pair``."""
 
     def token(text: str, *, option: str) -> str:
-        """Return the text of an option that names a token; refuse it without a tokenizer."""
         if lens.tokenizer is None:
             raise InputError(
                 f"{lens.name} has no tokenizer; need one for --{option}, or metrics.logit_difference(7, 8)"
@@ -251,7 +250,7 @@ def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping
 def prepare_runs(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> tuple[RunPair, list[Part], PromptPair]:
-    """Return the two runs of a sweep, the parts to patch and the pair of prompts. For arguments see ``patch``."""
+    """Return the two runs, the parts to patch and the pair of prompts; None stands for the configuration's texts."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
     for texts in (clean, corrupted):

@@ -73,7 +73,7 @@ What = Grid | Sequence[OwnCell]
 
 
 def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
-    """Number the cells of a sweep: the cells of a grid and their random controls, or cells of your own.
+    """Return the numbered cells of a sweep over ``tokens``: a grid's with random controls, or cells of your own.
 
     Raises:
         InputError: a grid that cannot be used; no cells, or two cells with the same name and place.
@@ -91,7 +91,7 @@ def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
 
 
 def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | None = None) -> Cells:
-    """Number the cells of a grid and their random controls. For the arguments see ``Grid.specs_and_controls``."""
+    """Return the numbered cells of a grid and its random controls, for sequences of ``shortest`` to ``n_positions``."""
     specs, drawn = grid.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
     numbers = {spec.identity: number for number, spec in enumerate(specs)}
     every = list(specs)
@@ -123,7 +123,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 def _control_numbers(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
-    """Return the numbers of at most ``most`` controls from a cell's group that edit none of the cell's own indices."""
+    """Return numbers from ``of_group`` of up to ``most`` controls in ``every`` with none of the indices of ``spec``."""
     axis = control_axis(spec)
     if axis is None or not most:
         return []

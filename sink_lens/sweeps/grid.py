@@ -54,7 +54,9 @@ class EditGrid(OptionLists):
         object.__setattr__(self, "factors", [float(one) for one in self.factors])
 
     def specs(self, lens: Sized, *, n_positions: int) -> Iterator[EditSpec]:
-        """Yield one edit for each combination of the axes' values; the last axis changes fastest.
+        """Yield an edit for each combination of the axes' values; ``n_positions`` is the size of the axis of positions.
+
+        The last axis changes fastest.
 
         Raises:
             InputError: an unknown kind, an axis that the site lacks, values that do not exist, or options that the
@@ -68,11 +70,11 @@ class EditGrid(OptionLists):
             yield EditSpec(kind=self.kind, part=part, options={name: chosen[name] for name in OPTIONS})
 
     def size(self, lens: Sized, *, n_positions: int) -> int:
-        """Return the number of edits: the product of the numbers of values on the axes."""
+        """Return the number of edits for ``n_positions``: the product of the numbers of values on the axes."""
         return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
 
     def sizes(self, lens: Sized, *, n_positions: int) -> dict[str, int]:
-        """Return axis -> how many indices the axis has at the site, such as {"layer": 24, "head": 12}."""
+        """Return axis -> its size at the site, ``n_positions`` for positions, such as {"layer": 24, "head": 12}."""
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
@@ -80,7 +82,7 @@ class EditGrid(OptionLists):
         return self.site or (KINDS[self.kind].site if self.kind in KINDS else None) or "neurons"
 
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
-        """Return the swept values of each axis and option, and axis -> how many indices it has at the site."""
+        """Return the values of each axis and option, and axis -> its size at the site (positions: ``n_positions``)."""
         kind, site = look_up_kind(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
         sizes = dict(zip(site.parts, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
@@ -166,13 +168,13 @@ class Grid:
         return found | ({"vector_hashes": hashes} if hashes else {})
 
     def n_cells(self, lens: Sized, *, n_positions: int) -> int:
-        """Return the number of cells in the grid, without the controls."""
+        """Return the number of cells in the grid for sequences of ``n_positions``, without the controls."""
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
     def specs(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], list[EditSpec]]:
-        """Return a list of the cells' edits and a list of all controls. For arguments see ``specs_and_controls``."""
+        """Return the edits of the cells and of all controls, as ``specs_and_controls`` does, in two lists."""
         specs, controls = self.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
         return specs, [spec for drawn in controls.values() for spec in drawn]
 
@@ -209,7 +211,7 @@ class Grid:
         return list(specs.values()), controls
 
     def _random_edits(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
-        """Return controls: the same edit with its indices on ``axis`` (from 0 to ``size`` - 1) drawn at random."""
+        """Return controls: ``spec`` with its indices on ``axis`` (from 0 to ``size`` - 1) drawn at random."""
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
@@ -226,5 +228,5 @@ def control_group(spec: EditSpec, *, axis: str) -> Group:
 
 
 def control_axis(spec: EditSpec) -> str | None:
-    """Return the first of unit, head, position of which the edit names indices (a control draws others), or None."""
+    """Return the first of unit, head, position on which the edit names indices, for a control to draw; else None."""
     return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)

@@ -84,7 +84,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
 
 
 def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataFrame, list[str]]]:
-    """Return (name, rows, swept axes) for each panel of a figure; a panel has one kind of edit at one site.
+    """Return (name, rows, swept axes) for each panel that draws ``value``; a panel has one kind of edit at one site.
 
     Raises:
         RunError: nothing was swept over numbers, or the frame has no such column.
@@ -110,7 +110,7 @@ def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
-    """Draw the column ``value`` over one swept axis as points. Effects have intervals, and the largest have labels."""
+    """Draw the column ``value`` over one swept axis as points, in the panel ``place``; the largest have labels."""
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -133,10 +133,12 @@ _EACH = 15
 
 
 def _cell_rows(run: Run) -> pd.DataFrame:
+    """Return the run's table of cells; RunError if it lacks columns that the page needs."""
     return run.need("cells", columns=_CELLS)
 
 
 def _title(run: Run) -> str:
+    """Return the page's title: how many edits change the first metric, and which changes it most."""
     table = run.optional("cells", columns=_CELLS)
     return "A sweep of edits" if table is None else words.sweep_title(table, least=_least_effect(run))
 
@@ -270,6 +272,7 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _failed_table(run: Run) -> tuple[str, PageTable]:
+    """Return the caption and the table of the cells that could not be computed, and why."""
     table = _cell_rows(run)
     rows = table.loc[table["error"].notna()]
     heads = {"kind": "edit", "site": "site", "where": "where", "error": "why"}

@@ -93,9 +93,9 @@ def values_by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
 
 
 def mask_short_sequences(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch) -> pd.DataFrame:
-    """Set a cell's numbers to nan on each sequence that is too short to have every position and key it edits.
+    """Set a cell's ``numbers`` to nan on each sequence too short to have all positions and keys that the cell edits.
 
-    A metric with one number for all sequences is undefined if one of them has none.
+    A metric with one number for all sequences is nan if one of them is too short.
     """
     lengths = tokens.lengths.numpy()
     needed = np.array([cell.tokens for cell in cells.every])
@@ -199,4 +199,5 @@ def failed(found: SweepResult) -> bool:
 
 
 def _strongest_by_metric(found: SweepResult) -> dict[str, pd.DataFrame]:
+    """Return metric -> the 8 rows with the largest absolute effects on it."""
     return {metric: found.top(_SHOWN, metric=metric) for metric in dict.fromkeys(map(str, found.frame["metric"]))}

@@ -100,7 +100,6 @@ def sweep(
     made: list[tuple[Job, Engine]] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
-        """Plan the sweep; the number of cells of each block."""
         made.append(asked.begin(writer))
         return {_block_name(block): len(block.cells) for block in made[0][1].blocks}
 
@@ -110,7 +109,6 @@ def sweep(
         _run_blocks(writer, job, own, blocks, how=how, progress=progress)
 
     def finish(writer: RunWriter) -> SweepResult:
-        """Compute the blocks that the folder lacks, and make the tables."""
         if shard is None:
             compute(writer, begin(writer))
         return asked.finish(writer, made[0][1])
@@ -135,7 +133,7 @@ class _Request:
     def open(
         self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
     ) -> RunWriter:
-        """Open the run folder of the sweep, or of one of its shards (``part`` has the shard's number), for writing."""
+        """Open the run folder of the sweep, or of a shard (``part`` has its number); ``overwrite`` replaces its run."""
         return create_run(
             folder,
             kind="sweep",
@@ -171,7 +169,7 @@ class _Request:
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
-        """Make the sweep's tables from the blocks in the folder, write them, and return the result."""
+        """Make the sweep's tables from the folder's blocks of the engine ``own``, write them, return the result."""
         numbers = pd.concat([_read_block(writer, block) for block in own.blocks], ignore_index=True)
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
         frame, drawn = effect_tables(
@@ -182,7 +180,7 @@ class _Request:
             generator=np.random.default_rng(self.how.seed),
         )
         least = self.how.least_effect
-        said = words.sweep_sentences(frame, least=least, means=self.means)
+        said = words.sweep_sentences(frame, least=least, means=self.mean_sentences)
         result = SweepResult(
             folder=writer.folder,
             tables={"cells": frame, "controls": drawn, "values": values_by_cell(numbers, n=self.cells.n)},
@@ -216,17 +214,13 @@ class _Request:
     def provenance(self) -> dict[str, Any]:
         """Facts on model, tokens, means and seeds as dicts, lists and numbers, for ``run.json``."""
         found = describe_provenance(self.lens, self.batch, kernel="eager")
-        found |= {"means": self.means} if self.means else {}
+        found |= {"means": self.mean_sentences} if self.mean_sentences else {}
         seeds = {"tokens": self.batch.seed, "bootstrap": self.how.seed}
         return found | {"seeds": seeds, "least_effect": self.how.least_effect}
 
     @cached_property
-    def means(self) -> list[str]:
-        """For each kind of mean ablation in the grid, a text that says over which tokens the mean is taken.
-
-        Raises:
-            InputError: there is no such token.
-        """
+    def mean_sentences(self) -> list[str]:
+        """For each kind of mean ablation in the grid, a text on the tokens that are averaged; InputError if none."""
         kinds = {one.kind for one in self.what.edits} if isinstance(self.what, Grid) else set()
         return [tokens_to_average(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds]
 
@@ -234,7 +228,7 @@ class _Request:
 def _run_blocks(
     writer: RunWriter, job: Job, own: Engine, blocks: Sequence[Block], *, how: SweepConfig, progress: bool
 ) -> None:
-    """Compute the blocks that the folder lacks, here or on a cluster, and write each block's table when it is done."""
+    """Compute those of ``blocks`` that the folder lacks, by ``own`` or as ``job`` on a cluster; write each table."""
     todo = [block for block in blocks if not _is_done(writer, block, retry_failed=how.retry_failed)]
     total = sum(len(block.cells) for block in blocks)
     done = total - sum(len(block.cells) for block in todo)
@@ -289,6 +283,7 @@ def _collect_request(
 
 
 def _block_name(block: Block) -> str:
+    """Return the name of a block's table in the run folder."""
     return f"block-{block.number:06d}"
 
 

@@ -14,12 +14,7 @@ MARK = "†"
 
 
 def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
-    """Return the title of a sweep: how many edits change the first metric, and which changes it most.
-
-    Args:
-        frame: the table of a sweep's cells.
-        least: the smallest effect that counts as a change.
-    """
+    """Return a sweep's title, from its table of cells: how many edits change the first metric by ``least`` or more."""
     metrics = metric_names(frame)
     if not metrics:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
@@ -58,7 +53,7 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
 
 
 def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """Return sentences on the first metric: baseline, effect of random edits, and second largest change.
+    """Return sentences on the first metric in ``frame``: baseline, effect of random edits, second largest change.
 
     ``found`` are the rows of the cells that change it.
     """
@@ -73,7 +68,7 @@ def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFram
 
 
 def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """Return sentences on a further metric: how many edits change it, and the largest change."""
+    """Return sentences on a further metric: how many edits change it (the rows ``found``), and the largest change."""
     rows = _rows_of_metric(frame, metric)
     if not len(found):
         return [f"No edit is shown to change {visible(metric)}.", *_largest_sentence(rows.iloc[0].to_dict(), metric)]
@@ -85,24 +80,25 @@ def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFr
 
 
 def _largest_sentence(best: Mapping[Any, Any], metric: str) -> list[str]:
-    """Return one sentence on the largest effect, if no edit is shown to change the metric; [] if it is undefined."""
+    """Return a sentence on ``best``, the largest effect of a metric that no edit is shown to change; [] if nan."""
     if not np.isfinite(float(best["effect"])):
         return []
     return [f"The largest difference in {visible(metric)} is {_change_text(best)}{_control_text(best)}."]
 
 
 def _control_text(row: Mapping[Any, Any]) -> str:
-    """Return the mean effect of a cell's controls as the end of a sentence; empty without controls."""
+    """Return the mean effect of a cell's controls as the end of a sentence; "" for a cell without controls."""
     control = float(row.get("control_effect", np.nan))
     return f"; random edits of the same size: {number(control)}" if np.isfinite(control) else ""
 
 
 def _count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """Return the beginning of a sentence, ``3 of 40 edits change``, from the changed rows and all rows."""
+    """Return how many edits change a metric, ``3 of 40 edits change``, from the changed rows ``found`` and all rows."""
     return f"{len(found)} of {plural(len(rows), 'edit')} {'changes' if len(found) == 1 else 'change'}"
 
 
 def _change_text(row: Mapping[Any, Any]) -> str:
+    """Return a row's effect with its interval, and the name of its cell."""
     return f"{effect_text(row)}, by {cell_name(row)}"
 
 
@@ -117,7 +113,7 @@ def _meaning_sentence(frame: pd.DataFrame, *, least: float) -> str:
 
 
 def few_note(frame: pd.DataFrame) -> str:
-    """Return a sentence that warns of intervals over too few sequences; empty if there are none."""
+    """Return a sentence that warns of intervals over too few sequences; "" if the table ``frame`` has none."""
     counts = frame["n"].dropna().to_numpy(float) if "n" in frame.columns else np.zeros(0)
     counts = counts[(counts > 0) & (counts < FEW)]
     return f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})." if len(counts) else ""
@@ -134,6 +130,7 @@ def n_failed(frame: pd.DataFrame) -> int:
 
 
 def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return a metric's rows of ``frame``, the largest absolute effect first."""
     rows = frame.loc[frame["metric"].eq(metric)]
     return rows.sort_values("effect", key=abs, ascending=False, kind="stable")
 
@@ -145,7 +142,7 @@ def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFr
 
 
 def is_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
-    """Return True for each row whose interval excludes zero, and whose interval above its controls does too."""
+    """Return True for each row whose interval excludes zero, as does its interval above its controls, if any."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = (low > 0) | (high < 0)
     if {"over_low", "over_high"} <= set(rows.columns):
