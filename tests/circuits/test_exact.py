@@ -1,16 +1,17 @@
-"""Exact scores: a node that is patched whole; ``test_ablated.py`` has those of edges."""
+"""Exact scores: path patching by hand, and a node that is patched whole; ``test_ablated.py`` has other edges."""
 
 import numpy as np
 import pytest
 import torch
+from lenses import lens_of
 
 from analyses.zoo.mechanisms import wire
 from sink_lens.circuits.ablated import circuit_values
 from sink_lens.circuits.circuit import find
-from sink_lens.circuits.exact import exact_node_scores
+from sink_lens.circuits.exact import exact_node_scores, exact_scores
 from sink_lens.models.load import wrap
 
-from .tiny_runs import exact_lens, runs_of
+from .tiny_runs import exact_lens, pair, runs_of
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite", "gpt_neox", "headnorm"])
@@ -36,3 +37,40 @@ def test_a_real_patch_of_a_node_shows_what_cancels_before_a_threshold():
         assert len(cancels) == (2 if name == "hidden" else 0)
         assert set(nodes["node"][nodes["unseen"]]) == cancels
         assert (nodes["magnitude"] >= nodes["score"].abs() - 1e-6).all()
+
+
+def test_an_exact_edge_equals_path_patching_by_hand():
+    lens = lens_of("llama")  # two heads share a key
+    runs = runs_of(lens)
+    tokens, corrupted = pair()
+    model, layer = lens.plain, 2
+    z, x = [], []
+    handles = [
+        lens.layer(0).self_attn.o_proj.register_forward_pre_hook(lambda module, given: z.append(given[0])),
+        lens.layer(layer).register_forward_pre_hook(lambda module, given: x.append(given[0])),
+    ]
+    with torch.no_grad():
+        clean_logits = model(tokens).logits
+        model(corrupted)
+        for handle in handles:
+            handle.remove()
+        apart = (z[0] - z[1]).clone()
+        apart[..., :12] = 0.0
+        apart[..., 24:] = 0.0  # head 1 alone
+        stream = x[0] - lens.layer(0).self_attn.o_proj(apart)
+        block = lens.layer(layer)
+        key = block.self_attn.k_proj(block.input_layernorm(stream))
+
+        def put(module, given, out):
+            out = out.clone()
+            out[..., 12:] = key[..., 12:]  # the second key-value head
+            return out
+
+        handle = block.self_attn.k_proj.register_forward_hook(put)
+        logits = model(tokens).logits
+        handle.remove()
+    rows = torch.arange(3)
+    values = [one[rows, -1, [5, 6, 9]] - one[rows, -1, [7, 8, 10]] for one in (clean_logits, logits)]
+    found = exact_scores(runs, [runs.graph.index["a0.h1->a2.kv1<k>"]])[:, 0]
+    assert found == pytest.approx((values[0] - values[1]).numpy(), abs=3e-5)
+    assert np.abs(found).max() > 1e-3
