@@ -142,7 +142,7 @@ def _scores_by_rule(
 
 
 def _summing_reading(sums: "Received | Norms") -> Reading:
-    """Make a reading for ``stream`` that adds each layer to the sums and keeps no other tensor."""
+    """Make a reading for ``stream`` that adds each layer to ``sums`` and keeps no other tensor."""
 
     def add(view: LayerView) -> None:
         sums.add(view)

@@ -149,7 +149,7 @@ class Reading:
 
 
 def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
-    """Return the layers that have all of these sites."""
+    """Return the model's layers that have all of the sites ``names``."""
     return sorted(set(range(lens.n_layers)).intersection(*map(lens.layers_with, names)))
 
 
@@ -238,7 +238,7 @@ class Streamed:
         return pd.concat(frames, ignore_index=True)
 
     def _results_of(self, name: str) -> Mapping[int, Tensor]:
-        """Return layer -> tensor of a reading; refuse an unknown reading, or a reading without results."""
+        """Return layer -> tensor of the reading ``name``; refuse an unknown reading, or a reading without results."""
         if name not in self.values:
             raise InputError(f"there is no reading {name!r}; need one of {', '.join(self.values)}")
         if not self.values[name]:

@@ -48,7 +48,7 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
 
 
 def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
-    """Make a table with a row for each layer: mean attention to both positions in the baseline and the edited run."""
+    """Make a table, a row a layer: mean attention to target and sink position in the baseline and the edited run."""
     _check_pair(baseline, edited)
     for position in (target_position, sink_position):
         if position not in baseline.positions:

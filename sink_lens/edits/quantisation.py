@@ -211,7 +211,7 @@ def linear_layer_paths(lens: LensModel, site: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
-    """Within the block, the linear layers of all decoder layers have weights rounded to ``form``; then their own.
+    """Within the block, the linear layers of all decoder layers have weights rounded to ``form``; after it, their own.
 
     The scope ``token`` is an output channel here, and a group lies along the input channels. Embeddings and the
     unembedding keep their weights.

@@ -58,7 +58,7 @@ def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
 
 
 def edits_from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """Return edits of a model of ``n_layers``, without layers before ``first``; an edit left with none is dropped."""
+    """Return edits with only their layers from ``first`` to ``n_layers`` - 1; an edit with no layer left is dropped."""
     kept = []
     for one in edits:
         if not SITES[one.site].per_layer:

@@ -57,7 +57,7 @@ class Needs:
 
     @property
     def attention_only(self) -> bool:
-        """True if only the attention is read in the last layer."""
+        """True if only the attention, and not the stream, is read of the last layer that is computed."""
         return not (self.whole or self.state or any(not SITES[site].observed for site in self.sites))
 
     @property
@@ -74,7 +74,7 @@ class Needs:
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
     def is_changed_by(self, touches: Touches, *, n_layers: int) -> bool:
-        """Check whether edits of ``touches`` (sites, layers) can change anything read of a model of ``n_layers``."""
+        """Check whether edits of ``touches`` (sites, layers) in ``n_layers`` layers change anything that is read."""
         if self.whole:
             return True
         for site, layers in touches:
