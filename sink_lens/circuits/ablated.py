@@ -45,7 +45,7 @@ def circuit_values(
 
 
 def _replaced_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Return (attention, mlp or logits; layer) -> the stream there if ``replaced`` stands in for every output."""
+    """Return (attention, mlp or logits; layer) -> the stream there if all writers' outputs are ``replaced``."""
     graph = runs.graph
     of_heads = output_biases(graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
@@ -147,7 +147,7 @@ class _CircuitPass:
         return self._replace_late(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
-        """Return ``x``, a layer's ``site`` (gate or up), with the neurons that are a node read from its stream."""
+        """Return ``x``, a layer's ``site`` (gate or up), with the neurons of their own node read from its stream."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
             apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")

@@ -101,7 +101,10 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
 def _part_rows(
     about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " sample"]
 ) -> Iterator[dict[str, Any]]:
-    """Yield ``about`` and ``by`` with name and value of the 6 largest ``values`` (of ``names``) and of the rest."""
+    """Yield a row for each of the 6 largest ``values``, with its name of ``names``, and one for the rest.
+
+    Each row has the fields ``about`` and the field ``by``, such as "writer". The rest is the advantage minus the six.
+    """
     order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
     for at in order:
         yield about | {"by": by, "part": names[at], "value": float(values[at])}

@@ -57,7 +57,7 @@ class Check:
 
     @property
     def outside_counts(self) -> tuple[int, int]:
-        """Two counts of sampled edges outside the circuit: those with more effect than its weakest score, and all."""
+        """Number of sampled edges outside the circuit with more effect than its weakest score, and number of all."""
         real = np.abs(self.frame["exact"].to_numpy(float)[self.frame["drawn"].to_numpy() == "other"])
         return int((real > self.weakest).sum()), len(real)
 
@@ -92,7 +92,7 @@ def check_edges(
 
 
 def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> Check:
-    """Make the ``Check`` of the circuit ``chosen`` from ``scores`` and ``frame``, a sample with its real effects."""
+    """Make the ``Check`` of ``chosen``, a circuit by ``scores``; ``frame`` has sampled edges with real effects."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
     return Check(frame=frame, weakest=weakest, n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()))

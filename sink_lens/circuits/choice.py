@@ -27,7 +27,7 @@ def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray
 def greedy_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Choose ``n`` edges back from the readers ``outputs``: each time the largest value into a chosen node."""
+    """Choose ``n`` edges back from ``outputs`` (readers): each time the one of largest |value| into a chosen node."""
     _, writers, readers = graph.ends
     into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
     found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
@@ -84,7 +84,7 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
 def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of ``n`` edges: those of ``greedy_edges`` if ``how`` is "greedy", else the largest values."""
+    """Return a mask of ``n`` edges: the largest values, or with ``how`` "greedy" by ``greedy_edges`` to ``outputs``."""
     return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
 
 

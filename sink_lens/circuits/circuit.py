@@ -456,7 +456,7 @@ def find_in_runs(
 def choose_by_scores(
     runs: Runs, scores: Scores, config: CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
 ) -> Circuit:
-    """Choose a circuit by ``scores``, if ``halved`` by half of the pairs alone; ``templates`` has one a pair."""
+    """Choose a circuit by ``scores``, if ``halved`` on half of the pairs; ``templates``: template of each pair."""
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
     given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
     found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)

@@ -19,8 +19,7 @@ def run(
 ) -> CircuitRun | Comparison:
     """Run the command ``circuit``: find a circuit, or compare two circuits if ``against`` is given.
 
-    A found circuit is written to the folder ``out``, whose run ``overwrite`` replaces; ``shard``, such as 3/8, is a
-    part.
+    The run folder is ``out``; ``overwrite`` replaces the run in it. ``shard``, such as 3/8, scores a part of the pairs.
     """
     if config.against is not None:
         return compare(config.model, config.against)

@@ -136,7 +136,7 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def steady_share(frame: pd.DataFrame) -> float:
-    """Return a curve's smallest share of edges from which on circuits keep 80% to 120% of the metric; nan if none."""
+    """Return the smallest share in ``frame`` from which on circuits keep 80% to 120% of the metric; nan if none."""
     own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
     holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]

@@ -213,7 +213,7 @@ def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
 
 
 def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
-    """Make the circuit from ``frame``, which lists its edges or nodes; ``graph`` has all edges, None is refused."""
+    """Make the circuit from ``frame``, which lists its edges or nodes, in ``graph``; InputError if that is None."""
     if graph is None:
         raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: lens=...")
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)

@@ -156,8 +156,8 @@ def _contributions(
 ) -> list[tuple[Label, Float[Tensor, " batch"]]]:
     """Return (label, contribution to the logit of each sequence) for each part of the model, in float64.
 
-    ``tensors``: (site, layer) -> tensor where the answer is predicted. ``signed``: the right and wrong ids. ``by``: how
-    parts are split. ``edited``: layers whose stream is edited, which have a row of their own.
+    ``tensors``: (site, layer) -> tensor where the answer is predicted. ``signed``: (1, right ids) and (-1, wrong ids).
+    ``by``: how parts are split. ``edited``: layers whose stream is edited, which have a row of their own.
     """
     read = {place: tensor.double() for place, tensor in tensors.items()}
     last, norm = read["resid_post", lens.n_layers - 1], final_norm(lens)

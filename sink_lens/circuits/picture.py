@@ -162,7 +162,7 @@ def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float
 
 
 def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
-    """Return (writer, reader, score) of each arrow; an edge into a key-value head of ``group`` heads is divided."""
+    """Return (writer, reader, score) of each arrow; an edge into a key-value head of ``group`` heads is parted."""
     rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
     ends = []

@@ -27,7 +27,7 @@ TEMPERATURE = 2.0
 
 
 def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..., Any]]]:
-    """Return bridge hooks that hold norms' divisors and smooth the softmax in the backward pass; values stay."""
+    """Return hooks that, in the backward pass alone, hold the norms' divisors and smooth the softmax of attention."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
     norms: dict[str, Norm | None] = {"ln_final": weights.final_norm}  # parallel blocks have one for both readers
@@ -64,5 +64,5 @@ def _with_smooth_softmax(pattern: Tensor, hook: object, *, seen: dict[Any, Tenso
 
 
 def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:
-    """Return the value with the gradient of the tensor ``gradient``."""
+    """Return ``value`` as it is, but with the gradient of the tensor ``gradient``."""
     return value.detach() + (gradient - gradient.detach())

@@ -206,7 +206,7 @@ class Runs:
         return found
 
     def output_difference(self, rows: slice) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
-        """Return the first position at which the runs of ``rows`` differ, and outputs minus replacements from it on."""
+        """Return the first position at which the runs of ``rows`` differ, and from it on outputs minus replacements."""
         begin = self.first_difference(rows)
         difference, _ = self.writer_outputs(rows, begin=begin)
         difference -= self.replacements(rows, begin=begin)

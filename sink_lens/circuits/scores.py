@@ -185,10 +185,7 @@ def _scores_by_inputs(
 def _scores_by_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Return scores [pair edge] and points taken for the pairs ``rows``, by gradients along one sublayer at a time.
-
-    The number of points is ``steps``; ``most`` and ``allowed`` are not read.
-    """
+    """Return scores [pair edge] and points taken for ``rows``, by gradients at ``steps`` points along each sublayer."""
     graph, (begin, difference) = runs.graph, runs.output_difference(rows)
     kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     groups: dict[tuple[str, int], list[int]] = {}

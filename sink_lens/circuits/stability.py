@@ -24,7 +24,7 @@ _AT_ONCE = 32
 def draw_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
-    """Draw ``draws`` bootstrap samples of the pairs, each within its template; return the pairs' weights in each."""
+    """Draw ``draws`` bootstrap samples of the pairs within each template; return each pair's weight in each sample."""
     names = np.asarray(templates, dtype=object)
     weights = np.zeros((draws, len(names)), dtype=np.float32)
     for name in dict.fromkeys(names.tolist()):
@@ -48,7 +48,7 @@ def inclusion_probabilities(
 def interval_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
-    """Return the bounds of each edge's 95% interval: its mean of ``values`` under the bootstrap samples ``weights``."""
+    """Return the lower and the upper 95% bound of each edge's mean of ``values``, by bootstrap samples ``weights``."""
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return low, high
 
@@ -59,7 +59,10 @@ def edge_verdicts(
     *,
     within: Bool[np.ndarray, " edge"] | bool = True,
 ) -> np.ndarray:
-    """Return core, undecided, contingent or none for every edge, as the docstring of this file defines them.
+    """Return core, undecided, contingent or none for every edge.
+
+    Core edges have an inclusion probability of at least 95% in all settings, undecided ones in some settings only.
+    Contingent edges have it in no setting, but are in some circuit.
 
     Args:
         settings: name of a setting -> inclusion probabilities there.

@@ -185,7 +185,7 @@ def reader_gradients(
 
 
 def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
-    """Return the sites (q, k, v, ...) whose gradients ``reader_gradients`` needs at ``place``, half of a layer."""
+    """Return the sites (q, k, v, ...) whose gradients ``reader_gradients`` needs at ``place``, such as ("mlp", 3)."""
     name, layer = place
     if name == "logits":
         return ("final",)

@@ -56,14 +56,14 @@ class Task:
 
     @property
     def metric(self) -> "Metric":
-        """The mean logit of the right answers minus that of the wrong ones, at the last token."""
+        """The mean logit of the right answers minus the mean logit of the wrong answers, at the last token."""
         from ..edits.metrics import logit_difference
 
         return logit_difference(self.correct, self.incorrect)
 
     @property
     def sentence(self) -> str:
-        """A sentence on in how many prompts the model prefers the right answer."""
+        """A sentence on the number of prompts in which the model prefers the right answer."""
         share = self.n_answered / self.n_tried if self.n_tried else float("nan")
         return (
             f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "

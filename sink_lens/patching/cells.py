@@ -53,9 +53,7 @@ def cell_of_patch(
 
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
-    """Make the cell that changes a part of a site by the edit that ``make`` returns, beside the other ``edits``.
-
-    ``sizes``: of the axes of the site's tensor, without the sequence axis.
+    """Make the cell that changes a part of a site with axes of ``sizes`` by the edit of ``make``, beside ``edits``.
 
     Raises:
         InputError: ``make`` returned no edit of this site.

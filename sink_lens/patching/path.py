@@ -207,7 +207,7 @@ def path_patch(
 def make_frozen_edits(
     lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
-    """Return edits that keep outputs between sender and receiver, ``which`` (all or attention), at ``baseline``."""
+    """Return edits that keep outputs between sender and receiver (``which``: all, attention) at ``baseline`` values."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if which == "attention" and name == "mlp_out":

@@ -52,7 +52,7 @@ class KeptBlocks:
         return read_plan(self._writer.folder / "plan.json") if held else self._planned
 
     def blocks_to_measure(self, blocks: Sequence[Block]) -> list[Block]:
-        """Return those of ``blocks`` that this process measures (all, or a shard's); store the sizes of all."""
+        """Return those of ``blocks`` that this process measures (all, or a shard's); store each block's size."""
         self.sizes = {_BLOCK.format(block.number): len(block.cells) for block in blocks}
         return [one for one in blocks if self._only is None or _BLOCK.format(one.number) in self._only]
 

@@ -199,7 +199,7 @@ class RunPair:
         return found
 
     def _engine(self, patches: Sequence[Cell], *, kept: KeptBlocks | None, batch_size: int | None) -> Engine:
-        """Return the engine that runs ``patches`` in passes of ``batch_size``, or by the plan that ``kept`` has."""
+        """Return the engine that runs ``patches`` in passes of ``batch_size``, or by the plan in ``kept``, if any."""
         plan = None if kept is None else kept.plan
         if plan is not None:
             return Engine(self.lens, self.run, patches, [self.metric], plan=plan)

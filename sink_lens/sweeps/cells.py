@@ -123,7 +123,10 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 def _control_numbers(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
-    """Return numbers from ``of_group`` of up to ``most`` controls in ``every`` with none of the indices of ``spec``."""
+    """Return the numbers of at most ``most`` controls from the group of ``spec`` that edit none of its indices.
+
+    ``of_group``: group -> the numbers of its controls, which are indices of edits in ``every``.
+    """
     axis = control_axis(spec)
     if axis is None or not most:
         return []

@@ -54,9 +54,7 @@ class EditGrid(OptionLists):
         object.__setattr__(self, "factors", [float(one) for one in self.factors])
 
     def specs(self, lens: Sized, *, n_positions: int) -> Iterator[EditSpec]:
-        """Yield an edit for each combination of the axes' values; ``n_positions`` is the size of the axis of positions.
-
-        The last axis changes fastest.
+        """Yield an edit for each combination of the axes' values, the last axis fastest, in ``n_positions`` tokens.
 
         Raises:
             InputError: an unknown kind, an axis that the site lacks, values that do not exist, or options that the
@@ -228,5 +226,5 @@ def control_group(spec: EditSpec, *, axis: str) -> Group:
 
 
 def control_axis(spec: EditSpec) -> str | None:
-    """Return the first of unit, head, position on which the edit names indices, for a control to draw; else None."""
+    """Return the axis whose indices a control draws: the first of unit, head, position that the edit names, or None."""
     return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)
