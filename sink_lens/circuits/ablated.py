@@ -134,7 +134,7 @@ class _CircuitPass:
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
     def _replace_projection(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
-        """Return in place of ``x`` the layer's queries, keys, values or gates (``kind``), each from its own stream."""
+        """Return for ``x`` the layer's queries, keys, values or gates (``kind``), each head's from its own stream."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
         read = apply_norm(self._reader_streams(("attention", layer), (kind,)), own.attn_norm)

@@ -252,7 +252,7 @@ def _our_edge_name(name: str, graph: Graph) -> str:
 
 
 def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks [ours, theirs] of writers and readers: which node of ``graph`` stands for which in ``plain``."""
+    """Return masks [graph, plain] of writers and of readers: True where a node of one graph stands for the other's."""
     writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
     return (
         np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],

@@ -77,6 +77,7 @@ class LogitAttribution:
         return largest_rows(self.frame, "contribution", n=n)
 
     def _repr_html_(self) -> str:
+        """Return what a notebook shows as HTML: the mean logit and the 10 largest contributions."""
         said = f"{self.what}: {float(self.logits.mean()):.4g}, the sum of {len(self.frame)} contributions."
         return display.result_html(said, self.strongest().dropna(axis=1, how="all"))
 

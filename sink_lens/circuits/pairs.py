@@ -349,7 +349,7 @@ def _draw_induction(
     bos: BosCondition,
     length: int = 10,
 ) -> Iterator[Pair]:
-    """Draw pairs of ``length`` random tokens that start to repeat; BOS precedes them unless ``bos`` is "without"."""
+    """Draw pairs of ``length`` random tokens below ``d_vocab`` that start to repeat; ``bos`` says if BOS leads."""
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))

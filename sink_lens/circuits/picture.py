@@ -80,9 +80,8 @@ class EdgeCircuit(Drawable):
 def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", of: int | None = None) -> Figure:
     """Draw ``edges`` as arrows between nodes; the width of an arrow is the magnitude of the score.
 
-    ``edges`` has the columns writer, reader and score, the largest first, of a model with ``n_layers``. An edge into a
-    key-value head that ``group`` heads share is divided among those heads in the picture. ``of``: number of all edges
-    of the circuit, for the title.
+    ``edges`` has the columns writer, reader and score, the largest first. An edge into a key-value head that ``group``
+    heads share is divided among those heads in the picture. ``of``: number of all edges of the circuit, for the title.
     """
     if of is not None and of > len(edges):
         title = f"{title}\nThe strongest {len(edges)} of {of:,} edges".strip()

@@ -37,7 +37,7 @@ def draw_weights(
 def inclusion_probabilities(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"], *, n: int
 ) -> Float[np.ndarray, " edge"]:
-    """Return the share of bootstrap samples (``weights``) in which each edge's |mean| is among the ``n`` largest."""
+    """Return the share of bootstrap samples (``weights``) with each edge's mean ``values`` among the ``n`` largest."""
     counts = np.zeros(values.shape[1])
     for start in range(0, len(weights), _AT_ONCE):
         for mean in weights[start : start + _AT_ONCE] @ values:
@@ -87,7 +87,7 @@ def most_edges_outside(found: int, *, sampled: int, total: int) -> int:
 
 
 def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:
-    """Return the number of edges in both circuits over the number in at least one; nan if both are empty."""
+    """Return the number of edges in ``first`` and ``second`` over the number in either; nan if both are empty."""
     either = int((first | second).sum())
     return float((first & second).sum()) / either if either else float("nan")
 

@@ -133,10 +133,7 @@ def gradient_before_norm(
     *,
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Turn the gradients ``u`` after a norm into gradients of the stream ``x`` before it; None leaves ``u`` as it is.
-
-    With ``held``, the norm's divisor is taken as a constant.
-    """
+    """Turn gradients ``u`` after a norm into those of the stream ``x`` before it; ``held``: its divisor is constant."""
     if norm is None:
         return u
     u = u * norm.gain

@@ -134,7 +134,7 @@ def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
 
 
 def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return position, layers and value of each range of layers in which patching a position does about the same."""
+    """Return position, layers and value of each range of layers in ``table`` with the same effect at a position."""
     runs: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
         layers: tuple[int, int] | None = None

@@ -108,6 +108,7 @@ class PathResult:
         return {"paths": self.frame, "differences": self.differences}
 
     def _repr_html_(self) -> str:
+        """Return what a notebook shows as HTML: the baseline metric and the table of paths."""
         said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
         return display.result_html(said, self.frame)
 

@@ -155,6 +155,7 @@ class PatchResult(SweepResult):
         )
 
     def _repr_html_(self) -> str:
+        """Return what a notebook shows as HTML: the metric of both runs and the strongest patches."""
         said = [
             f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
             f"{self.source:.4g} in the source run."
@@ -215,6 +216,7 @@ class AttributionResult(SweepResult):
         return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
 
     def _repr_html_(self) -> str:
+        """Return what a notebook shows as HTML: the baseline metric and the largest approximated effects."""
         said = (
             f"{self.site}, {self.direction}, to first order: {self.metric} is {self.baseline:.4g} in the baseline run."
         )

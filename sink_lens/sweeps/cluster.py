@@ -57,11 +57,7 @@ class Job:
         )
 
     def load(self, device: str | None) -> Engine:
-        """Load the model on a device and return the engine that computes the sweep's cells on it.
-
-        Raises:
-            ModelError: the model's name gives other weights than the sweep's.
-        """
+        """Load the model on a device, and return the sweep's engine; ModelError if the weights are not the sweep's."""
         lens = load(self.model, device=device, dtype=self.dtype)
         if weights_hash(lens) != self.weights:
             raise ModelError(

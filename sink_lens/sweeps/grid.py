@@ -124,7 +124,7 @@ class EditGrid(OptionLists):
 
 
 def _layers_from_start(given: Any, n_layers: int) -> Any:
-    """Return a layer, or a list of layers, with each negative layer (-1 is the last) replaced by its index from 0."""
+    """Return ``given``, a layer or layers, with negative ones (-1 is the last) as indices from 0 in ``n_layers``."""
     if isinstance(given, list | tuple):
         return [_layers_from_start(one, n_layers) for one in given]
     return given + n_layers if type(given) is int and -n_layers <= given < 0 else given
@@ -172,7 +172,7 @@ class Grid:
     def specs(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], list[EditSpec]]:
-        """Return the edits of the cells and of all controls, as ``specs_and_controls`` does, in two lists."""
+        """Return the cells' edits and all controls, in two lists; the arguments are those of ``specs_and_controls``."""
         specs, controls = self.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
         return specs, [spec for drawn in controls.values() for spec in drawn]
 
