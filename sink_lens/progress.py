@@ -21,7 +21,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
         super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Show the bar as it is now."""
+        """Show the bar as it is now, in a terminal or a notebook; tqdm gives ``msg`` and ``pos``."""
         if self._watched:
             super().display(msg, pos)
         elif msg is None and not self._depth() and _in_notebook():

@@ -185,7 +185,7 @@ class _Placed:
 
 
 def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, room_for: float) -> _Placed | None:
-    """Compute the places of boxes and texts at a font size; None if they do not fit into the width.
+    """Compute the places of boxes and texts at a font size; None if they do not fit into the width of ``form``.
 
     ``room_for`` is the length of the shortest arrow, in widths of the widest number.
     """
@@ -350,7 +350,7 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
 def _write_text(
     axes: Axes, x: float, y: float, text: str, *, form: _Form, size: float, bold: bool = False, **style: Any
 ) -> Text:
-    """Write a text at a point of the axes; W_O, z, q, k and v in it are drawn as symbols."""
+    """Write a text at a point of the axes, in the font of ``form``; W_O, z, q, k and v in it are drawn as symbols."""
     if not form.bold and "$" not in text:
         text = re.sub(r"\b(W_O|[zqkv])\b", lambda found: _SYMBOLS[found[0]], text)
     given: dict[str, Any] = {

@@ -140,7 +140,7 @@ def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measure
 
 
 def _smallest_set_row(found: NeuronSet, table: pd.DataFrame) -> dict[str, Any]:
-    """Return the row of ``summary`` for a set: the share of the sink that it and random sets remove (``table``)."""
+    """Return a set's row of ``summary`` from ``table``, the ablations: which share of the sink it and random sets remove."""
     of_step = f"step == {found.segment.number}"
     usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 

@@ -22,7 +22,7 @@ def name_neurons(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(run: Run) -> str:
-    """Return the page's title, with the change of the loss."""
+    """Return the title of a run's page, with the change of the loss."""
     table = run.optional("summary", columns=["loss_change_nats", "loss_change_low", "loss_change_high"])
     if table is None or table.empty:
         return "Two models compared"
@@ -36,7 +36,7 @@ def _title(run: Run) -> str:
 
 
 def _number_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the quantities that are numbers, for both models."""
+    """Return the caption and a run's table of the quantities that are numbers, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
     table = table.loc[~table["unit"].isin(["index", "text"])]
     shown = table.assign(
@@ -49,7 +49,7 @@ def _number_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _text_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the quantities that are indices or texts, for both models."""
+    """Return the caption and a run's table of the quantities that are indices or texts, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first_indices", "second_indices"])
     table = name_neurons(table.loc[table["unit"].isin(["index", "text"])])
     shown = table.assign(quantity=[str(name).replace("_", " ") for name in table["quantity"]])

@@ -248,7 +248,7 @@ def _ablation_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the summary: a row per edit, or per set of neurons."""
+    """Return the caption and a run's table of the summary: a row per edit, or per set of neurons."""
     table = run.need("summary", columns=[])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))

@@ -13,7 +13,7 @@ _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_shar
 
 
 def _title(run: Run) -> str:
-    """Return the page's title, with the format and what to keep in 16 bit."""
+    """Return the title of a run's page, with the format and what to keep in 16 bit."""
     table = run.optional("summary", columns=["verdict", "format"])
     if table is None or table.empty:
         return "What a low-precision format costs"
@@ -36,7 +36,7 @@ def _condition_text(row: Mapping[Any, Any]) -> str:
 
 
 def _condition_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the conditions, measured on the second half of the text."""
+    """Return the caption and a run's table of the conditions, measured on the second half of the text."""
     conditions = run.need("conditions", columns=_COLUMNS)
     judged = conditions.loc[conditions["part"] == "judge"]
     named = judged.loc[judged["kept"] != "random"]

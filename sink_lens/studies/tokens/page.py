@@ -134,7 +134,7 @@ def _widest_dimensions(part: pd.DataFrame, *, most: int = 6) -> list[int]:
 
 
 def _title(run: Run) -> str:
-    """Return the page's title, with the numbers of sinks and massive activations."""
+    """Return the title of a run's page, with the numbers of sinks and massive activations."""
     table = run.optional("agreement", columns=["kind", "tokens", "sinks", "massive"])
     if table is None:
         return "Sink tokens"
@@ -149,7 +149,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences below the title: thresholds, tokens that are sinks and massive, large dimensions."""
+    """Return the sentences below a run's title: thresholds, tokens that are sinks and massive, large dimensions."""
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
@@ -181,7 +181,7 @@ def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of every marked token."""
+    """Return the caption and a run's table of every marked token."""
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
@@ -192,7 +192,7 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _token_id_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of token ids, the most often marked first."""
+    """Return the caption and a run's table of token ids, the most often marked first."""
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
     heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
@@ -207,7 +207,7 @@ def make_text_readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _agreement_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of how many tokens are sinks, massive, and both."""
+    """Return the caption and a run's table of how many tokens are sinks, massive, and both."""
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     see = "Agreement: of the tokens that are a sink or massive, the share that are both."
     return see, page_table(table, AGREEMENT)
