@@ -20,7 +20,7 @@ SMALLER = {
     "11_keep_the_first_tokens": ["--window", "16"],
 }
 OF_THE_MODEL = {
-    "06_train_with_head_norm": {"in the same order.", "one seed, so it has no", "“shared” does not reach"},
+    "06_train_with_head_norm": {"tokens,", "in the same order.", "one seed, so it has no", "“shared” does not reach"},
     "08_your_own_edit_and_metric": {"The next largest change is"},
     "10_find_a_circuit": {"input->a"},
 }
