@@ -693,6 +693,13 @@ def test_failed_cells_are_code_1_and_computed_again_when_that_is_asked(tmp_path,
     assert " failed" not in again.stdout
 
 
+@pytest.mark.parametrize("name", ["circuit", "patch", "sweep"])
+def test_a_shard_that_is_not_the_last_says_that_others_are_missing(name, workshop, tmp_path):
+    out = tmp_path / "out"
+    found = run(*words_of(name)[:-2], "--out", out, "--shard", "1/2")
+    assert (found.exit_code, found.stdout) == (0, f"shard 1/2 is done, others are not yet: sink-lens status {out}\n")
+
+
 def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
     calls = []
 
