@@ -112,7 +112,10 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
 
     Cost: the screen, and some 20 to 80 passes of the bridge, most of which run only some of the layers.
     """
-    ranking = _rank_parts(screen_parts(setting, target=target, progress=progress))
+    table = screen_parts(setting, target=target, progress=progress)
+    table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
+    ranking = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
+    ranking.insert(0, "rank", range(1, len(ranking) + 1))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
     embedded = [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in read_embeddings(setting)]
@@ -233,14 +236,6 @@ def _find_silenced_neurons(
     for parts, silent in zip(several, fed(several), strict=True):
         found |= {part: silent for part in parts if silent}
     return found
-
-
-def _rank_parts(table: pd.DataFrame) -> pd.DataFrame:
-    """Sort the parts by their largest effect in any screen, and add the columns ``rank`` and ``score``."""
-    table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
-    table = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
-    table.insert(0, "rank", range(1, len(table) + 1))
-    return table
 
 
 def _shortest_prefix(removed: Callable[[int], float], *, goal: float, most: int) -> int:

@@ -114,7 +114,7 @@ def attention_readings(
         return found if attention.can_tell_sinks(view.reach, threshold=threshold) else torch.full_like(found, math.nan)
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
-        return lambda view: attention.mean_over_rows(function(view["rows"]), row_valid=_valid_queries(view))
+        return lambda view: attention.mean_over_rows(function(view["rows"]), row_valid=view.valid[:, view.rows])
 
     def to_no_key(rows: Tensor) -> Tensor:
         return torch.full_like(rows[..., 0], math.nan) if sigmoid else attention.null_mass(rows)
@@ -310,9 +310,3 @@ def _sampled_vectors(view: LayerView, site: str, positions: Tensor) -> tuple[Ten
     """Return a site's values at sampled positions, heads joined, in float32, and a mask that is False at padding."""
     x, valid = _sampled_values(view, site, positions)
     return x.flatten(2).float(), valid
-
-
-def _valid_queries(view: LayerView) -> Bool[Tensor, "batch row"]:
-    """Mark the sampled queries that are no padding."""
-    assert view.rows is not None
-    return view.valid[:, view.rows]

@@ -196,9 +196,6 @@ def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool
     return replace(found, folder=out)
 
 
-# --- the command
-
-
 def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
     """Run ``sink-lens fingerprint``: compare the models of ``config``; write the folder ``out``, or one in ``runs``."""
     folder = default_folder("fingerprint") if out is None else out

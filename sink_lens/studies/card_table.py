@@ -196,9 +196,6 @@ def full_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame([[row.get(name) for name in names] for row in rows], columns=names, dtype=object)
 
 
-# --- the command: one model, what changed from one to another, or many in a table
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTable:
     """Table of cards and traces: what ``run`` returns for many models; it has no run folder."""

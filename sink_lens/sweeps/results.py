@@ -162,9 +162,6 @@ def effect_tables(
     return pd.concat(found, ignore_index=True), pd.concat(found_controls, ignore_index=True)
 
 
-# --- on the terminal
-
-
 def show(found: SweepResult) -> "Iterator[str | PageTable]":
     """Yield what the command prints: the headline, and a table of the strongest cells of each metric."""
     from ..report.page import PageTable

@@ -346,9 +346,6 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-# --- the command
-
-
 def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
     """Compare the runs that a configuration names; write the result to ``out`` (None: ``runs/compare-DATE-TIME``)."""
     out = default_folder("compare") if out is None else out

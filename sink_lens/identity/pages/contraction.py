@@ -285,8 +285,6 @@ CONTRACTION = Page(
 )
 """The page of a run of kind "contraction"."""
 
-# --- on the terminal
-
 
 def show(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey of contraction: a table with a row per variant or checkpoint."""

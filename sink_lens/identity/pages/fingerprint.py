@@ -135,9 +135,6 @@ def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return short, shared
 
 
-# --- the page
-
-
 def _title(run: Run) -> str:
     """Return the page's title: the verdict on the pair, or how many pairs share a lineage."""
     if "pairs" not in run.tables:
@@ -232,9 +229,6 @@ FINGERPRINT = Page(
     ),
 )
 """The page of a run of kind "fingerprint"."""
-
-
-# --- on the terminal
 
 
 def show(found: Any) -> Iterator[str | PageTable]:

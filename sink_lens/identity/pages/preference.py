@@ -149,8 +149,6 @@ PREFERENCE = Page(
 )
 """The page of a run of kind "preference"."""
 
-# --- on the terminal
-
 
 def show(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey of preference: a table with a row per variant or checkpoint."""

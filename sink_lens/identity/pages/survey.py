@@ -225,9 +225,6 @@ def drawn_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
 VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table, when=has_variants)
 
 
-# --- on the terminal
-
-
 def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey: a row per variant with its interval over seeds, a row per checkpoint.
 

@@ -287,8 +287,6 @@ ABLATE = Page(
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )
 
-# --- on the terminal
-
 
 def show(found: Result) -> Iterator[str | pd.DataFrame]:
     """Yield the terminal output of isolation or amplification: the headline and the main columns of the summary."""

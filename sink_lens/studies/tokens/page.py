@@ -244,8 +244,6 @@ TOKENS = Page(
 )
 """The page of a run of kind "tokens"."""
 
-# --- on the terminal
-
 
 def show(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output: numbers of sinks and massive tokens, the strongest token ids, large dimensions."""
