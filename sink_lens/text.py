@@ -62,7 +62,7 @@ def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
 
 
 def number(value: Any) -> str:
-    """Write a number with three digits, True as yes, False as no, and a missing value as 'undefined'; a text stays."""
+    """Return a value as text: three significant digits, yes or no, 'undefined' if missing; a text stays as it is."""
     if isinstance(value, str):
         return visible(value, limit=400)
     if value is None or (isinstance(value, Real) and value != value):  # math.isnan takes no whole number of 400 digits

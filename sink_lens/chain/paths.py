@@ -187,7 +187,7 @@ class Writings:
             yield from self._make_shifted_edits(path, layer, self.units[layer], shift=torch.zeros_like(shift))
 
     def _make_shifted_edits(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
-        """Make the edits of neurons' gate and up-projection that follow from adding ``shift`` to the MLP's input."""
+        """Make edits that give neurons ``units`` the gate and up-projection of an MLP input plus ``shift``."""
         weights, chosen, place = mlp_weights(self.setting.lens, layer=layer), list(units), [path.position]
         for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)):
             if weight is not None:

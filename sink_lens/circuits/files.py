@@ -308,7 +308,7 @@ def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCi
 
 
 def _circuit_of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """Make the circuit from ``held``, EAP-IG's .pt file, for a model with ``n_kv_heads`` (None: as in the file)."""
+    """Make a circuit from ``held``, what EAP-IG's .pt file holds; ``n_kv_heads`` (None: the file's) share its keys."""
     plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
         raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")

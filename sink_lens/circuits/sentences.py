@@ -23,7 +23,7 @@ _OFF = 0.1
 
 
 def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) -> tuple[str, ...]:
-    """Return sentences on a circuit from ``summary``, its run's table of one row; ``sizes`` are the curve's."""
+    """Return sentences on a circuit from the one row of ``summary``; ``sizes`` are the shares of edges of its curve."""
     row = summary.to_dict("records")[0]
     sentences = [_faithfulness_sentence(row)]
     if not is_complete(row):

@@ -35,7 +35,7 @@ class References:
         """The means of values and aggregated values on random tokens."""
 
     def _measure_values(self, site: str, layer: int) -> Tensor:
-        """Return a site's tensor at a layer, as it is known or from a pass of the model without edits."""
+        """Return a site's tensor at a layer without edits: the stored one, or else one measured now."""
         if (site, layer) in self._known:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]

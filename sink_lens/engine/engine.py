@@ -236,7 +236,7 @@ class Engine:
     def _run_block(
         self, block: Block, take: Take[_Found], *, failed: Failed[_Found] | None, advance: Advance
     ) -> list[_Found]:
-        """Run a block; return results of ``take``, or of ``failed`` (None: raise). ``advance`` gets counts of cells."""
+        """Run a block; return by cell what ``take`` makes of its outcome or ``failed`` of its error (or raise it)."""
         work = self._packs_to_run(block, take)
         with prepare_passes(self.lens):
             lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None

@@ -128,7 +128,7 @@ class RunPair:
         return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
-        """Return the function that makes the edit in ``config.put`` of a part; None if source values are put in."""
+        """Return the function from a part to the edit that ``config.put`` names; None if it puts in source values."""
         if callable(config.put):
             return config.put
         if config.put == "source":

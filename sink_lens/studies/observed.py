@@ -267,7 +267,7 @@ class ObservedModel:
     def super_weights(self) -> list[dict[str, Any]]:
         """One row per super weight, a single weight that writes most of its layer's largest MLP output; largest first.
 
-        In a mixture of experts a column is counted over all experts.
+        In a mixture of experts, ``column`` numbers the neurons of all experts.
 
         Reference: arXiv 2411.07191 (the largest input and output of the down-projection give column and row); which
         layers count is ours (``WRITES_MOST``, ``SPIKE``, ``OF_LARGEST``).

@@ -212,7 +212,7 @@ def _largest_magnitudes(
 
 
 def _channel_magnitudes(view: LayerView, *, site: str, sinks: Bool[Tensor, "batch position"]) -> Tensor:
-    """Return each channel's largest magnitude at a site, over all tokens and without ``sinks``: "batch 2 channel"."""
+    """Return each channel's largest magnitude over all tokens, and all but ``sinks``: [batch, these 2, channel]."""
     x = view[site].flatten(2)
     sizes = x.masked_fill(~view.valid[..., None], 0.0).abs().float()
     ordinary = sizes.masked_fill(sinks.to(x.device)[..., None], 0.0)

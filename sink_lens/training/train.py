@@ -339,7 +339,7 @@ def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *
 
 @contextlib.contextmanager
 def _handle_interrupt(loop: Loop, args: TrainingArguments) -> Iterator[None]:
-    """Within the block, let Ctrl-C stop ``loop`` after a saved step, and a second one at once; then write the log."""
+    """Within the block, a Ctrl-C lets ``loop`` save and stop; a second one stops at once. Then write the log."""
     own = args.world_size == 1 and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
 

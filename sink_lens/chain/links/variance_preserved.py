@@ -31,7 +31,7 @@ _NO_SPREAD = 1e-4
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the reading of aggregated values at the studied and the control positions, in layers before the growth."""
+    """Make the reading of value averages at the sink and at control positions, in layers before the growth step."""
     sink = one.plan.sink_position
     positions = [sink, *control_positions(one.length, key=sink, controls=one.controls)]
 

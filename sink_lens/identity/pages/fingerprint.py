@@ -54,7 +54,7 @@ def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[s
 
 
 def _sentence_of_pair(row: dict) -> str:
-    """Return the sentence that gives the answer for one pair (a row of the table ``pairs``)."""
+    """Say whether two models began with the same weights; ``row`` is the pair's row of the table ``pairs``."""
     pair = f"{row['a']} and {row['b']}"
     if row["verdict"] == NO_ANSWER:
         return f"{pair} have no answer: {row['why']}."

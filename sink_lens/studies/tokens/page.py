@@ -72,7 +72,7 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    """Draw by layer the share of a run's tokens on which dimensions are outliers; return caption and figure."""
+    """Draw, for each outlier dimension, on what share of tokens it is an outlier; return caption and figure."""
     dimensions = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
     if dimensions.empty:
         raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
