@@ -405,7 +405,7 @@ def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
 
 
 def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensModel, Panel]:
-    """Measure a model with random weights at the position and layers that were ``located``; return model and panel."""
+    """Measure the same model with random weights where ``located`` has the trained one's sink and growth steps."""
     config, batch, found = asked.config, located.batch, located.panel.location
     untrained = random_init(asked.lens, seed=config.seed)
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)

@@ -245,7 +245,7 @@ def check_ending(path: str | Path) -> None:
 
 
 def read_positions(text: str) -> tuple[int, ...]:
-    """Read the positions of a span from text: 0,4-6, or -2,-1 counted from the last token."""
+    """Parse positions of a span: "0,4-6" is 0, 4, 5, 6; "-2,-1" are the last two tokens, and stay negative."""
     if not text.strip().startswith("-"):
         return tuple(parse_ranges(text, name="span"))
     try:

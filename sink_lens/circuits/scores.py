@@ -300,7 +300,7 @@ class Gradients:
         return self._scores[:, spans, writers, readers].float().cpu()
 
     def _add_products(self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]) -> None:
-        """Add to the scores each writer's change times ``gradient``, that of the readers at ``place``."""
+        """Add each writer's change times the ``gradient`` of the readers at ``place`` (half, layer) to the scores."""
         index = list(self.runs.graph.places[place])
         first = self.runs.graph.n_writers_before(index[0])
         for span, mask in enumerate(self._masks):

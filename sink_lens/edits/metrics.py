@@ -414,7 +414,7 @@ def _log_probabilities(logits: Tensor) -> Tensor:
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
-    """Return the index of ``position`` in sequences of ``lengths``; below 0 it counts from the end. Refuse others."""
+    """Return the index of ``position`` (below 0: from the end) in each sequence; InputError if one is too short."""
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):
         shortest = int(lengths.min())

@@ -54,7 +54,7 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
 
 
 def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractContextManager[object]:
-    """Within the block, only this caller may use the model ``name``, which has these modules and is not wrapped yet."""
+    """Within the block, only this caller may use a model with any of ``modules``; ``name`` is the model's in errors."""
     return _hold_lock(lock_of(*modules), name=name)
 
 

@@ -118,7 +118,7 @@ class RunWriter:
         """Add a file with this content to run.json, with its size and hash."""
         self._wrote = True
         self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        self._write_record()
+        self._write_run_json()
 
     def leave_unfinished(self) -> None:
         """Let the run count as unfinished when the block ends: run.json stays as it is."""
@@ -130,7 +130,7 @@ class RunWriter:
         if not (held := [name for name in files if name.startswith(begins)]):
             return
         self._record["files"] = {name: entry for name, entry in files.items() if name not in held}
-        self._write_record()
+        self._write_run_json()
         for file in held:
             (self.folder / file).unlink(missing_ok=True)
 
@@ -178,15 +178,15 @@ class RunWriter:
                 self._record["files"] = {
                     file: entry for file, entry in earlier["files"].items() if is_intact(self.folder / file, entry)
                 }
-        self._write_record()
+        self._write_run_json()
 
     def _write_final_status(self, error: BaseException | None) -> None:
-        """Write how the run ended, by ``error`` or None; undo a run that failed before its first file was written."""
+        """Write the final status: complete if ``error`` is None. Undo a run that failed before its first file."""
         if self._adding:
             return
         if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
             self._record = self._earlier  # refused: as it was found
-            self._write_record()
+            self._write_run_json()
             return
         if error is not None and not self._record["files"]:
             (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
@@ -197,7 +197,7 @@ class RunWriter:
         if status == "failed":
             self._record["error"] = f"{type(error).__name__}: {error}"
         try:
-            self._write_record()
+            self._write_run_json()
         except RunError as unwritten:
             if error is None:
                 raise
@@ -211,7 +211,7 @@ class RunWriter:
                 path.replace(self.folder / path.name)
             aside.rmdir()
 
-    def _write_record(self) -> None:
+    def _write_run_json(self) -> None:
         text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
         self._write_whole(RUN_FILE, f"{text}\n".encode())
 

@@ -49,7 +49,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
 def _draw_weights(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
 ) -> HeadNormForCausalLM:
-    """Build a configuration's model but with these ``attention`` and ``value_norm``; its seed draws the weights."""
+    """Build the model of ``config`` with another ``attention`` and ``value_norm``; the config's seed draws weights."""
     asked: Any = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

@@ -260,7 +260,7 @@ class PrefixModel(nn.Module):
         return sum(n for trained, n in counted if trained), sum(n for _, n in counted)
 
     def print_trainable_parameters(self) -> None:
-        """Print the two counts and the percentage, in PEFT's words."""
+        """Print the numbers of trainable and of all parameters, and the percentage, in PEFT's words."""
         trained, every = self.get_nb_trainable_parameters()
         line = f"trainable params: {trained:,d} || all params: {every:,d} || trainable%: {100 * trained / every:.4f}\n"
         sys.stdout.write(line)  # a library that prints nothing else: PEFT's method of this name prints

@@ -240,7 +240,7 @@ def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, toke
 
 
 def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give a table ``watch`` its column types; the integers ``tokens`` may be missing."""
+    """Return the table ``watch`` with the type of each column; ``tokens`` may have missing numbers."""
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 

@@ -181,7 +181,7 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences below the title: changes of the cosines, and agreement of directions between seeds."""
+    """Return sentences for below the title: how cosines of states change, how directions of two seeds agree."""
     variants, summary = variant_tables(run)
     names = variant_names(variants)
     sentences = shared_settings_sentence(names) if names else []
