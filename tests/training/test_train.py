@@ -1,6 +1,7 @@
 """Training: it learns, stops and goes on bit for bit, keeps whole checkpoints, and says what went wrong."""
 
 import errno
+import inspect
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 from tiers import first
+from transformers import Trainer
 
 from sink_lens.errors import CheckpointError, InputError, RunError
 from sink_lens.models.tiny import tiny_tokenizer
@@ -540,3 +542,27 @@ def test_two_processes_are_one_process_with_the_doubled_batch(whole, tmp_path):
     assert (run.status, run.provenance["processes"]) == ("finished", 2)
     states = (out / "checkpoints/checkpoint-12").glob("rng_state*")
     assert sorted(path.name for path in states) == ["rng_state_0.pth", "rng_state_1.pth"]
+
+
+OVERRIDDEN = {
+    "_get_train_sampler": "(self, train_dataset=None)",
+    "_get_grad_norm": "(self, model, grad_norm=None)",
+    "_maybe_log_save_evaluate": "(self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, "
+    "learning_rate=None)",
+    "_get_output_dir": "(self, trial)",
+    "_save": "(self, output_dir=None, state_dict=None)",
+    "_load_from_checkpoint": "(self, resume_from_checkpoint, model=None)",
+    "_load_optimizer_and_scheduler": "(self, checkpoint)",
+}
+"""Private methods of the Trainer that ``Loop`` overrides, as transformers calls them."""
+
+
+def test_the_private_methods_of_the_trainer_are_those_that_the_loop_overrides():
+    """A version of transformers that renames or changes one is found here, and not by a training that ignores it."""
+    private = {name for name in vars(Loop) if name.startswith("_") and not name.startswith("__")}
+    assert private & set(dir(Trainer)) == OVERRIDDEN.keys()
+    for name, wanted in OVERRIDDEN.items():
+        signature = inspect.signature(getattr(Trainer, name))
+        bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+        found = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+        assert str(found) == wanted, name
