@@ -212,9 +212,9 @@ def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
         else f"No size keeps {carry}"
     )
     told = {
-        "smallest": f"It is the smallest size from which on every circuit that was run keeps {carry}.",
-        "none": f"It has the largest scores: there is no size below all edges from which on every circuit that was run "
-        f"keeps {carry}.",
+        "smallest": f"All circuits of this size or larger that were run keep {carry}; it is the smallest such size.",
+        "none": "It has the edges with the largest scores, since no size below all edges was found at which this and "
+        f"all larger circuits keep {carry}.",
         "asked": f"Its size was asked for. {said}.",
         "given": "It was given; as many of the largest scores, judged on the half of the pairs that did not choose "
         f"them, keep {faithfulness_text(row, 'as_many_')}. {said}.",
