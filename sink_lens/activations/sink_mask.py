@@ -184,7 +184,7 @@ def sink_rates(
 ) -> Float[Tensor, "layer batch position"]:
     """Compute the share of heads whose sink score at each token passes the threshold, by layer; one pass.
 
-    It is nan at tokens that too few queries see. ``kernel`` and ``batch_size`` are those of ``stream``.
+    It is nan at tokens that too few queries see. For ``kernel`` and ``batch_size`` see ``stream``.
     """
     reading, rows = rate_reading(threshold, shares=lens.family.sigmoid), sampled_queries(tokens.n_positions)
     return stream(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size).stacked("rate_by_key")
@@ -243,7 +243,7 @@ class Received:
 
     @classmethod
     def of(cls, lens: LensModel, part: TokenBatch) -> "Received":
-        """Begin with no attention received, for sequences as long as those of ``part``; refuse one-token sequences."""
+        """Begin with zero attention at each position of ``part``; refuse sequences of one token."""
         if part.n_positions < 2:
             raise InputError("a sequence has a single token; need at least 2, so that a later one could attend to it")
         return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)

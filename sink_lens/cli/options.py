@@ -47,7 +47,7 @@ _CONFIG = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the function of a command returns: the object that ``--json`` prints, and the exit code."""
+    """The answer of a command's function: the object that ``--json`` prints, and the exit code."""
 
     found: Callable[[], Mapping[str, Any]]
     """Returns the keys and values of the object that ``--json`` prints; the command's name is added to them."""

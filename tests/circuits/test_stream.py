@@ -1,4 +1,4 @@
-"""What writers add sums to the stream."""
+"""The outputs of all writers sum to the stream."""
 
 import pytest
 import torch

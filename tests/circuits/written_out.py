@@ -108,7 +108,7 @@ class WrittenOut:
         return [o(torch.where(one, z, 0).flatten(2)) - bias for one in heads], bias
 
     def written(self):
-        """What every writer adds."""
+        """Return the output that each writer adds to the stream."""
         found = [self.kept["resid_pre", 0]]
         for layer in range(self.lens.n_layers):
             heads, _ = self.of_heads(layer)

@@ -13,7 +13,7 @@ def draw(generator, *shape):
 
 
 def arguments(seed):
-    """What every measure is given by a random layer: 2 sequences of 20, 4 heads over 2, width 12, 6 neurons."""
+    """Random inputs for every measure: 2 sequences of 20, 4 heads over 2, width 12, 6 neurons."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
     pattern = draw(generator, 2, 4, 20, 20).masked_fill(hidden, -torch.inf).softmax(-1)

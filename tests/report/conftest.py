@@ -1,4 +1,4 @@
-"""What tests of pages share."""
+"""Fixtures that the tests of pages share."""
 
 import pytest
 

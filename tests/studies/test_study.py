@@ -1,4 +1,4 @@
-"""What the studies share: run folders, families, refusals."""
+"""All studies: run folders, families, refusals."""
 
 import numpy as np
 import pytest
