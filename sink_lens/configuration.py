@@ -20,6 +20,7 @@ import ast
 import functools
 import inspect
 import itertools
+import json
 import math
 import os
 import sys
@@ -29,15 +30,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from .arguments import check_seeds
-from .errors import InputError
+from .errors import InputError, check_file_name, check_regular_file
 from .text import parse_ranges, visible
 
 C = TypeVar("C")
 _MOST_DOTS = 1_000
 """Dots of a value that is read as TOML, whose parser needs the square of a name's parts."""
+_MOST_FILE_BYTES, _MOST_FILE_DOTS = 10_000_000, 5_000
+"""Size of a file of settings; dots in a TOML file."""
 _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -80,6 +84,29 @@ def refuse_unknown_names(
             near = get_close_matches(name, [*known, *options], n=1, cutoff=0.5)
             meant = f"did you mean {options.get(near[0], near[0])}? Need" if near else "need"
             raise InputError(f"{where} has {name!r}, which is not known; {meant} some of {', '.join(known)}")
+
+
+def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
+    """Read the top-level table of a TOML or JSON file as a dict; errors say that the file holds ``what``.
+
+    Raises:
+        InputError: the file is missing, cannot be read, or holds no table.
+    """
+    check_file_name(path, what="the name of the file")
+    check_regular_file(path, what=f"the file of {what}")
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MOST_FILE_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_FILE_BYTES:,}")
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json" and text.count(".") > _MOST_FILE_DOTS:  # parsing them would take minutes
+            raise ValueError(f"it has more than {_MOST_FILE_DOTS:,} dots")
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} cannot be read as {what}: it holds no table. Need one at the top of the file")
+    return found
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

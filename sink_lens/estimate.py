@@ -349,6 +349,11 @@ def seconds_a_token(n_weights: int, *, slowness: float) -> float:
     return slowness * 2 * n_weights / measure_operations_a_second()
 
 
+def max_n_tokens(texts: Sequence[str]) -> int:
+    """Return a number of tokens that none of these texts exceeds with any tokenizer, special tokens included."""
+    return 8 + 2 * max((len(text.encode()) for text in texts), default=0)
+
+
 def bytes_of_forward(header: Header, *, tokens: int) -> int:
     """Estimate the bytes of a forward pass of so many tokens, from the sizes in ``header``: logits, not weights."""
     held = min(tokens, _TOKENS_A_FORWARD)

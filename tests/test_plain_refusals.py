@@ -16,9 +16,8 @@ from sink_lens.activations.views import Reading
 from sink_lens.circuits import Circuit
 from sink_lens.circuits.files import read
 from sink_lens.circuits.pairs import read_pairs
-from sink_lens.configuration import parse_setting
+from sink_lens.configuration import parse_setting, read_settings
 from sink_lens.data.corpora import open_texts, read_text
-from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.bundled import read_header
 from sink_lens.models.headnorm import HeadNormConfig

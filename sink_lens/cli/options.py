@@ -24,6 +24,7 @@ from ..configuration import (
     field_docs,
     flatten_tables,
     make_config,
+    read_settings,
     split_off_none,
 )
 from ..errors import InputError, SinkLensError, UndrawnError
@@ -86,8 +87,6 @@ def add_config_options(
             if "file" in given:
                 given["file"] = file
             if file is not None:
-                from ..data.described import read_settings
-
                 settings = flatten_tables(
                     kind, read_settings(file, what=f"a configuration of {command.__name__}"), where=str(file)
                 )

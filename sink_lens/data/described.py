@@ -1,10 +1,8 @@
 """The model and sequence fields of a configuration, and their checks. Reading them does not need torch."""
 
-import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from ..errors import InputError, check_file_name, check_regular_file
 
@@ -15,7 +13,6 @@ TOKENS_TABLE = {"kind": "tokens"} | {name: name for name in ("text", "prompts", 
 """Keys of the table ``[tokens]`` in a configuration file -> field of the configuration."""
 
 
-@runtime_checkable
 class InputConfig(Protocol):
     """Fields for the model and the sequences, which ``TraceConfig`` and ``SweepConfig`` have in common."""
 
@@ -37,11 +34,6 @@ class InputConfig(Protocol):
     @property
     def prompts(self) -> Sequence[str]:
         """Prompts that replace ``tokens``; each prompt is one sequence."""
-        ...
-
-    @property
-    def bos(self) -> BosCondition:
-        """BOS condition: auto (what the tokenizer does), with, or without."""
         ...
 
     @property
@@ -85,37 +77,3 @@ def check_input_config(config: InputConfig) -> None:
         check_regular_file(config.text, what="the text file")
         if not Path(config.text).exists():
             raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
-
-
-def max_n_tokens(texts: Sequence[str]) -> int:
-    """Upper bound on the number of tokens of any of these texts, for any tokenizer, special tokens included."""
-    return 8 + 2 * max((len(text.encode()) for text in texts), default=0)
-
-
-_MOST_SETTINGS = 10_000_000
-"""Bytes of a file of settings."""
-_MOST_DOTS = 5_000
-"""Dots in a file of TOML, whose parser needs the square of a name's parts."""
-
-
-def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
-    """Read the top-level table of a TOML or JSON file as a dict; errors say that the file holds ``what``.
-
-    Raises:
-        InputError: the file is missing, cannot be read, or holds no table.
-    """
-    check_file_name(path, what="the name of the file")
-    check_regular_file(path, what=f"the file of {what}")
-    path = Path(path)
-    try:
-        if path.stat().st_size > _MOST_SETTINGS:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_SETTINGS:,}")
-        text = path.read_text(encoding="utf-8")
-        if path.suffix != ".json" and text.count(".") > _MOST_DOTS:  # parsing them would take minutes
-            raise ValueError(f"it has more than {_MOST_DOTS:,} dots")
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} cannot be read as {what}: it holds no table. Need one at the top of the file")
-    return found

@@ -4,8 +4,7 @@ Which cells differ between the runs only the model can tell; before the first to
 it all are counted.
 """
 
-from ..data.described import max_n_tokens
-from ..estimate import Pass, Passes, Sizes, bytes_of_forward
+from ..estimate import Pass, Passes, Sizes, bytes_of_forward, max_n_tokens
 from ..models.bundled import find_header
 from ..models.header import axis_sizes
 from ..models.sites import SITES

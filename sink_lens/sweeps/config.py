@@ -5,8 +5,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import check_at_least, check_types, flatten_tables, make_config, refuse_unknown_names
-from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_config, read_settings
+from ..configuration import (
+    check_at_least,
+    check_types,
+    flatten_tables,
+    make_config,
+    read_settings,
+    refuse_unknown_names,
+)
+from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_config
 from ..edits.named_edits import KINDS
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL

@@ -17,7 +17,6 @@ import pandas as pd
 
 from ..activations.forward import check_tokens
 from ..configuration import make_config, refuse_unknown_names
-from ..data.described import max_n_tokens
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.named_metrics import MetricSpec
@@ -28,6 +27,7 @@ from ..engine.needs import Needs
 from ..engine.plan import choose_plan, read_plan
 from ..engine.trust import check_plan
 from ..errors import InputError, RunError
+from ..estimate import max_n_tokens
 from ..models.bundled import find_header
 from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel

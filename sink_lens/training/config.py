@@ -8,8 +8,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..configuration import check_at_least, check_at_most, check_types, convert_value, make_config, refuse_unknown_names
-from ..data.described import read_settings
+from ..configuration import (
+    check_at_least,
+    check_at_most,
+    check_types,
+    convert_value,
+    make_config,
+    read_settings,
+    refuse_unknown_names,
+)
 from ..errors import InputError
 from ..models.variants import Attention, StreamNorm, ValueNorm, ValueNormInit
 from ..schema import SINK_THRESHOLD
