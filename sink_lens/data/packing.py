@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sink_lens.data.cache import find_fault, lock_folder, read_manifest, write_manifest, write_new_folder
+from sink_lens.data.cache import describe_damage, lock_folder, read_manifest, write_manifest, write_new_folder
 from sink_lens.data.token_ids import bos_id
 from sink_lens.errors import InputError
 
@@ -116,7 +116,7 @@ def read_pack(folder: Path) -> tuple[PackedSplit, PackedSplit]:
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("format") != _FORMAT or not {"length", *_SPLITS} <= manifest.keys():
         raise InputError(f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again.")
-    if wrong := find_fault(folder, manifest):
+    if wrong := describe_damage(folder, manifest):
         raise InputError(f"{folder} is damaged: {wrong}. Remove it, and pack again.")
     train, evaluation = (PackedSplit(folder, split, manifest=manifest) for split in _SPLITS)
     return train, evaluation
@@ -131,7 +131,7 @@ def _open_split(folder: Path, split: str) -> PackedSplit:
 
 
 def _pack_settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float) -> dict[str, Any]:
-    """Settings that, with the documents, determine the packed token ids; a pack with other settings is not reused."""
+    """Check the arguments of `pack`; return what its manifest says of them, with a hash of the tokenizer."""
     if length < 2:
         raise InputError(f"the length is {length}; need at least 2 tokens, so that there is one to predict.")
     if not 0 < eval_frac <= 0.5:
@@ -149,12 +149,12 @@ def _pack_settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bo
         "eos": eos,
         "eval_frac": eval_frac,
         "vocab_size": len(tokenizer),
-        "tokenizer_sha256": hashlib.sha256(_plain_tokenizer(tokenizer).to_str().encode()).hexdigest(),
+        "tokenizer_sha256": hashlib.sha256(_tokenizer_for_packing(tokenizer).to_str().encode()).hexdigest(),
     }
 
 
-def _plain_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """Copy the tokenizer, so that it does not truncate or pad, and reads spelled-out special tokens as text."""
+def _tokenizer_for_packing(tokenizer: "PreTrainedTokenizerBase") -> Any:
+    """Copy a fast tokenizer; the copy never truncates or pads, and reads spelled-out special tokens as text."""
     from tokenizers import Tokenizer
 
     copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def _write_pack(
     dtype = np.dtype("<u2" if settings["vocab_size"] <= 1 << 16 else "<u4")
     n_documents = n_ids = 0
     stream = folder / "stream"
-    backend = _plain_tokenizer(tokenizer)
+    backend = _tokenizer_for_packing(tokenizer)
     bar = tqdm(unit="B", unit_scale=True, desc="packing", delay=5.0, disable=not progress)  # seconds
     with stream.open("wb") as file, bar:
         for batch in batches:
@@ -188,7 +188,7 @@ def _write_pack(
                 bar.update(len(text))
     body = settings["length"] - (settings["bos"] is not None)
     n_sequences = n_ids // body
-    held_out = _evaluation_rows(n_sequences, settings["eval_frac"])
+    held_out = _evaluation_indices(n_sequences, settings["eval_frac"])
     if n_sequences < 2:
         raise InputError(
             f"the text has {n_ids:,} tokens; need {2 * body:,} for one sequence of {settings['length']} to train on "
@@ -196,8 +196,8 @@ def _write_pack(
         )
     rows = np.memmap(stream, dtype=dtype, mode="r", shape=(n_ids,))[: n_sequences * body].reshape(n_sequences, body)
     sizes = dict(zip(_SPLITS, (n_sequences - len(held_out), len(held_out)), strict=True))
-    numbers = dict(zip(_SPLITS, (np.setdiff1d(np.arange(n_sequences), held_out), held_out), strict=True))
-    hashes = {split: _write_split(folder, split, rows, numbers[split], settings=settings) for split in _SPLITS}
+    indices = dict(zip(_SPLITS, (np.setdiff1d(np.arange(n_sequences), held_out), held_out), strict=True))
+    hashes = {split: _write_split(folder, split, rows, indices[split], settings=settings) for split in _SPLITS}
     del rows
     stream.unlink()
     content = {
@@ -210,13 +210,16 @@ def _write_pack(
     write_manifest(folder, content)
 
 
-def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray, *, settings: dict[str, Any]) -> str:
-    """Write the rows with these ``numbers`` to ``SPLIT.npy``, after BOS if the settings say so; return their hash."""
-    shape = (len(numbers), settings["length"])
+def _write_split(folder: Path, split: str, rows: np.ndarray, indices: np.ndarray, *, settings: dict[str, Any]) -> str:
+    """Write the rows with these ``indices`` to ``SPLIT.npy``, each with BOS in front if the settings have it.
+
+    Returns the hash of what was written.
+    """
+    shape = (len(indices), settings["length"])
     digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
     written = np.lib.format.open_memmap(folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape)
-    for start in range(0, len(numbers), _SEQUENCES_AT_ONCE):
-        part = rows[numbers[start : start + _SEQUENCES_AT_ONCE]]
+    for start in range(0, len(indices), _SEQUENCES_AT_ONCE):
+        part = rows[indices[start : start + _SEQUENCES_AT_ONCE]]
         if settings["bos"] is not None:
             part = np.concatenate([np.full((len(part), 1), settings["bos"], dtype=rows.dtype), part], axis=1)
         written[start : start + _SEQUENCES_AT_ONCE] = part
@@ -225,14 +228,14 @@ def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray
     return digest.hexdigest()
 
 
-def _evaluation_rows(n_sequences: int, share: float) -> np.ndarray:
-    """Choose a ``share`` of the sequences for evaluation: indices of the middles of equally long stretches."""
+def _evaluation_indices(n_sequences: int, share: float) -> np.ndarray:
+    """Return the indices of the sequences held out for evaluation: a ``share`` of all, at least one, evenly spaced."""
     count = max(1, round(n_sequences * share))
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 
 
 def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the documents in ``texts`` in groups that are tokenised together, without empty documents."""
+    """Yield the documents in groups that are tokenised together; empty documents are left out."""
     batch: list[str] = []
     size = 0
     for text in texts:

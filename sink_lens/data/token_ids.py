@@ -14,13 +14,13 @@ from sink_lens.errors import InputError
 
 
 def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of the tokenizer's BOS token; None if it has no BOS token."""
+    """Return the id of the tokenizer's BOS token; None if it has no BOS token."""
     bos = tokenizer.bos_token_id
     return bos if isinstance(bos, int) else None
 
 
 def bos_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) -> list[int]:
-    """The ids in front of a text under a BOS condition: [BOS] or []. Without a tokenizer "auto" gives [].
+    """Return the ids that a BOS condition puts in front of a text: [BOS] or []. Without a tokenizer "auto" gives [].
 
     Raises:
         InputError: the condition is "with" although there is no BOS token, or is "auto" although the
@@ -65,17 +65,17 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def continuation_ids(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
     """Token ids that ``text`` has directly after the text ``before``; None if it changes the tokens of ``before``.
 
-    A tokenizer as Llama 2's puts a space of its own before a text that stands alone, and gives other tokens for it.
+    The ids of ``text`` alone may be others: some tokenizers, such as Llama 2's, put a space in front of any text.
     """
     first, whole = text_ids(before, tokenizer), text_ids(before + text, tokenizer)
     return whole[len(first) :] if whole[: len(first)] == first else None
 
 
 def prompt_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Text that the tokenizer turns into exactly these token ids, without a BOS at their start.
+    """Return a text that the tokenizer turns into exactly these token ids; BOS in front of them is left out.
 
-    If there is none (a sequence that was cut out of a text may begin within a word), return the text of only the last
-    32, 8 or 2 ids; None if they have none either.
+    A sequence that was cut out of a text may begin within a word, and then no text gives all its ids. The text is in
+    that case one of its last 32, 8 or 2 ids, the most that works; None if not even 2 work.
     """
     own = list(ids[1:] if ids and ids[0] == bos_id(tokenizer) else ids)
     for n in (len(own), 32, 8, 2):
@@ -96,7 +96,7 @@ def answer_id(
 
     Args:
         answer: the text of one token as it goes on from the prompt, mostly with a space first; or an id.
-        prompt: its text, or its token ids.
+        prompt: the prompt's text, or its token ids.
         tokenizer: reads the texts; an id needs none.
         what: name of the answer in errors.
 
@@ -128,7 +128,7 @@ def answer_id(
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
-    """Refuse a text whose own ids begin with BOS, even after white space; the error calls the text ``what``."""
+    """Refuse a text that itself begins with BOS, even after white space; ``what`` names the text in the error."""
     bos = bos_id(tokenizer)
     if bos is None or bos not in ids:
         return
@@ -168,7 +168,10 @@ def prompt_ids(
 
 
 def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
-    """Ids that plain text can have, ascending: all of the vocabulary that are below ``vocab_size`` and not special."""
+    """Return the ids that plain text can have, ascending: those of the vocabulary that are not special tokens.
+
+    Only ids below ``vocab_size`` are given; without a tokenizer all of these.
+    """
     if vocab_size is not None and vocab_size < 1:
         raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
     if tokenizer is None:

@@ -74,7 +74,7 @@ class TokenBatch:
             InputError: the text is too short (sequences are never shortened or left out), the text begins with BOS, or
                 an argument is out of range.
         """
-        _check_size(sequences, length)
+        _check_batch_size(sequences, length)
         size = {"sequences": sequences, "length": length, "bos": bos}
         ids = text_ids(text, tokenizer)
         return _cut_batch(ids, tokenizer, what=f"the text '{name}'", source=f"text:{name}", **size)
@@ -130,7 +130,7 @@ class TokenBatch:
             InputError: the column is missing or holds no text, the documents have too few tokens, or an argument
                 is out of range.
         """
-        _check_size(sequences, length)
+        _check_batch_size(sequences, length)
         size = {"sequences": sequences, "length": length, "bos": bos}
         needed = sequences * (length - len(bos_ids(tokenizer, bos)))
         documents: list[str] = []
@@ -175,7 +175,7 @@ class TokenBatch:
             if lengths is not None:
                 raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
             if position_ids is None:
-                tokens, lengths = _pad_right(tokens, attention_mask)
+                tokens, lengths = _move_padding_right(tokens, attention_mask)
         if position_ids is not None:
             if lengths is not None:
                 raise InputError("lengths and position_ids were given; need one of them. Leave the other out.")
@@ -225,7 +225,7 @@ class TokenBatch:
         Raises:
             InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
         """
-        return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
+        return _draw_batch(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
 
     @staticmethod
     @check_calls
@@ -242,7 +242,7 @@ class TokenBatch:
 
         Arguments and errors are those of `random`.
         """
-        return _draw_ids(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
+        return _draw_batch(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
 
     def __post_init__(self) -> None:
         _check_tensors(self.tokens, self.lengths)
@@ -284,7 +284,7 @@ class TokenBatch:
 
     @check_calls
     def cut(self, length: int) -> "TokenBatch":
-        """Return the first ``length`` positions of every sequence as a batch; all positions if it has fewer."""
+        """Return a batch of the first ``length`` positions of every sequence; a shorter batch is returned whole."""
         length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits
         return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
 
@@ -300,7 +300,9 @@ class TokenBatch:
         return replace(self, tokens=tokens, lengths=self.lengths + 1, bos=True, bos_condition="with")
 
     def without_bos(self) -> "TokenBatch":
-        """Return the same sequences without their BOS token; a sequence of BOS alone keeps one token of padding.
+        """Return the same sequences without their BOS token.
+
+        A sequence that is BOS alone becomes a single token of padding.
 
         Raises:
             InputError: they do not begin with BOS.
@@ -352,7 +354,9 @@ Prompts = Tokens | str | Sequence[str]
 def as_batch(
     given: Prompts, tokenizer: PreTrainedTokenizerBase | None = None, *, bos: BosCondition = "auto"
 ) -> TokenBatch:
-    """Make a token batch of ids, a mapping or texts (read by ``tokenizer``, BOS by ``bos``); return a batch unchanged.
+    """Return ``given`` as a token batch; a token batch is returned unchanged.
+
+    Texts are tokenised by ``tokenizer``, and get BOS in front as the condition ``bos`` says.
 
     Raises:
         InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length.
@@ -387,7 +391,7 @@ def _cut_batch(
     what: str,
     source: str,
 ) -> TokenBatch:
-    """Cut N ids (``what``, in errors) into S sequences of ``length`` tokens; sequence i begins at floor(i N / S)."""
+    """Cut N ids into S sequences of ``length`` tokens, the i-th from floor(i N / S). Errors call the ids ``what``."""
     first = bos_ids(tokenizer, bos)
     body = length - len(first)
     if len(ids) < sequences * body:
@@ -409,7 +413,7 @@ def _cut_batch(
     )
 
 
-def _draw_ids(
+def _draw_batch(
     tokenizer: PreTrainedTokenizerBase | None,
     sequences: int,
     length: int,
@@ -419,8 +423,8 @@ def _draw_ids(
     *,
     source: str,
 ) -> TokenBatch:
-    """Draw ordinary ids uniformly: one per position for the source "random", one per sequence for "repeated"."""
-    _check_size(sequences, length)
+    """Draw ordinary ids uniformly: one per position if ``source`` is "random", one per sequence if it is "repeated"."""
+    _check_batch_size(sequences, length)
     first = bos_ids(tokenizer, bos)
     if generator.device.type != "cpu":
         raise InputError(
@@ -442,7 +446,7 @@ def _draw_ids(
 
 
 def _document_text(row: object, index: int, column: str) -> str:
-    """Read the text in a column of one row of a data set; ``index`` names the row in errors."""
+    """Return the text in a column of one row of a data set; refuse a row without a text, by its ``index``."""
     if not isinstance(row, Mapping):
         raise InputError(
             f"row {index} of the data set is a {type(row).__name__}; need a mapping with the column "
@@ -461,8 +465,8 @@ def _document_text(row: object, index: int, column: str) -> str:
     return document
 
 
-def _check_size(sequences: int, length: int) -> None:
-    """Refuse fewer than one sequence or fewer than two tokens."""
+def _check_batch_size(sequences: int, length: int) -> None:
+    """Refuse fewer than one sequence, or sequences of fewer than two tokens."""
     if sequences < 1:
         raise InputError(f"{sequences} sequences asked for; need at least 1. Ask for more.")
     if length < 2:
@@ -477,7 +481,7 @@ def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -
     return {one: str(tokenizer.decode([one])) if tokenizer is not None and one in known else f"<{one}>" for one in ids}
 
 
-def _pad_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _move_padding_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Move padding, the tokens at which ``mask`` is False, to the end of each sequence; return tokens and lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
         raise InputError(

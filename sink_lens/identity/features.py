@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from ..data.cache import cache_folder, find_fault, lock_folder, read_manifest, write_manifest, write_new_folder
+from ..data.cache import cache_folder, describe_damage, lock_folder, read_manifest, write_manifest, write_new_folder
 from ..data.token_ids import ordinary_ids
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
@@ -210,7 +210,7 @@ def cached_features(
     folder = cache_folder() / "features" / _hash_of_json([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
     with lock_folder(folder):
         manifest = read_manifest(folder)
-        if manifest is not None and find_fault(folder, manifest) is None:
+        if manifest is not None and describe_damage(folder, manifest) is None:
             return load_file(folder / "features.safetensors")["features"]
         lens = open_lens()
         found = read_features(lens, inputs, progress=progress)

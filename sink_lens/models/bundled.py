@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from ..data.cache import (
     MANIFEST,
     cache_folder,
+    describe_damage,
     expand_home,
-    find_fault,
     lock_folder,
     read_manifest,
     sha256_of,
@@ -110,13 +110,13 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
             f"It is damaged or of another version. Run: {again}"
         )
     folder = _models_folder() / digest
-    if _find_fault(folder) is None:
+    if _describe_damage(folder) is None:
         return folder
     try:
         with lock_folder(
             folder, waiting=lambda: say("Another process is converting the same GGUF file; waiting for it")
         ):
-            wrong = _find_fault(folder)
+            wrong = _describe_damage(folder)
             if wrong is None:
                 return folder
             made = (read_manifest(folder) or {}).get("format")
@@ -148,7 +148,7 @@ def find_local_model(name: str) -> Path | None:
     path = Path(os.path.realpath(path))
     check_magic(path)
     folder = _models_folder() / sha256_of(path)
-    return folder if _find_fault(folder) is None else path
+    return folder if _describe_damage(folder) is None else path
 
 
 def find_header(name: str) -> Header | None:
@@ -201,12 +201,12 @@ def _convert_into(gguf: Path, *, folder: Path) -> None:
         write_manifest(part, {"format": _FORMAT, "name": gguf.name, "path": str(gguf), "versions": packages})
 
 
-def _find_fault(folder: Path) -> str | None:
+def _describe_damage(folder: Path) -> str | None:
     """Return why the conversion cached in ``folder`` cannot be used, such as a missing file; None if it can be used."""
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("format") != _FORMAT:
         return f"no whole {MANIFEST} of this version"
-    return find_fault(folder, manifest)
+    return describe_damage(folder, manifest)
 
 
 def _models_folder() -> Path:

@@ -9,7 +9,7 @@ from filelock import FileLock
 from sink_lens.data.cache import (
     cache_entries,
     clear_cache,
-    find_fault,
+    describe_damage,
     lock_folder,
     read_manifest,
     write_manifest,
@@ -52,12 +52,12 @@ def test_a_file_is_hashed_again_only_where_its_time_has_changed(cache):
     folder = kept(cache, "data", "a")
     manifest, status = read_manifest(folder), (folder / "file").stat()
     (folder / "file").write_bytes(b"changed")
-    assert find_fault(folder, manifest) == "file has changed"
+    assert describe_damage(folder, manifest) == "file has changed"
     os.utime(folder / "file", ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert find_fault(folder, manifest) is None
+    assert describe_damage(folder, manifest) is None
     os.utime(folder / "file", ns=(1, 1))
-    assert find_fault(folder, manifest) == "file has changed"
-    assert find_fault(folder, manifest, sizes_only=True) is None
+    assert describe_damage(folder, manifest) == "file has changed"
+    assert describe_damage(folder, manifest, sizes_only=True) is None
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"files": {"file": {"bytes": "1", "sha256": 3}}}', '{"files": [1]}'])

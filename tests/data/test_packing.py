@@ -78,7 +78,7 @@ def test_held_out_sequences_are_spread_and_in_neither_twice(tmp_path, share):
     n = len(train) + len(evaluation)
     assert n == 1001 // 4
     assert len(evaluation) == max(1, round(n * share))
-    numbers = packing._evaluation_rows(n, share).tolist()
+    numbers = packing._evaluation_indices(n, share).tolist()
     gaps = {after - before for before, after in pairwise(numbers)}
     assert not gaps or max(gaps) - min(gaps) <= 1
 
@@ -201,7 +201,7 @@ def test_our_own_vocabulary_packs_and_decodes_to_the_text(tmp_path):
     text = bundled_text()[:20_000]
     tokenizer = train_vocabulary([text], vocab_size=400)
     train, evaluation = pack([text], tokenizer, length=32, folder=tmp_path / "p", eval_frac=0.1)
-    numbers = packing._evaluation_rows(len(train) + len(evaluation), 0.1).tolist()
+    numbers = packing._evaluation_indices(len(train) + len(evaluation), 0.1).tolist()
     rows, held = ids(train), ids(evaluation)
     for number, row in zip(numbers, held, strict=True):
         rows.insert(number, row)
