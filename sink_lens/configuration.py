@@ -35,7 +35,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from .arguments import check_seeds
 from .errors import InputError, check_file_name, check_regular_file
-from .text import parse_ranges, visible
+from .text import parse_ranges, safe_line
 
 C = TypeVar("C")
 _MOST_DOTS = 1_000
@@ -133,7 +133,7 @@ def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -
         if isinstance(value, str):
             return _parse_list(value, item, field.metadata.get("written", ""), name=name)
         if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:  # an array of one number is no list
-            raise InputError(f"{name} is {visible(repr(value), limit=200)}; need a list")
+            raise InputError(f"{name} is {safe_line(repr(value), limit=200)}; need a list")
         return tuple(_convert_single_value(name, one, item) for one in value)
     return _convert_single_value(name, value, kind)
 
@@ -181,7 +181,7 @@ def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
     """Refuse fields among ``names`` that were set but have no effect here; the error says what reads them."""
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
-            value = visible(repr(getattr(config, field.name)), limit=200)
+            value = safe_line(repr(getattr(config, field.name)), limit=200)
             raise InputError(f"{field.name} is {value}, which nothing reads here: it is for {reader}. Leave it out")
 
 
@@ -202,7 +202,7 @@ def _convert_single_value(name: str, value: Any, kind: Any) -> Any:
     """Return one value of a field in the field's type; refuse a value that does not fit, by the field's name."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
-            raise InputError(f"{name} is {visible(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")
+            raise InputError(f"{name} is {safe_line(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")
         return str(value)
     truth = isinstance(value, bool)
     if kind is str and isinstance(value, os.PathLike):
@@ -212,7 +212,7 @@ def _convert_single_value(name: str, value: Any, kind: Any) -> Any:
     if kind is float and isinstance(value, Real) and not truth and math.isfinite(value):
         return float(value)
     if kind in _NEEDS and not (kind in (bool, str) and isinstance(value, kind)):
-        raise InputError(f"{name} is {visible(repr(value), limit=200)}; need {_NEEDS[kind]}")
+        raise InputError(f"{name} is {safe_line(repr(value), limit=200)}; need {_NEEDS[kind]}")
     return value
 
 

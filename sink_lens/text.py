@@ -16,7 +16,7 @@ _UNSHOWN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories that are invisible, or that change how the text around them is shown."""
 
 
-def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
+def safe_line(text: object, *, limit: int = 120, counted: bool = True) -> str:
     """Make text from elsewhere safe to show: one line of ``limit`` characters at most, invisible ones spelled out.
 
     Control characters, format characters (right-to-left marks, zero-width characters), private and unpaired
@@ -48,23 +48,23 @@ def json_value(text: str | bytes) -> Any:
         raise ValueError("it is nested too deep") from error
 
 
-def for_terminal(text: str) -> str:
+def safe_for_terminal(text: str) -> str:
     """Make text safe for a terminal: spell out invisible characters as ⟨U+202E⟩, and keep line breaks and tabs."""
     if text.isascii() and text.isprintable():
         return text
-    kept = [one if one in "\n\t" or unicodedata.category(one) not in _UNSHOWN else visible(one) for one in text]
+    kept = [one if one in "\n\t" or unicodedata.category(one) not in _UNSHOWN else safe_line(one) for one in text]
     return "".join(kept)
 
 
 def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
     """Write a token as pages show it: dots for spaces, never empty, cut to ``limit`` (full length if ``counted``)."""
-    return visible(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
+    return safe_line(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
 
-def number(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return a value as text: three significant digits, yes or no, 'undefined' if missing; a text stays as it is."""
     if isinstance(value, str):
-        return visible(value, limit=400)
+        return safe_line(value, limit=400)
     if value is None or (isinstance(value, Real) and value != value):  # math.isnan takes no whole number of 400 digits
         return "undefined"
     if isinstance(value, bool) or type(value).__name__ == "bool_":
@@ -72,7 +72,7 @@ def number(value: Any) -> str:
     if isinstance(value, Integral) and abs(int(value)) < 10**30:
         return str(int(value))
     if not isinstance(value, Real):
-        return visible(value, limit=400)
+        return safe_line(value, limit=400)
     try:
         value = float(value) + 0.0  # -0.0 becomes 0
     except OverflowError:  # a whole number of more than 308 digits
@@ -89,7 +89,7 @@ def number(value: Any) -> str:
     return text.replace("-", "−")
 
 
-def capital(text: str) -> str:
+def capitalise(text: str) -> str:
     """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
@@ -113,9 +113,9 @@ def name_in_words(name: str) -> str:
     return text.strip().replace(" , ", ", ")
 
 
-def site_words(name: str) -> str:
+def site_label(name: str) -> str:
     """Write a site in words: ``mlp_out`` becomes "MLP output"; a site without such words keeps its name."""
-    return _SITES.get(name, visible(name))
+    return _SITES.get(name, safe_line(name))
 
 
 _SITES = {
@@ -134,7 +134,7 @@ _SITES = {
 }
 
 
-def interval_text(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
+def interval_text(low: Any, high: Any, *, shown: Callable[[Any], str] = as_text) -> str:
     """Write an interval such as "[0.1, 0.3]"; ``shown`` writes each end; an undefined end gives an empty text."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
@@ -144,7 +144,7 @@ def interval_text(low: Any, high: Any, *, shown: Callable[[Any], str] = number) 
 def loss_change_text(value: float, low: Any, high: Any) -> str:
     """Write a change of the loss with its interval, such as "costs 0.2 nats [0.1, 0.3]"."""
     verb = "costs" if value > 0 else "changes the loss by"
-    return f"{verb} {number(value)} nats {interval_text(low, high)}".rstrip()
+    return f"{verb} {as_text(value)} nats {interval_text(low, high)}".rstrip()
 
 
 def short_count(count: float | int) -> str:
@@ -175,7 +175,7 @@ def size_text(n_bytes: int) -> str:
     return f"{n_bytes / 1e3:,.0f} kB"
 
 
-def listed(names: Iterable[object], *, most: int = 6) -> str:
+def join_and(names: Iterable[object], *, most: int = 6) -> str:
     """Join names for a sentence: 'a, b and c'; after ``most`` names comes the number of names left out."""
     shown = [str(name) for name in names]
     rest = len(shown) - most
@@ -199,9 +199,9 @@ def neuron_name(layer: Any, neuron: Any) -> str:
     return f"L{layer:.0f}.N{neuron:.0f}"
 
 
-def named_parts(text: object) -> str:
+def label_parts(text: object) -> str:
     """Rewrite names of model parts from a table for people: ``2.90, head 18.8`` becomes L2.N90, L18.H8."""
-    named = re.sub(r"\bhead (\d+)\.(\d+)\b", r"L\1.H\2", visible(text, limit=400))
+    named = re.sub(r"\bhead (\d+)\.(\d+)\b", r"L\1.H\2", safe_line(text, limit=400))
     named = re.sub(r"\bmixer (\d+)", r"mixer of L\1", named)
     named = re.sub(r"\bposition embedding (\d+)", r"embedding of position \1", named)
     named = re.sub(r"\bembedding (\d+)", r"embedding of token \1", named)
@@ -209,28 +209,28 @@ def named_parts(text: object) -> str:
     return re.sub(r"(?:(?<=^)|(?<=[,( ]))(\d+)\.(\d+)(?=$|[,)])", r"L\1.N\2", named)
 
 
-def part_name(name: str) -> str:
+def node_label(name: str) -> str:
     """Write a circuit's node for people: ``a18.h8`` becomes L18.H8, and ``m5`` MLP 5; other names stay."""
     if found := re.fullmatch(r"a(\d+)\.(h|kv)(\d+)", name):
         return f"L{found[1]}.{found[2].upper()}{found[3]}"
     if found := re.fullmatch(r"m(\d+)(\.n)?", name):
         return f"neurons L{found[1]}" if found[2] else f"MLP {found[1]}"
-    return visible(name, limit=40, counted=False)
+    return safe_line(name, limit=40, counted=False)
 
 
 _INPUTS = {"q": "query", "k": "key", "v": "value", "g": "gate"}
 """What an edge ends in -> in words."""
 
 
-def edge_name(name: str) -> str:
+def edge_label(name: str) -> str:
     """Write a circuit's edge, or one end of it, for people: ``a3.h1->a4.h1<q>`` becomes L3.H1 → query of L4.H1."""
     ends, at, span = name.partition("@")
     said = []
     for end in ends.split("->"):
         node, _, read = end.partition("<")
         read = _INPUTS.get(read.rstrip(">"), "")
-        said.append(f"{read} of {part_name(node)}" if read else part_name(node))
-    return " → ".join(said) + (f" at {visible(span, limit=40, counted=False)}" if at else "")
+        said.append(f"{read} of {node_label(node)}" if read else node_label(node))
+    return " → ".join(said) + (f" at {safe_line(span, limit=40, counted=False)}" if at else "")
 
 
 def layers_in_words(first: int, last: int) -> str:
@@ -255,7 +255,7 @@ def parse_ranges(text: str, *, name: str, also: str = "") -> list[int]:
     return found
 
 
-def span(indices: Sequence[int]) -> str:
+def as_ranges(indices: Sequence[int]) -> str:
     """Write indices as text: ``0-11``, or ``1-2,11`` if there are gaps."""
     parts: list[list[int]] = []
     for index in sorted(set(indices)):
@@ -270,4 +270,4 @@ def edit_strength(row: Mapping[Any, Any]) -> str:
     """Return the strength of a sweep's edit, such as " x 2 from mean"; "" if its row has no factor and no centre."""
     factor, centre = row.get("factor"), row.get("centre") or row.get("vector")
     times = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
-    return times + (f" from {visible(centre)}" if isinstance(centre, str) and centre else "")
+    return times + (f" from {safe_line(centre)}" if isinstance(centre, str) and centre else "")

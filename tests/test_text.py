@@ -6,15 +6,15 @@ import pytest
 
 from sink_lens.errors import InputError
 from sink_lens.text import (
-    edge_name,
-    for_terminal,
-    named_parts,
-    number,
+    as_ranges,
+    as_text,
+    edge_label,
+    label_parts,
+    node_label,
     parse_ranges,
-    part_name,
+    safe_for_terminal,
     short_count,
     signed_change,
-    span,
 )
 
 
@@ -22,7 +22,7 @@ from sink_lens.text import (
     ("indices", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([11, 1, 2, 2], "1-2,11"), ([4, 0, 2], "0,2,4")]
 )
 def test_span(indices, text):
-    assert span(indices) == text
+    assert as_ranges(indices) == text
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_a_range_without_end_is_refused_at_once():
 
 
 def test_a_terminal_gets_no_character_that_hides_and_numbers_of_three_digits():
-    assert for_terminal("plain") == "plain"
-    assert for_terminal("日本 ü\n\t| α") == "日本 ü\n\t| α"
-    assert for_terminal("a\u202eb\x1b[31m\r\udcff") == "a⟨U+202E⟩b⟨U+001B⟩[31m↵⟨U+DCFF⟩"
-    assert [number(one) for one in (999.4, 999.6, -999.6, 1000.4)] == ["999", "1,000", "−1,000", "1,000"]
+    assert safe_for_terminal("plain") == "plain"
+    assert safe_for_terminal("日本 ü\n\t| α") == "日本 ü\n\t| α"
+    assert safe_for_terminal("a\u202eb\x1b[31m\r\udcff") == "a⟨U+202E⟩b⟨U+001B⟩[31m↵⟨U+DCFF⟩"
+    assert [as_text(one) for one in (999.4, 999.6, -999.6, 1000.4)] == ["999", "1,000", "−1,000", "1,000"]
     assert [short_count(one) for one in (950, 999_499, 999_500, 16_400)] == ["950", "999k", "1M", "16.4k"]
 
 
@@ -58,10 +58,10 @@ def test_a_change_has_its_sign_and_one_that_rounds_to_nothing_has_none():
 def test_parts_are_named_so_that_none_reads_as_a_number():
     listed = "11.1229, head 18.8, embedding 5, position embedding 0, key bias 3.1"
     said = "L11.N1229, L18.H8, embedding of token 5, embedding of position 0, key bias of L3.H1"
-    assert named_parts(listed) == said
-    assert named_parts("2.90,2.430") == "L2.N90,L2.N430"
-    assert named_parts("removes 2.5% at 0.3 nats") == "removes 2.5% at 0.3 nats"
+    assert label_parts(listed) == said
+    assert label_parts("2.90,2.430") == "L2.N90,L2.N430"
+    assert label_parts("removes 2.5% at 0.3 nats") == "removes 2.5% at 0.3 nats"
     edges = {"a3.h1->a4.h1<q>": "L3.H1 → query of L4.H1", "input->m0@last": "input → MLP 0 at last"}
-    assert {name: edge_name(name) for name in edges} == edges
+    assert {name: edge_label(name) for name in edges} == edges
     names = {"a18.h8": "L18.H8", "a4.kv0": "L4.KV0", "m5": "MLP 5", "m11.n": "neurons L11", "input": "input"}
-    assert {name: part_name(name) for name in names} == names
+    assert {name: node_label(name) for name in names} == names

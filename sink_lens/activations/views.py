@@ -18,7 +18,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook_name, site_of
 from ..records import display
-from ..text import span
+from ..text import as_ranges
 
 _SEEN_AT = {"mass": "pattern", "rows": "pattern", "key_scores": "scores"}
 """Names of ``attention.OBSERVED`` -> the site that has them where it is computed."""
@@ -199,10 +199,12 @@ class Streamed:
         """
         name, layer = key
         if layer not in self.values.get(name, ()) and name in self.skipped:
-            raise ModelError(f"{self.skipped[name]}; need one of the layers {span([*self.values[name]])}")
+            raise ModelError(f"{self.skipped[name]}; need one of the layers {as_ranges([*self.values[name]])}")
         by_layer = self._results_of(name)
         if layer not in by_layer:
-            raise InputError(f"the reading {name!r} gave nothing at layer {layer}; need one of {span([*by_layer])}")
+            raise InputError(
+                f"the reading {name!r} gave nothing at layer {layer}; need one of {as_ranges([*by_layer])}"
+            )
         return by_layer[layer]
 
     def stacked(self, name: str) -> Tensor:

@@ -11,7 +11,7 @@ from ..edits.constructors import Edit
 from ..edits.outcome import Outcome
 from ..schema import column_names
 from ..stats import Interval, studentised_interval
-from ..text import span
+from ..text import as_ranges
 from .setting import Setting
 
 
@@ -33,7 +33,7 @@ def amplification_curve(
     edits = amplification_edits(setting, cells, layers=layers, means=means)
     runs = setting.runs(edits, layers=reads, label="amplification" if progress else None)
     before = setting.baseline.mass_at(setting.target_position, layers=reads)
-    always = {"layers": span(layers), "target_position": setting.target_position, "read_layers": span(reads)}
+    always = {"layers": as_ranges(layers), "target_position": setting.target_position, "read_layers": as_ranges(reads)}
     always |= {"baseline_mass": float(before.mean()), "n": len(before)}
     rows = [
         {"centre": centre, "factor": factor}

@@ -27,7 +27,7 @@ from ..progress import tqdm
 from ..records import RunWriter
 from ..schema import column_names
 from ..stats import Interval, studentised_interval
-from ..text import span
+from ..text import as_ranges
 from . import amplification, makers, mediate, paths, placement
 from .config import FEW_CONTROLS, TraceConfig
 from .links import LINKS
@@ -230,9 +230,9 @@ def _intervention_row(
     return {
         "link": link,
         "edit": one.name,
-        "layers": span([layer for edit in one.edits for layer in layers_of_edit(edit, setting.lens)]),
+        "layers": as_ranges([layer for edit in one.edits for layer in layers_of_edit(edit, setting.lens)]),
         "position": one.position,
-        "read_layers": span(reads),
+        "read_layers": as_ranges(reads),
         "baseline_target_mass": mean_mass(baseline, target, reads),
         "target_mass": mean_mass(whole, target, reads),
         "baseline_sink_mass": mean_mass(baseline, sink, reads),

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, MEASURED, QUESTIONS, UNTESTED, column_names
-from ..text import span
+from ..text import as_ranges
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
 from .links import LINKS
@@ -225,7 +225,7 @@ def link_table(
                     {
                         "link": link.name,
                         "statistic": statistic.name,
-                        "layers": span(list(statistic.layers)) if statistic.layers else "",
+                        "layers": as_ranges(list(statistic.layers)) if statistic.layers else "",
                         "value": statistic.interval.estimate,
                         "ci_low": statistic.interval.low,
                         "ci_high": statistic.interval.high,

@@ -41,7 +41,7 @@ from ..measures.reductions import widen
 from ..models.weights import attention_weights
 from ..schema import column_names
 from ..stats import Interval
-from ..text import listed
+from ..text import join_and
 from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embedding_unit, read_embeddings, screen_parts
 from .setting import WHOLE, Edits, Kind, Maker, Setting, bar, draw_other_indices
@@ -408,7 +408,7 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
         part = Maker(kind=row["kind"], layer=row["layer"], unit=row["unit"])
         if part in members or row["rank"] <= LISTED:
             is_maker, fed = part in found.sets[ALL], found.feeds.get(part, ())
-            role = f"upstream of {listed(map(str, fed), most=3)}" if fed else "writes"
+            role = f"upstream of {join_and(map(str, fed), most=3)}" if fed else "writes"
             said = {"sets": ", ".join(name for name, parts in found.sets.items() if part in parts)}
             said |= {"is_maker": is_maker, "role": role if is_maker else "", "is_super": part in supers}
             rows.append(row | said | {"removed_alone": found.alone.get(part, math.nan), "target": found.target})

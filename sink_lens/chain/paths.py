@@ -41,7 +41,7 @@ from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..models.weights import exact_keys, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
-from ..text import span
+from ..text import as_ranges
 from .config import PATH_CONTROLS, PATH_LENGTH
 from .setting import Edits, Setting, bar, draw_other_indices, mean_mass, shorten_setting
 
@@ -236,13 +236,13 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
                 {
                     "source": path.source.name,
                     "source_step": path.source.step,
-                    "source_layers": span(path.source.layers),
+                    "source_layers": as_ranges(path.source.layers),
                     "target": path.target.name,
                     "target_step": path.target.step,
-                    "target_layers": span(path.target.layers),
+                    "target_layers": as_ranges(path.target.layers),
                     "through": "" if path.through is None else DIMENSIONS,
                     "read_step": number,
-                    "read_layers": span(layers),
+                    "read_layers": as_ranges(layers),
                     "baseline_mass": mean_mass(whole, setting.sink_position, layers),
                     "mass": mean_mass(run, setting.sink_position, layers),
                     "share": interval.estimate,

@@ -18,7 +18,7 @@ from ..activations.precision import Rounding
 from ..data.tokens import TokenBatch
 from ..measures.attention import fewest_queries
 from ..stats import Interval, interval, studentised_interval
-from ..text import listed, span
+from ..text import as_ranges, join_and
 from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer
@@ -74,7 +74,7 @@ def summary_table(
         note = f"each row is one occurrence of the token; it stands {there.found} times in the sequences"
         add("at_token", there.text, "token", note)
     if elsewhere:
-        at = listed(f"position {place}" for place in dict.fromkeys(sorted(elsewhere)))
+        at = join_and(f"position {place}" for place in dict.fromkeys(sorted(elsewhere)))
         note = f"of {located.n_asked} sequences; their sink is at {at}, and they are left out of everything else"
         add("sequences_elsewhere", len(elsewhere), "sequences", note)
     rates = panel["rate_by_key"].nanmean(dim=(0, 1))[: panel.shortest].nan_to_num(0.0)
@@ -99,13 +99,13 @@ def summary_table(
     mass = torch.tensor(layers["sink_score"].to_numpy(dtype=float), dtype=torch.float32)
     note = "first layer whose mean sink score is above the threshold"
     add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer", note)
-    add("growth_steps", ", ".join(span(step.layers) for step in location.steps), "layers")
+    add("growth_steps", ", ".join(as_ranges(step.layers) for step in location.steps), "layers")
     if mixing := panel.layers("std:mixer_out"):
         note = "what their state keeps of a token has no key, and no attention to it is measured"
-        add("mixer_layers", span(mixing), "layers", note)
+        add("mixer_layers", as_ranges(mixing), "layers", note)
     dimensions, brief = location.dimensions
     note = f"those of most layers first; {len(location.outliers)} layers have some"
-    note += f"; in one layer only: {listed(brief)}" if brief else ""
+    note += f"; in one layer only: {join_and(brief)}" if brief else ""
     add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", note)
     add("super_neurons", len(neurons.loc[neurons["is_super"], ["layer", "neuron"]].drop_duplicates()), "neurons")
     peak = int(layers["dominance_ratio"].to_numpy(dtype=float).argmax())

@@ -12,7 +12,7 @@ from ..measures import dimensions, locking, outputs
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from ..schema import column_names
-from ..text import span
+from ..text import as_ranges
 from .config import TraceConfig
 from .links.link import Link
 from .locate import Location, find_outliers
@@ -177,6 +177,6 @@ def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceCo
         "sink_rate": float(panel.sink_rate(config.threshold).nanmean()),
         "s2_ratio": float(panel.std_ratio("z")[list(panel.feeding_layers)].nanmean()),
         "outlier_dimensions": ",".join(str(dimension) for dimension, _ in counts.most_common()),
-        "growth_steps": ",".join(span(step.layers) for step in location.steps),
+        "growth_steps": ",".join(as_ranges(step.layers) for step in location.steps),
         "loss_nats": float(panel["loss"].nanmean()),
     }

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..records import read_run
-from ..text import interval_text, listed, name_in_words, percent
+from ..text import interval_text, join_and, name_in_words, percent
 from .links import LINKS
 from .page.story import find_story, headline, headline_numbers
 from .page.words import why_undecided
@@ -78,4 +78,4 @@ def _verdict_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) ->
             did = f"{'makes' if row['position'] != sink_position else 'removes'} {percent(row['share'])} {ends}"
         marked = Text(f"{_MARKS.get(verdict, '-')} {verdict}", style=_STYLES.get(verdict, "dim"))
         table.add_row(arrow, marked, did, control)
-    return [table, *(Text(f"? {listed(links)}: {why}") for why, links in reasons.items())]
+    return [table, *(Text(f"? {join_and(links)}: {why}") for why, links in reasons.items())]

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from ..report.html import conclusion
-from ..text import edge_name, number
+from ..text import as_text, edge_label
 from .config import CircuitConfig, View
 from .given import Comparison, compare
 from .run import CircuitRun
@@ -35,12 +35,12 @@ def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFr
     core = found.tables.get("core") if isinstance(found, CircuitRun) else None
     decided = {} if core is None else core.set_index("edge").to_dict("index")
     for row in edges.to_dict("records"):
-        line = {"edge": edge_name(str(row["edge"]))}
+        line = {"edge": edge_label(str(row["edge"]))}
         if isinstance(found, Comparison):
             for name, words in (("one", "the first"), ("other", "the second")):
-                line[f"in {words}"], line[f"score in {words}"] = "yes" * row[name], number(row[f"score_{name}"])
+                line[f"in {words}"], line[f"score in {words}"] = "yes" * row[name], as_text(row[f"score_{name}"])
         else:
-            line |= {"score": number(row["score"]), "95% interval": f"{number(row['low'])} to {number(row['high'])}"}
+            line |= {"score": as_text(row["score"]), "95% interval": f"{as_text(row['low'])} to {as_text(row['high'])}"}
             line["in bootstraps"] = f"{float(row['inclusion']):.0%}"
             line |= {} if core is None else {"over all settings": _core_verdict_text(decided.get(row["edge"]))}
         lines.append(line)
@@ -62,6 +62,6 @@ def _core_verdict_text(row: dict[Any, Any] | None) -> str:
     if row is None:
         return ""
     if row["core"]:
-        return f"core, real patch {number(float(row['exact']))}"
+        return f"core, real patch {as_text(float(row['exact']))}"
     name = "undecided" if row["undecided"] else "contingent"
     return f"{name}: {float(row['least']):.0%} under {row['where']}"

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float
 
 from ..errors import InputError, SinkLensError, check_regular_file
 from ..records import read_run
-from ..text import json_value, plural, visible
+from ..text import json_value, plural, safe_line
 from .choice import edges_between
 from .config import COLOURS, LOWERS
 from .graph import Graph
@@ -170,7 +170,7 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
         if isinstance(error, SinkLensError):
             raise
         raise InputError(
-            f"{path} cannot be read as a circuit ({visible(f'{type(error).__name__}: {error}', limit=200)}); need "
+            f"{path} cannot be read as a circuit ({safe_line(f'{type(error).__name__}: {error}', limit=200)}); need "
             "EAP-IG's JSON or .pt, a run folder, our .parquet, or a .csv with a column edge, node, or layer and head"
         ) from None
     return circuit if graph is None else circuit.map_to_graph(graph)

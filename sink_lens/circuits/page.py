@@ -23,14 +23,14 @@ from sink_lens.report.page import (
     table_maker,
     whole_table,
 )
-from sink_lens.text import edge_name, name_in_words, number, part_name, token_text, visible
+from sink_lens.text import as_text, edge_label, name_in_words, node_label, safe_line, token_text
 
 
 def edge_circuit(run: Run) -> EdgeCircuit:
     """Read the circuit of a run folder of ``sink-lens circuit``, ready to be drawn; RunError without its table."""
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
     circuit, group = run.need("circuit", columns=["writer", "reader", "score"]), max(1, heads // kv_heads)
-    title = f"{_title(run)}, {visible(run.provenance.get('model') or 'a model', limit=40)}"
+    title = f"{_title(run)}, {safe_line(run.provenance.get('model') or 'a model', limit=40)}"
     return EdgeCircuit(
         edges=circuit,
         metric=name_in_words(_metric_name(run)),
@@ -68,7 +68,7 @@ def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
         largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
     return edge_graph(
         largest,
-        model=visible(run.provenance.get("model") or "a model", limit=80),
+        model=safe_line(run.provenance.get("model") or "a model", limit=80),
         tokens=() if prompt is None else prompt["text"].astype(str).tolist(),
         title=title,
         n_layers=int(run.provenance.get("n_layers") or 0),
@@ -94,7 +94,8 @@ def _attention_json(run: Run) -> dict[str, Any]:
         if str(head) in patterns:
             where = {name: float(rows[0][name]) for name in ("query", "key", "advantage")}
             why = [
-                {name: row[name] for name in ("side", "by", "value")} | {"part": part_name(row["part"])} for row in rows
+                {name: row[name] for name in ("side", "by", "value")} | {"part": node_label(row["part"])}
+                for row in rows
             ]
             by_head[str(head)] = where | {"pattern": pattern_base64(patterns[str(head)]), "why": why}
     return by_head
@@ -103,7 +104,7 @@ def _attention_json(run: Run) -> dict[str, Any]:
 def _title(run: Run) -> str:
     """Return the title of the page: the circuit's size, and the share of the metric that it keeps."""
     task, metric = str(run.config.get("task", "")), name_in_words(str(run.config.get("metric") or ""))
-    what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
+    what = {"text": metric or "the sink", "file": "the pairs"}.get(task, safe_line(task))
     table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric"])
     if table is None or not len(table):
         return f"The circuit of {what}"
@@ -121,7 +122,7 @@ def _headline(run: Run) -> list[str]:
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     heads = [] if nodes is None else nodes.loc[nodes["kind"].eq("head")].head(4).to_dict("records")
     if heads:
-        named = ", ".join(f"{part_name(str(row['node']))} ({number(float(row['score']))})" for row in heads)
+        named = ", ".join(f"{node_label(str(row['node']))} ({as_text(float(row['score']))})" for row in heads)
         at = 1 if is_complete(summary.to_dict("records")[0]) else 4  # behind what warns of the scores
         sentences.insert(at, f"Heads with the largest scores: {named}.")
     return sentences
@@ -168,7 +169,7 @@ def _listed_parts(
         if first:
             table = table.sort_values(list(first), key=lambda one: one.abs(), ascending=False, ignore_index=True)
         part = "edge" if "edge" in table else "node"
-        shown = table.assign(**{part: [edge_name(str(one)) for one in table[part]]})
+        shown = table.assign(**{part: [edge_label(str(one)) for one in table[part]]})
         return see + more_note(len(table), name), page_table(shown, heads or [str(column) for column in table.columns])
 
     return Listed(key=key, title=title, make=make, when=has_table(name))
@@ -186,8 +187,8 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
         "corrupted_value": "corrupted metric",
     }
     shown = table.assign(
-        clean=[visible(one, limit=120) for one in table["clean"]],
-        corrupted=[visible(one, limit=120) for one in table["corrupted"]],
+        clean=[safe_line(one, limit=120) for one in table["clean"]],
+        corrupted=[safe_line(one, limit=120) for one in table["corrupted"]],
         correct=[token_text(one) for one in table["correct"]],
         incorrect=[token_text(one) for one in table["incorrect"]],
     )

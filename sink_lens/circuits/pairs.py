@@ -23,7 +23,7 @@ import numpy as np
 
 from ..data.described import BosCondition
 from ..errors import InputError, check_regular_file
-from ..text import json_value, plural, visible
+from ..text import json_value, plural, safe_line
 from .config import CircuitConfig, read_positions
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
             if isinstance(value, list) and value and all(_is_token_id(one) for one in value):
                 fields[name] = tuple(value)
             elif not isinstance(value, str) or not value:
-                raise InputError(f"{where}: {name} is {visible(repr(value))}; need a text or a list of token ids")
+                raise InputError(f"{where}: {name} is {safe_line(repr(value))}; need a text or a list of token ids")
         for name in ("correct", "incorrect"):
             value = fields[name]
             if (
@@ -187,7 +187,7 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
                 value = pieces  # several answers in a cell of a table
             several = value if isinstance(value, list) else [value]
             if not several or not all(isinstance(one, str) or _is_token_id(one) for one in several):
-                said = visible(repr(value), limit=200)
+                said = safe_line(repr(value), limit=200)
                 raise InputError(f"{where}: {name} is {said}; need a text or a token id, or a list")
             fields[name] = tuple(value) if isinstance(value, list) else value
         own = {
@@ -220,7 +220,7 @@ def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
     if isinstance(value, str) or type(value) is int:
         with contextlib.suppress(InputError):
             return tuple(dict.fromkeys(read_positions(str(value))))
-    raise InputError(f"{said} is {visible(repr(value), limit=200)}; need positions, such as 4 or 4-6")
+    raise InputError(f"{said} is {safe_line(repr(value), limit=200)}; need positions, such as 4 or 4-6")
 
 
 def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition) -> TokenPair | None:
@@ -248,7 +248,8 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
             if not -len(clean) <= position < len(clean):
                 raise InputError(
                     f"the span {name} has position {position} in a prompt of {len(clean)} tokens, "
-                    f"{visible(repr(pair.clean), limit=80)}; need 0 to {len(clean) - 1}, or from -1 for the last token"
+                    f"{safe_line(repr(pair.clean), limit=80)}; need 0 to {len(clean) - 1}, or from -1 for the last "
+                    "token"
                 )
     return TokenPair(
         clean=clean,

@@ -16,7 +16,7 @@ from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import Explorer
 from sink_lens.report.style import FONT, INK, PAPER, canvas, without_formulas
-from sink_lens.text import part_name
+from sink_lens.text import node_label
 
 _PLAIN = "#6b6b6b"
 _NODE = re.compile(r"[am](\d+)")
@@ -132,7 +132,7 @@ def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str
         )
     box = {"boxstyle": "round,pad=0.22", "facecolor": PAPER, "edgecolor": "#999999", "linewidth": 0.7}
     for node, (x, y) in place.items():
-        axes.text(x, y, part_name(node), ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
+        axes.text(x, y, node_label(node), ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
     axes.set_xlim(left, right)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     ends_of_rows = {-1: "input", _LAST: "logits"}
@@ -154,7 +154,7 @@ def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str
 def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
     """Return the points from a node's middle to its box's border towards ``along``; ``inches``: a unit of each axis."""
     size = 0.85 * FONT
-    half = (0.3 * size * len(part_name(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
+    half = (0.3 * size * len(node_label(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
     across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
     long = np.hypot(across, up) or 1.0
     return float(min(half[0] / max(across / long, 1e-6), half[1] / max(up / long, 1e-6)))

@@ -8,7 +8,7 @@ import pandas as pd
 
 from sink_lens.circuits.config import AT_MOST, CARRIES, SIZES
 from sink_lens.circuits.methods import METHODS
-from sink_lens.text import capital, listed, name_in_words, number, part_name, percent, plural, visible
+from sink_lens.text import as_text, capitalise, join_and, name_in_words, node_label, percent, plural, safe_line
 
 _CARRIED = {
     "resample": "what they carry in the corrupted prompt",
@@ -36,7 +36,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
     sentences += [*_rule_sentences(row), *_sink_sentences(row)]
     if np.isfinite(row["rank_correlation"]):
         sentences.append(
-            f"Scores and real patches of single edges have a rank correlation of {number(row['rank_correlation'])}; "
+            f"Scores and real patches of single edges have a rank correlation of {as_text(row['rank_correlation'])}; "
             f"scores miss {percent(row['missed'])} of the summed effect."
         )
     if row["patched_nodes"] > 0:
@@ -47,22 +47,22 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
     )
     if row["core_edges"] >= 0:
         sentences.append(_core_sentence(row))
-    carried = _CARRIED.get(str(row["ablation"]), visible(row["ablation"]))
+    carried = _CARRIED.get(str(row["ablation"]), safe_line(row["ablation"]))
     replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
     frozen = f", but at position {row['frozen']}, which keeps its clean values" * (row["frozen"] >= 0)
-    method = visible(row["method"]).upper()
+    method = safe_line(row["method"]).upper()
     by = f"Its edges were chosen by {method} on {row['chosen_on']}"
     by = by if row["chosen_on"] else f"It was given, and scored by {method} on all"
     sentences += [
         f"{by} of {row['pairs']} pairs; other edges carry {carried} instead{frozen}.",
-        f"{capital(name_in_words(str(row['metric'])))} is {number(row['clean'])} in clean runs and "
-        f"{number(row['corrupted'])} with {replaced} replaced.",
+        f"{capitalise(name_in_words(str(row['metric'])))} is {as_text(row['clean'])} in clean runs and "
+        f"{as_text(row['corrupted'])} with {replaced} replaced.",
     ]
     if _has_integrated_scores(row):
         sentences.append(
             f"The edges out of the input sum to {percent(row['completeness'])} of that difference "
             f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
-            f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} integration points per pair)."
+            f"{percent(row['completeness_error_largest'])}; {as_text(row['steps_mean'])} integration points per pair)."
         )
     if is_gap_clear(row) and np.isfinite(row["cpr"]):
         sentences.append(_areas_sentence(row, sizes=sizes))
@@ -76,7 +76,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
         sentences.append(
             f"We patched a sample of {plural(row['outside_sampled'], 'edge')} outside the circuit: "
             f"{row['outside_over']} {'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge "
-            f"({number(row['weakest'])}). So at most {row['outside_at_most']:,} of all {outside:,} edges outside do, "
+            f"({as_text(row['weakest'])}). So at most {row['outside_at_most']:,} of all {outside:,} edges outside do, "
             "at 95% confidence."
         )
     return tuple(sentences)
@@ -110,7 +110,7 @@ def _nodes_sentence(row: Mapping[str, Any]) -> str:
     else:
         doubt = " One gradient (eap) misses nodes in many right circuits too; use eap-ig." * (row["method"] == "eap")
     return (
-        f"Do not believe the circuit at {listed(map(part_name, unseen))}: a real patch of the whole node does at "
+        f"Do not believe the circuit at {join_and(map(node_label, unseen))}: a real patch of the whole node does at "
         "least 5% of what all edges do, and ten times the summed magnitude of its edges' scores. Gradients do not see "
         f"such edges, for example if two parts cancel before a threshold. Score them with exact.{doubt}"
     )
@@ -164,7 +164,7 @@ def edges_sentence(row: Mapping[str, Any]) -> str:
 
 def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
     """Return a sentence, from the summary's ``row``, on how much of the metric the circuit keeps on which pairs."""
-    gap = f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}]"
+    gap = f"{as_text(row['gap'])} [{as_text(row['gap_low'])}, {as_text(row['gap_high'])}]"
     if not is_gap_clear(row):
         return (
             f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
@@ -182,7 +182,7 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
 def _areas_sentence(row: Mapping[str, Any], *, sizes: Sequence[float]) -> str:
     """Return a sentence with CPR and CMD from ``row``, or with areas over ``sizes`` if these do not span all shares."""
     least, most = min(sizes), max(sizes)
-    cpr, cmd, cpr_log, cmd_log = (number(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
+    cpr, cmd, cpr_log, cmd_log = (as_text(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
     if most < 1 or least > SIZES[3]:  # CPR and CMD are areas from 0 to 1
         return (
             f"From {100 * least:.3g}% to {100 * most:.3g}% of the edges, the sizes of the run, the area under "

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import SinkLensError
 from ..gone import refuse_removed
 from ..kinds import kinds
-from ..text import for_terminal, visible
+from ..text import safe_for_terminal, safe_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ class _RefusesVisibly:
         except _UsageError as error:
             if (option := getattr(error, "option_name", None)) is not None:
                 refuse_removed(f"{option} of sink-lens {given[0]}")
-            error.message = visible(error.message, limit=_LONGEST)
+            error.message = safe_line(error.message, limit=_LONGEST)
             raise
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -170,14 +170,14 @@ def print_message(word: str, text: str) -> None:
     from rich.text import Text
 
     style = "bold yellow" if word == "warning" else "bold red"
-    line = visible(" ".join(text.split("\n")), limit=_LONGEST)
+    line = safe_line(" ".join(text.split("\n")), limit=_LONGEST)
     with _pause_bars():
         console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
 
 
 def echo(text: object, *, nl: bool = True) -> None:
     """Print a text on stdout, with invisible characters spelled out, and a line break after it if ``nl``."""
-    typer.echo(for_terminal(str(text)), nl=nl)
+    typer.echo(safe_for_terminal(str(text)), nl=nl)
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -188,11 +188,11 @@ def console(*, stderr: bool = False) -> "Console":
 
     class VisibleConsole(Console):
         def render_str(self, text: str, **named: Any) -> Text:
-            return super().render_str(for_terminal(text), **named)  # before a table measures it
+            return super().render_str(safe_for_terminal(text), **named)  # before a table measures it
 
         def render(self, *given: Any, **named: Any) -> Iterator[Segment]:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed on as it is
             for one in super().render(*given, **named):
-                yield one if one.control else one._replace(text=for_terminal(one.text))
+                yield one if one.control else one._replace(text=safe_for_terminal(one.text))
 
     return VisibleConsole(stderr=stderr, highlight=False, markup=False)
 
@@ -213,7 +213,7 @@ class _StderrHandler(logging.StreamHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a message, with invisible characters spelled out."""
-        return for_terminal(super().format(record))
+        return safe_for_terminal(super().format(record))
 
 
 def render_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:

@@ -24,7 +24,7 @@ from ..errors import InputError, note_user_function
 from ..measures.dimensions import dominance_ratio
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
-from ..text import span
+from ..text import as_ranges
 
 Token = int | str
 """A token by its id, or by its text."""
@@ -81,7 +81,7 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
         raise InputError("sink mass was requested for no layers; need at least one, or None for all")
     chosen = None if layers is None else tuple(sorted({int(layer) for layer in layers}))
     return Metric(
-        name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {span(chosen)}"),
+        name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {as_ranges(chosen)}"),
         function=lambda run: run.mass_at(sink_position, layers=chosen),
         positions=(sink_position,),
         layers=chosen,

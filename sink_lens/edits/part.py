@@ -15,7 +15,7 @@ from zlib import crc32
 
 from ..errors import InputError
 from ..models.sites import SITES
-from ..text import span
+from ..text import as_ranges
 
 if TYPE_CHECKING:  # a dry run counts parts without torch
     from jaxtyping import Shaped
@@ -143,7 +143,7 @@ def index_text(indices: Indices) -> int | str:
     """Write indices for a table: the number, ``0-3,7`` for several, ``all`` for None."""
     if indices is None:
         return "all"
-    return indices[0] if len(indices) == 1 else span(indices)
+    return indices[0] if len(indices) == 1 else as_ranges(indices)
 
 
 @lru_cache

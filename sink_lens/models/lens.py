@@ -12,7 +12,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError, SiteError
-from ..text import span
+from ..text import as_ranges
 from .experts import expert_width
 from .families import head_sizes, layer_of_keys, sliding_window_of
 from .family import OF_ATTENTION, Family
@@ -265,7 +265,7 @@ def linear_layers_text(lens: LensModel) -> str:
     if not skipped:
         return ""
     mixer = type(lens.layer(skipped[0]).get_submodule(lens.family.mixer or "")).__name__
-    return f"layers {span(skipped)} of {lens.name} have no attention ({mixer})"
+    return f"layers {as_ranges(skipped)} of {lens.name} have no attention ({mixer})"
 
 
 def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
@@ -275,7 +275,7 @@ def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
     others = sorted({*range(lens.n_layers)} - {*lens.layers_with("k")})
     if not others or {"k", "v"}.isdisjoint(sites):
         return ""
-    return f"layers {span(others)} of {lens.name} attend to the keys and values of an earlier layer"
+    return f"layers {as_ranges(others)} of {lens.name} attend to the keys and values of an earlier layer"
 
 
 def check_plain_layers(lens: LensModel) -> None:
@@ -294,7 +294,7 @@ def check_plain_layers(lens: LensModel) -> None:
         )
     if lens.mixer_layers:
         raise ModelError(
-            f"layers {span(lens.mixer_layers)} of {lens.name} have a mixer beside their attention, and this takes "
+            f"layers {as_ranges(lens.mixer_layers)} of {lens.name} have a mixer beside their attention, and this takes "
             f"attention and MLPs for all that writes to the stream; {other}"
         )
 
@@ -307,7 +307,7 @@ def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> Non
     """
     if not set(layers) <= {*lens.attention_layers}:
         raise SiteError(
-            f"{linear_layers_text(lens)}, so no {what}; need one of the layers {span(lens.attention_layers)}"
+            f"{linear_layers_text(lens)}, so no {what}; need one of the layers {as_ranges(lens.attention_layers)}"
         )
 
 
@@ -325,5 +325,5 @@ def check_layers_have(lens: LensModel, layers: Iterable[int], *, site: str) -> N
     if site in OF_ATTENTION and len(lens.layers_with(site)) == len(lens.attention_layers):
         check_attention(lens, layers, what=repr(site))
     elif not set(layers) <= {*lens.layers_with(site)}:
-        found = span(lens.layers_with(site))
+        found = as_ranges(lens.layers_with(site))
         raise SiteError(f"not all of these layers of {lens.name} have {site!r}; need one of {found}")

@@ -12,7 +12,7 @@ import torch
 from ..errors import InputError
 from ..models.load import load
 from ..records import default_folder
-from ..text import interval_text, number, plural, token_text
+from ..text import as_text, interval_text, plural, token_text
 from .attribution import attribution_patch
 from .config import PatchConfig, PatchView
 from .passes import check_before_loading
@@ -93,7 +93,7 @@ def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "Pa
     for row in frame.to_dict("records"):
         text = found.labels.get(int(row["position"]), "") if "position" in row else ""
         where = [row[name] if name == "site" else str(int(row[name])) for name in found.by]
-        cells = (row[name] if isinstance(row[name], str) else number(float(row[name])) for name in names)
+        cells = (row[name] if isinstance(row[name], str) else as_text(float(row[name])) for name in names)
         lines.append((*where, token_text(text) if text else "", *cells))
     return _text_table((*found.by, "token", *(heads[name] for name in names)), lines)
 

@@ -21,7 +21,7 @@ from sink_lens.report.page import (
     whole_table,
 )
 from sink_lens.report.style import FONT, INK, add_colour_scale, canvas, draw_map, without_formulas
-from sink_lens.text import capital, listed, name_in_words, number, percent, site_words, token_text, visible
+from sink_lens.text import as_text, capitalise, join_and, name_in_words, percent, safe_line, site_label, token_text
 
 _CARRIES = 0.5
 """A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
@@ -99,13 +99,13 @@ def _changed_labels(run: Run) -> dict[int, str]:
 
 def _title(run: Run) -> str:
     """Return the page's title: where the stream carries the metric, else the strongest patch and its effect."""
-    site, direction = site_words(run.config.get("site", "activations")), visible(run.config.get("direction", ""))
+    site, direction = site_label(run.config.get("site", "activations")), safe_line(run.config.get("direction", ""))
     title = f"Patching the {site}, {direction}"
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
     if moved := _decision_sentence(table, run):
-        return capital(f"{_metric_text(run)} {moved}")
+        return capitalise(f"{_metric_text(run)} {moved}")
     table = largest_first(table, "effect")
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
@@ -152,7 +152,7 @@ def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _metric_text(run: Run) -> str:
     """Return the metric in words, with the tokens that it compares."""
-    name = visible(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
+    name = safe_line(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
     named = name == "logit difference" and correct
     return f"{name} ({token_text(correct)} − {token_text(incorrect)})" if named else name
@@ -161,13 +161,13 @@ def _metric_text(run: Run) -> str:
 def _strongest_text(table: pd.DataFrame) -> str:
     """Return the first patch in ``table`` in words: place, effect, and its share of the difference of both prompts."""
     best = table.to_dict("records")[0]
-    where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
-    text, share = f"{where}: {number(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
+    where = ", ".join(f"{name} {as_text(best[name])}" for name in _BY if name in table.columns)
+    text, share = f"{where}: {as_text(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
     if not np.isfinite(share):
         return text
     if abs(share) <= 2.0:
         return f"{text}, {percent(share)} of the way"
-    return f"{text}, {number(share)} times the whole difference between the prompts"
+    return f"{text}, {as_text(share)} times the whole difference between the prompts"
 
 
 def _prompt_sentences(run: Run) -> list[str]:
@@ -177,22 +177,22 @@ def _prompt_sentences(run: Run) -> list[str]:
         texts = run.config.get(name) or []
         if texts:
             more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-            sentences.append(f"{name}: “{visible(texts[0], limit=90)}”{more}")
+            sentences.append(f"{name}: “{safe_line(texts[0], limit=90)}”{more}")
     changed = [f"{place} {pair}" for place, pair in _changed_labels(run).items()]
-    return [*sentences, *([f"changed (clean/corrupted): {listed(changed, most=4)}"] if changed else [])]
+    return [*sentences, *([f"changed (clean/corrupted): {join_and(changed, most=4)}"] if changed else [])]
 
 
 def _headline(run: Run) -> list[str]:
     """Return the sentences at the top of the page: prompts, largest effect, and the places that were patched."""
     table = largest_first(run.need("patches", columns=["effect", "changed"]), "effect")
     prompts = "; ".join(_prompt_sentences(run))
-    sentences = [f"{capital(prompts)}."] if prompts else []
+    sentences = [f"{capitalise(prompts)}."] if prompts else []
     if len(table):
         sentences.append(f"Largest effect at {_strongest_text(table)}.")
     same = len(table.loc[~table["changed"].eq(True)])
     alike = f"; {same} patches changed nothing, since the two prompts are the same there" if same else ""
-    site = site_words(run.config.get("site", "a site"))
-    how = visible(run.config.get("direction", ""))
+    site = site_label(run.config.get("site", "a site"))
+    how = safe_line(run.config.get("direction", ""))
     places = f"{len(table)} places of the {site} were patched{f' ({how})' if how else ''}, one at a time"
     return [*sentences, f"{places}{alike}."]
 
@@ -206,7 +206,7 @@ def _map_figure(run: Run) -> tuple[str, Figure]:
     by = [name for name in _BY if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
     put = str(run.config.get("put", "source"))
-    put = "given what it holds in the other prompt" if put == "source" else f"edited ({visible(put)})"
+    put = "given what it holds in the other prompt" if put == "source" else f"edited ({safe_line(put)})"
     way = "moves the metric towards its value in the other prompt, blue away from it. 1 restores that value completely"
     way = way if value == "normalised_effect" else "raises the metric, blue lowers it"
     see = f"Each cell is a place that was {put}; red {way}."

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..models.header import axis_sizes, different_sizes_text
 from ..models.sites import SITES, site_of
 from ..models.sized import Sized
-from ..text import span
+from ..text import as_ranges
 from .config import PatchConfig
 
 
@@ -74,7 +74,7 @@ def indices_by_axis(
     layers = at.get("layers")
     asked = having if layers is None else _checked_indices("layers", layers, size=model.n_layers)
     if not {*asked} <= {*having}:
-        raise InputError(f"not all of the layers {span(asked)} have {site!r}; need some of {span(having)}")
+        raise InputError(f"not all of the layers {as_ranges(asked)} have {site!r}; need some of {as_ranges(having)}")
     return chosen | {"layer": asked if SITES[site].per_layer else (model.n_layers - 1,)}
 
 

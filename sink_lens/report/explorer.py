@@ -26,7 +26,7 @@ import pandas as pd
 
 from sink_lens.records.provenance import plain_json
 from sink_lens.report import views
-from sink_lens.text import edge_name, visible
+from sink_lens.text import edge_label, safe_line
 
 _MOST = 20_000
 """Edges that a page to explore a circuit in holds."""
@@ -80,7 +80,7 @@ def pattern_base64(pattern: np.ndarray) -> str:
 def graph_title(graph: Mapping[str, Any]) -> str:
     """Return the title of a graph in Neuronpedia's JSON: that of sink_lens if there is one, else its slug."""
     metadata = graph["metadata"]
-    return visible(metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120)
+    return safe_line(metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120)
 
 
 def select_edges(edges: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +125,7 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
                 "ctx_idx": at,
                 "feature_type": kind,
                 "jsNodeId": f"{node}-{at}",
-                "clerp": edge_name(node),
+                "clerp": edge_label(node),
                 "influence": size / total,
                 "activation": None,
             }

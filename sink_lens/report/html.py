@@ -26,7 +26,7 @@ from sink_lens.report.patterns import MOST_BYTES, embed_patterns, tokens_for_pag
 from sink_lens.report.side_by_side import Comparison, check_comparable, compare_parts
 from sink_lens.report.style import UNWRITABLE, figure_svg, thin_lines
 from sink_lens.schema import column_meanings
-from sink_lens.text import capital, listed, visible
+from sink_lens.text import capitalise, join_and, safe_line
 
 _MOST_PROVENANCE = 300
 MOST_READ = 100_000
@@ -54,10 +54,10 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
     notes = (*_shortened_notes(run), *(own if isinstance(own, list) else [own]), *(first.notes if first else ()))
     return Content(
         run=run,
-        name=visible(str(model or run.folder.resolve().name)),
-        title=attempt(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
+        name=safe_line(str(model or run.folder.resolve().name)),
+        title=attempt(run, lambda: page.title(run))[0] or f"A run of {safe_line(run.kind)}",
         headline=attempt(run, lambda: page.headline(run))[0] or [],
-        notes=[capital(visible(note, limit=400)) for note in notes],
+        notes=[capitalise(safe_line(note, limit=400)) for note in notes],
         incomplete=incomplete,
         first=first,
         figures=[_figure_for_page(run, of, prefix=prefix) for of in page.figures if of.on_page and stands(of)],
@@ -88,7 +88,7 @@ def conclusion(folder: str | os.PathLike[str]) -> str:
         RunError: There is no run in the folder, or its run.json is damaged.
     """
     run = _run_for_page(read_run(folder))
-    return attempt(run, lambda: page_of(run).title(run))[0] or f"A run of {visible(run.kind)}"
+    return attempt(run, lambda: page_of(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
 
 
 def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Comparison]:
@@ -134,15 +134,15 @@ def _table_for_page(run: Run, of: Listed, *, prefix: str) -> Shown:
 
 def _incomplete_sentence(run: Run) -> str:
     """Return sentences on the run's error, and on missing and damaged files; empty if the run is complete."""
-    missing = [visible(name) for name in run.missing if name not in ("report", "report.html")]
+    missing = [safe_line(name) for name in run.missing if name not in ("report", "report.html")]
     ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
     sentences = [f"This run {ended}"] if ended else []
     if run.error:
-        sentences.append(visible(run.error, limit=300))
+        sentences.append(safe_line(run.error, limit=300))
     if missing:
-        sentences.append(f"Not in this folder: {listed(missing, most=20)}")
-    if damaged := [visible(name) for name in run.tables if attempt(run, lambda name=name: run.tables[name])[1]]:
-        sentences.append(f"Damaged: {listed(damaged, most=20)}")
+        sentences.append(f"Not in this folder: {join_and(missing, most=20)}")
+    if damaged := [safe_line(name) for name in run.tables if attempt(run, lambda name=name: run.tables[name])[1]]:
+        sentences.append(f"Damaged: {join_and(damaged, most=20)}")
     return f"{'. '.join(sentences)}. Everything else is shown." if sentences else ""
 
 
@@ -150,7 +150,7 @@ def _provenance_texts(run: Run) -> dict[str, str]:
     """Return name -> value as text, for a run's provenance and configuration; at most ``_MOST_PROVENANCE`` values."""
     run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
     rows = [*_dotted_names(run_itself), *_dotted_names(run.provenance), *_dotted_names(run.config, "config.")]
-    shown = {visible(name): value for name, value in rows[:_MOST_PROVENANCE]}
+    shown = {safe_line(name): value for name, value in rows[:_MOST_PROVENANCE]}
     if len(rows) > _MOST_PROVENANCE:
         shown[""] = f"{len(rows) - _MOST_PROVENANCE} more in run.json"
     return shown
@@ -163,8 +163,8 @@ def _dotted_names(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str
         if isinstance(value, Mapping):
             rows += _dotted_names(value, f"{prefix}{name}.")
         else:
-            listed = ", ".join(visible(one) for one in value) if isinstance(value, list) else value
-            rows.append((f"{prefix}{name}", "–" if listed in (None, "") else visible(listed, limit=400)))
+            listed = ", ".join(safe_line(one) for one in value) if isinstance(value, list) else value
+            rows.append((f"{prefix}{name}", "–" if listed in (None, "") else safe_line(listed, limit=400)))
     return rows
 
 

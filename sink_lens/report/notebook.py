@@ -12,7 +12,7 @@ import pandas as pd
 
 from sink_lens.records import PAGE_FILE
 from sink_lens.report.page import page_table
-from sink_lens.text import number, visible
+from sink_lens.text import as_text, safe_line
 
 QUIET = "#777777"
 CELL = "padding: .15em .8em .15em 0; vertical-align: top;"
@@ -68,7 +68,7 @@ def facts_html(values: Mapping[str, Any]) -> str:
     """Return a mapping as an HTML table, one name and value per row."""
     style = f"{CELL} text-align: left"
     rows = [
-        f"<th style='{style}'>{text_html(name)}</th><td style='{style}'>{text_html(number(value))}</td>"
+        f"<th style='{style}'>{text_html(name)}</th><td style='{style}'>{text_html(as_text(value))}</td>"
         for name, value in values.items()
     ]
     return scrolling_table_html(f"<tbody>{rows_html(rows)}</tbody>")
@@ -83,7 +83,7 @@ def image_html(figure: Any) -> str:
 
 def text_html(text: object) -> str:
     """Escape a text for HTML, cut to 400 characters."""
-    return escape(visible(text, limit=400))
+    return escape(safe_line(text, limit=400))
 
 
 def rows_html(rows: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from sink_lens.errors import SinkLensError
-from sink_lens.text import capital, interval_text, name_in_words, number, visible
+from sink_lens.text import as_text, capitalise, interval_text, name_in_words, safe_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def page_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> P
     for row in frame[columns].head(most).itertuples(index=False):
         cells = zip(row, numeric, strict=True)
         rows.append(
-            tuple(("undefined" if is_number else "") if pd.isna(value) else number(value) for value, is_number in cells)
+            tuple(("undefined" if is_number else "") if pd.isna(one) else as_text(one) for one, is_number in cells)
         )
     return PageTable(
         heads=tuple(heads[name] for name in columns),
@@ -101,7 +101,7 @@ def page_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> P
 
 def run_sentence(run: Run, *, limit: int) -> list[str]:
     """Return [the sentence in a run's table ``summary``], cut to ``limit`` characters; [] if the table is empty."""
-    return [visible(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+    return [safe_line(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
 
 def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -110,7 +110,7 @@ def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def intervals(
-    frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = number
+    frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = as_text
 ) -> list[str]:
     """Return each row's interval as a text such as "[0.1, 0.3]", from two columns; "" if an end is undefined."""
     return [interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
@@ -145,7 +145,7 @@ MAKES = {
 
 def run_in_words(run: Run) -> str:
     """Return the words that name a run in an error: its folder and its kind."""
-    return f"{run.folder} is a run of {visible(run.kind)}"
+    return f"{run.folder} is a run of {safe_line(run.kind)}"
 
 
 def whole_table(name: str) -> Callable[[Run], pd.DataFrame]:
@@ -315,8 +315,8 @@ def attempt(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
     try:
         return make(), ""
     except SinkLensError as error:
-        text = visible(str(error).replace(f"{run.folder}{os.sep}", ""), limit=400)
-        return None, capital(text) if text.startswith(("this ", "the ", "no ")) else text
+        text = safe_line(str(error).replace(f"{run.folder}{os.sep}", ""), limit=400)
+        return None, capitalise(text) if text.startswith(("this ", "the ", "no ")) else text
     except _UNFIT as error:
-        why = visible(f"{type(error).__name__}: {error}", limit=200)
+        why = safe_line(f"{type(error).__name__}: {error}", limit=200)
         return None, f"It cannot be made from what the tables of this run hold ({why}). Run again to see it."

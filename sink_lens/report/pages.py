@@ -8,7 +8,7 @@ from sink_lens.kinds import import_object, kinds
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, attempt, page_table, run_in_words
-from sink_lens.text import plural, visible
+from sink_lens.text import plural, safe_line
 
 
 def page_for(kind: str) -> Page | None:
@@ -22,7 +22,7 @@ def page_of(run: Run) -> Page:
     if found := page_for(run.kind):
         return found
     listed = tuple(Listed(key=f"{name}-table", title=name, make=partial(_full_table, name)) for name in run.tables)
-    return Page(title=lambda run: f"A run of {visible(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
+    return Page(title=lambda run: f"A run of {safe_line(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
 
 
 def is_on_page(run: Run, of: Drawn | Listed) -> bool:

@@ -9,7 +9,7 @@ import pandas as pd
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import largest_first
-from sink_lens.text import number, token_text
+from sink_lens.text import as_text, token_text
 
 MOST_BYTES = 2_000_000
 """Most bytes of patterns in a page, as encoded in it."""
@@ -116,7 +116,7 @@ def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     packed = b"".join(patterns[layer, head][past].astype(np.uint8).tobytes() for layer, head in chosen)
     sentence = f"Patterns of all {len(chosen):,} heads are in this page"
     if len(chosen) < len(there):
-        weakest = number(float(scores[chosen[-1]])) if chosen else "none"
+        weakest = as_text(float(scores[chosen[-1]])) if chosen else "none"
         sentence = (
             f"Patterns of {len(chosen):,} of {len(there):,} heads are in this page, those with the highest sink score "
             f"({weakest} and above): more would make it too large"

@@ -11,7 +11,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Content, Shown, attempt, csv_text
 from sink_lens.schema import VERDICTS
-from sink_lens.text import interval_text, listed, name_in_words, number, visible
+from sink_lens.text import as_text, interval_text, join_and, name_in_words, safe_line
 
 MOST_RUNS = 6
 """More than these do not fit beside each other, nor into 5 MB."""
@@ -77,7 +77,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """The page's title. It counts the verdicts that differ; for runs without verdicts, the numbers that differ."""
-        runs = listed(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
+        runs = join_and(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
         rows = self.verdicts or self.summary
         apart = [row for row in rows if row.differs]
         if not rows:
@@ -101,7 +101,7 @@ class Comparison:
         apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
         settings = []
         for row in apart:
-            texts = ["not set" if cell.text == "–" else visible(cell.text, limit=40) for cell in row.cells]
+            texts = ["not set" if cell.text == "–" else safe_line(cell.text, limit=40) for cell in row.cells]
             values = [f"{text} in {name}" for text, name in zip(texts, self.names, strict=True)]
             if tuple(cell.text for cell in row.cells) != self.names:  # else the names of the runs say it
                 settings.append(f"{name_in_words(row.name.removeprefix('config.'))} {', '.join(values)}")
@@ -123,7 +123,7 @@ def compare_parts(parts: Sequence[Content]) -> Comparison:
     """Compare runs by the content of their pages, one for each run: verdicts, summaries and provenance."""
     names = tuple(part.name for part in parts)
     if len(set(names)) < len(names):
-        names = tuple(visible(part.run.folder.resolve().name) for part in parts)
+        names = tuple(safe_line(part.run.folder.resolve().name) for part in parts)
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}
     summaries = [attempt(part.run, lambda run=part.run: _summary_texts(run))[0] or {} for part in parts]
@@ -172,7 +172,7 @@ def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[An
     """Return the error that lists the settings in which runs differ; ``differing`` is setting -> value of each run."""
     parts = []
     for name, values in differing.items():
-        said = ", ".join(f"{visible(value, limit=60)} ({run.folder})" for run, value in zip(runs, values, strict=True))
+        said = ", ".join(f"{safe_line(one, limit=60)} ({run.folder})" for run, one in zip(runs, values, strict=True))
         parts.append(f"{name}: {said}")
     return RunError(
         f"the runs are not comparable, they differ in {'; '.join(parts)}; need runs of one kind on the same tokens "
@@ -207,5 +207,5 @@ def _summary_texts(run: Run) -> dict[str, str]:
         with contextlib.suppress(TypeError, ValueError):
             value = float(value)
         bounds = interval_text(row.get("ci_low"), row.get("ci_high"))
-        shown[visible(row["quantity"])] = f"{number(value)} {bounds}".strip()
+        shown[safe_line(row["quantity"])] = f"{as_text(value)} {bounds}".strip()
     return shown

@@ -15,7 +15,7 @@ import pandas as pd
 from sink_lens.errors import RunError
 from sink_lens.report.diagram import MOST_WORDS, Arrow, Box, Diagram
 from sink_lens.schema import LEAST_PATH
-from sink_lens.text import part_name, percent, plural, visible
+from sink_lens.text import node_label, percent, plural, safe_line
 
 MOST_NODES = 9
 """Nodes of a picture of edges, the logits among them."""
@@ -57,7 +57,7 @@ def sketch_chain(circuit: Any) -> Diagram:
         arrow = Arrow(source=source, target=target, label=label, share=share, kind=kind)
         arrows.setdefault((source, target, kind), arrow)
     joined = {end for arrow in arrows.values() for end in (arrow.source, arrow.target)}
-    position, model = circuit.about["sink_position"], visible(circuit.about["model"], limit=40)
+    position, model = circuit.about["sink_position"], safe_line(circuit.about["model"], limit=40)
     title = f"What makes position {position} the attention sink of {model}"
     if len(paths):
         says = (
@@ -82,7 +82,7 @@ def sketch_chain(circuit: Any) -> Diagram:
         boxes=tuple(one for one in boxes if one.id in joined),
         arrows=tuple(arrows.values()),
         says=says,
-        key={str(kind): _SIGNS.get(str(kind), visible(kind)) for kind in known["verdict"]},
+        key={str(kind): _SIGNS.get(str(kind), safe_line(kind)) for kind in known["verdict"]},
     )
 
 
@@ -102,7 +102,7 @@ def _box_words(nodes: pd.DataFrame) -> str:
         "neurons": f"{supers}{layers}",
         "dimension": _join_labels(nodes["label"].tolist()),
         "heads": f"sink in {heads}",
-    }.get(str(first["kind"]), visible(first["label"].replace("\n", " "), limit=60, counted=False))
+    }.get(str(first["kind"]), safe_line(first["label"].replace("\n", " "), limit=60, counted=False))
     return " ".join(names.split()[:MOST_WORDS])
 
 
@@ -110,7 +110,7 @@ def _join_labels(labels: Sequence[str]) -> str:
     """Join labels such as ``dimension 507`` into one: "dimensions 507, 12"."""
     numbers = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
     if not numbers:
-        return visible(labels[0], limit=40, counted=False)
+        return safe_line(labels[0], limit=40, counted=False)
     more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
     return f"dimension{'s' * (len(numbers) > 1)} {', '.join(numbers[:3])}{more}"
 
@@ -177,7 +177,7 @@ def sketch_edges(
     what = f"share {unit} that" if shares else f"what is added to {unit} by"
     return Diagram(
         title=title,
-        boxes=tuple(Box(id=one, text=end if one == _END else part_name(one)) for one in nodes),
+        boxes=tuple(Box(id=one, text=end if one == _END else node_label(one)) for one in nodes),
         arrows=arrows,
         says=(
             f"Number: {what} the edges from one box into the other{' carry' if shares else ''} together. The picture "

@@ -27,7 +27,7 @@ from sink_lens.records import Run, refuse_file_of_run
 from sink_lens.records.provenance import plain_json
 from sink_lens.report.page import MAKES, run_in_words
 from sink_lens.report.patterns import first_tokens, read_patterns, strongest_and_weakest_heads
-from sink_lens.text import head_name, number, plural, token_text
+from sink_lens.text import as_text, head_name, plural, token_text
 
 _LOADER = """(async () => {
   if (!window.%s) {
@@ -216,7 +216,7 @@ def colored_tokens(
     texts = _position_texts(source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
     most = float(np.nanmax(np.abs(values), initial=1e-9))
     props = {"tokens": texts, "values": values, "minValue": -most, "maxValue": most}
-    title += f"; colours from −{number(most)} (red) to {number(most)} (blue)"
+    title += f"; colours from −{as_text(most)} (red) to {as_text(most)} (blue)"
     height = 130 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
     return View(kind="ColoredTokens", props=props, height=height, title=title)
 

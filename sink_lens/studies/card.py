@@ -30,8 +30,8 @@ from ..models.load import ModelLike, as_lens, weights_hash
 from ..records import check_folder_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..stats import Interval, interval, paired_difference
+from ..text import as_ranges, as_text, join_and, loss_change_text, neuron_name, percent, plural, safe_line
 from ..text import interval_text as bounds
-from ..text import listed, loss_change_text, neuron_name, number, percent, plural, span, visible
 from .bos_check import bos_clause, count_bos_in_front
 from .card_pair import compare_models
 from .config import CardConfig
@@ -154,7 +154,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
         "residual_sinks": [{"dimension": one} | row for one, row in seen.residual_sinks.items()],
         "growth": [
             {
-                "layers": span(list(step.layers)),
+                "layers": as_ranges(list(step.layers)),
                 "dimension": step.dimension,
                 "norm_ratio": [step.ratio_before, step.ratio_after],
             }
@@ -207,7 +207,7 @@ def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
     for token, count in zip(ids[order].tolist(), counts[order].tolist(), strict=True):
         text = f"<{token}>" if known is None else str(known.decode([token]))
         occurs = int(((tokens == token) & valid).sum())
-        rows.append({"id": token, "text": visible(text, limit=24), "sinks": count, "occurs": occurs})
+        rows.append({"id": token, "text": safe_line(text, limit=24), "sinks": count, "occurs": occurs})
     return rows
 
 
@@ -231,7 +231,7 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
     return in_front | {
         "needed": bool(change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0),
-        "token": {"id": token, "text": visible(str(tokenizer.decode([token])), limit=24)},
+        "token": {"id": token, "text": safe_line(str(tokenizer.decode([token])), limit=24)},
         "loss_with_nats": float(less.mean()),
         "loss_without_nats": float(more.mean()),
         "cost_without_nats": _interval_fields(change),
@@ -254,7 +254,7 @@ def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
             {
                 "dimension": dimension,
                 "position": seen.location.sink_position,
-                "layers": span([layer for layer in layers if layer >= 0]),
+                "layers": as_ranges([layer for layer in layers if layer >= 0]),
                 "in_embedding": -1 in layers,
                 "value": float(values[top]),
                 "at_layer": top,
@@ -328,7 +328,7 @@ def card_sentence(found: Mapping[str, Any]) -> str:
         rated = f"{percent(rate['value'])} {ends} of heads".replace("  ", " ")
     parts = []
     if sink["found"] and rated:
-        where = listed(f"position {place}" for place in sink["positions"][:3])
+        where = join_and(f"position {place}" for place in sink["positions"][:3])
         parts.append(f"Keep the token at {where}: it is the sink of {rated}")
     elif (sink["to_no_key"]["value"] or 0) > 0.05:
         parts.append(
@@ -343,7 +343,7 @@ def card_sentence(found: Mapping[str, Any]) -> str:
     if outliers:
         zeroed = found["loss"]["zeroed"]["change"]
         cost = loss_change_text(zeroed["value"], zeroed["low"], zeroed["high"])
-        named = f"{'dimension' if len(outliers) == 1 else 'dimensions'} {listed(outliers)}"
+        named = f"{'dimension' if len(outliers) == 1 else 'dimensions'} {join_and(outliers)}"
         sure = zeroed["low"] is None or zeroed["low"] > 0  # one sequence has no interval
         worth = zeroed["value"] is not None and zeroed["value"] >= WORTH_KEEPING_NATS and sure
         said = f"keep {named} of its stream in 16 bit" if worth else f"nothing hangs on its outlier {named}"
@@ -359,24 +359,24 @@ def card_sentence(found: Mapping[str, Any]) -> str:
 def terminal_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the card (``found``) as rows (name, text), which the terminal and the Markdown table show."""
     sink, rate = found["sink"], found["sink"]["rate"]
-    rated = f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip()
+    rated = f"{as_text(rate['value'])} {bounds(rate['low'], rate['high'])}".strip()
     bos_needed = {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}
     outliers = [
-        f"{row['dimension']} (layers {row['layers']}, largest {number(row['value'])})"
+        f"{row['dimension']} (layers {row['layers']}, largest {as_text(row['value'])})"
         for row in found["outlier_dimensions"]
     ]
     entries = [f"layer {row['layer']} [{row['row']}, {row['column']}]" for row in found["super_weights"]]
-    largest = [f"{row['site']} {number(row['value'])} (layer {row['layer']})" for row in found["largest_activations"]]
+    largest = [f"{row['site']} {as_text(row['value'])} (layer {row['layer']})" for row in found["largest_activations"]]
     links = [f"{VERDICTS.get(verdict, '?')} {link}" for link, verdict in found["chain"].get("links", {}).items()]
     return [
-        ("Sink positions", listed(sink["positions"]) or "none"),
+        ("Sink positions", join_and(sink["positions"]) or "none"),
         ("Sink tokens", _sink_tokens_text(sink)),
-        (f"Sink rate (threshold {number(rate['threshold'])})", rated),
+        (f"Sink rate (threshold {as_text(rate['threshold'])})", rated),
         ("A KV cache must keep", _cache_text(found["cache"])),
         ("BOS needed", bos_needed[found["bos"]["needed"]]),
         *([("BOS in front", bos_clause(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
         ("Outlier dimensions", "; ".join(outliers) or "none"),
-        ("Residual sinks", listed(row["dimension"] for row in found["residual_sinks"]) or "none"),
+        ("Residual sinks", join_and(row["dimension"] for row in found["residual_sinks"]) or "none"),
         ("Makers", "; ".join(_writers_text(row) for row in found["writers"]) or "none"),
         ("Super weights", "; ".join(entries) or "none"),
         ("Largest activation", "; ".join(largest)),
@@ -412,14 +412,14 @@ def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
         count = sum(row["sinks"] for row in sink["tokens"])
         more = " or more" if len(sink["tokens"]) == _MOST_LISTED else ""
         return f"{len(sink['tokens'])}{more} different ones at position 0, in {count}{more} sequences"
-    return listed(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
+    return join_and(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
 
 
 def _cache_text(cache: Mapping[str, Any]) -> str:
     """List the positions that a KV cache must keep, with the number of sink tokens there and in all."""
     if cache["keep"] is None:
         return "unknown"
-    where = listed(f"position {place}" for place in cache["keep"]) or "no token"
+    where = join_and(f"position {place}" for place in cache["keep"]) or "no token"
     there = f"{cache['sink_tokens_kept']} of {plural(cache['sink_tokens'], 'sink token')}"
     return f"{where} ({there})" if cache["sink_tokens"] else where
 
@@ -449,8 +449,8 @@ _LOSSES = {
 def _loss_cell(row: Mapping[str, Any]) -> str:
     """Write a loss with its interval as text, and its change if there is one."""
     change = row["change"]
-    text = f"{number(row['value'])} {bounds(row['low'], row['high'])}".strip()
-    changed = f"; change {number(change['value'])} {bounds(change['low'], change['high'])}"
+    text = f"{as_text(row['value'])} {bounds(row['low'], row['high'])}".strip()
+    changed = f"; change {as_text(change['value'])} {bounds(change['low'], change['high'])}"
     return text + changed if change["value"] else text
 
 
@@ -467,7 +467,7 @@ def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.D
         "norm_ratio": seen.norm_ratio[1:].nanmean(1).double().numpy(),
     }
     dimensions = [{"kind": "outlier"} | row for row in made["outlier_dimensions"]]
-    dimensions += [{"kind": "residual"} | row | {"layers": span(row["layers"])} for row in made["residual_sinks"]]
+    dimensions += [{"kind": "residual"} | row | {"layers": as_ranges(row["layers"])} for row in made["residual_sinks"]]
     losses = [
         {"condition": name, "loss_nats": row["value"], "n": row["n"]}
         | {f"change_{to}": row["change"][end] for end, to in (("value", "nats"), ("low", "low"), ("high", "high"))}

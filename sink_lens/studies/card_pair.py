@@ -23,8 +23,8 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
 from ..models.private_apis import NAME_OF_CONFIG
 from ..stats import paired_difference
+from ..text import as_text, join_and, label_parts, safe_line
 from ..text import interval_text as bounds
-from ..text import listed, named_parts, number, visible
 from .bos_check import count_bos_in_front
 from .config import CardConfig
 from .observed import ObservedModel
@@ -207,12 +207,12 @@ def _decision_sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, 
     others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):
         top = tensors.iloc[0]
-        others.insert(3, f"most of all weights {top['tensor']} (by {number(float(top['change']))} of its norm)")
+        others.insert(3, f"most of all weights {top['tensor']} (by {as_text(float(top['change']))} of its norm)")
     within = "within" if found["within_bound"] else "not within"
     return (
         f"From {found['first']} to {found['second']}: {_change_text(changes[0])}, {within} the bound of "
-        f"{number(found['most_loss'])} nats. "
-        + (f"What else changed: {listed(others, most=4)}." if others else "Nothing else changed beyond its interval.")
+        f"{as_text(found['most_loss'])} nats. "
+        + (f"What else changed: {join_and(others, most=4)}." if others else "Nothing else changed beyond its interval.")
     )
 
 
@@ -221,7 +221,7 @@ def _change_text(row: Mapping[str, Any]) -> str:
     name = row["quantity"].replace("_", " ").replace("loss positions", "loss at positions")
     name += ":" * name[-1].isdigit()
     if row["unit"] in ("index", "text"):
-        shown = named_parts if row["unit"] == "index" else visible
+        shown = label_parts if row["unit"] == "index" else safe_line
         return f"{name} {shown(row['first_indices']) or 'none'} → {shown(row['second_indices']) or 'none'}"
-    change = f"change {number(row['change'])} {bounds(row['change_low'], row['change_high'])}".strip()
-    return f"{name} {number(row['first'])} → {number(row['second'])} ({change})"
+    change = f"change {as_text(row['change'])} {bounds(row['change_low'], row['change_high'])}".strip()
+    return f"{name} {as_text(row['first'])} → {as_text(row['second'])} ({change})"

@@ -14,7 +14,7 @@ from ..data.tokens import Tokens
 from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
-from ..text import interval_text, json_value, number, visible
+from ..text import as_text, interval_text, json_value, safe_line
 from .card import card, terminal_rows
 from .config import CardConfig, is_run_folder
 from .study import Study
@@ -102,9 +102,9 @@ def read_run_row(run: Run) -> Row:
         RunError: the run is neither a card nor a trace, or lacks its summary.
     """
     if run.kind not in ("card", "trace"):
-        raise RunError(f"{run.folder} holds a run of {visible(run.kind)}; need one of card or trace")
+        raise RunError(f"{run.folder} holds a run of {safe_line(run.kind)}; need one of card or trace")
     name = str(run.provenance.get("model") or run.folder.resolve().name)
-    row = {"model": visible(PurePath(name).name if PurePath(name).is_absolute() else name), "run": run.kind}
+    row = {"model": safe_line(PurePath(name).name if PurePath(name).is_absolute() else name), "run": run.kind}
     row |= {name: run.provenance.get(name) for name in _OF_RUN}
     return row | (_read_card_row(run) if run.kind == "card" else _read_trace_row(run))
 
@@ -126,7 +126,7 @@ def _read_trace_row(run: Run) -> Row:
         row |= _interval_columns(name, {"value": value, "low": one["low"], "high": one["high"]})
     noted = table.loc[table["quantity"] == "sink_position", "note"].fillna("")
     if (noted == "").any():  # without a sink the note says so of the position that was studied
-        positions = [number(row["sink_position"]), row.get("other_sink_positions")]
+        positions = [as_text(row["sink_position"]), row.get("other_sink_positions")]
         row["sink_positions"] = ", ".join(filter(None, positions))
     if run.optional("links", columns=["link", "verdict"]) is not None:
         links = read_links(run, columns=["link", "verdict"])
@@ -247,7 +247,7 @@ def _cell_text(row: Row, name: str) -> str:
     """Return the column ``name`` of a row as text: the value to three digits, with its interval; empty if None."""
     if row.get(name) in (None, ""):
         return ""
-    return f"{number(row[name])} {interval_text(row.get(f'{name}_low'), row.get(f'{name}_high'))}".strip()
+    return f"{as_text(row[name])} {interval_text(row.get(f'{name}_low'), row.get(f'{name}_high'))}".strip()
 
 
 def answer(found: Study | CardTable) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import check_attention
 from ..stats import paired_difference
-from ..text import span
+from ..text import as_ranges
 from .config import AblateConfig, AmplifyConfig, IsolateConfig
 from .neuron_sets import NeuronSet, find_smallest_sets, neuron_names
 from .pages.interventions import ablation_sentences, amplification_sentences, isolation_sentences
@@ -45,13 +45,15 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
     for target in chosen:
         table = layer_table(baseline, edited, target_position=target, sink_position=sink)
         by_layer.append(table.assign(target_position=target))
-        row = {"target_position": target, "layers": "all" if layers is None else span(layers)}
+        row = {"target_position": target, "layers": "all" if layers is None else as_ranges(layers)}
         row |= _edit_row(setting, baseline, edited, target_position=target, reads=setting.late_layers)
         summary.append(row)
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
     headline = "\n".join(isolation_sentences(frames["summary"]))
     if mixing := setting.lens.mixer_layers:
-        headline += f"\nisolation masks attention alone: the mixers of layers {span(mixing)} still bring earlier tokens"
+        headline += (
+            f"\nisolation masks attention alone: the mixers of layers {as_ranges(mixing)} still bring earlier tokens"
+        )
     options = {"target_positions": chosen, "layers": None if layers is None else list(layers)}
     return Measured(frames=frames, headline=headline, asked=options)
 
@@ -75,7 +77,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     after = [layer for layer in lens.attention_layers if layer > max(chosen)]
     reads = setting.next_layers if layers is None else after[:5]
     if not reads:
-        raise InputError(f"layers {span(chosen)} leave no layer to read; need layers below the last one")
+        raise InputError(f"layers {as_ranges(chosen)} leave no layer to read; need layers below the last one")
     means = None
     if any(centre != "none" for centre in centres):
         means = centring_means(lens, seed=config.seed, progress=progress)
@@ -88,9 +90,9 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
         change = compute_mass_added(setting, edited, factor=factor, reads=reads, generator=rng)
         del change["mass"]  # the row has it
         row = _edit_row(setting, setting.baseline, edited, target_position=target, reads=reads)
-        summary.append({"centre": centre, "factor": factor, "layers": span(chosen)} | change | row)
+        summary.append({"centre": centre, "factor": factor, "layers": as_ranges(chosen)} | change | row)
     frames = {"summary": pd.DataFrame(summary)}
-    where = f"Position {target} amplified in layers {span(chosen)}, at most:"
+    where = f"Position {target} amplified in layers {as_ranges(chosen)}, at most:"
     options = {"target_position": target, "layers": chosen, "factors": list(config.factors), "centres": list(centres)}
     tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
     headline = "\n".join([where, *amplification_sentences(frames["summary"])])
@@ -107,7 +109,7 @@ def _edit_row(
     loss = paired_difference(edited.loss.numpy(), baseline.loss.numpy(), generator=rng)
     at = {"target_position": target_position, "sink_position": setting.sink_position}
     return {
-        "read_layers": span(reads),
+        "read_layers": as_ranges(reads),
         "baseline_target_mass": float(baseline.mass_at(target_position, layers=reads).mean()),
         "target_mass": float(edited.mass_at(target_position, layers=reads).mean()),
         "baseline_sink_mass": float(baseline.mass_at(setting.sink_position, layers=reads).mean()),
@@ -157,5 +159,5 @@ def _smallest_set_row(found: NeuronSet, table: pd.DataFrame) -> dict[str, Any]:
         "best_single": float(single.max()) if len(single) else float("nan"),
         "random_mean": float(random.mean()),
         "random_max": float(random.max()),
-        "read_layers": span(found.segment.layers),
+        "read_layers": as_ranges(found.segment.layers),
     }

@@ -33,8 +33,8 @@ from ..models.sites import sites_of
 from ..progress import tqdm
 from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat
 from ..stats import Interval, interval, paired_difference
+from ..text import as_text, join_and, loss_change_text, percent, plural
 from ..text import interval_text as bounds
-from ..text import listed, loss_change_text, number, percent, plural
 from .config import QuantiseConfig
 from .study import Measured, study
 
@@ -358,7 +358,7 @@ def _decision_sentence(found: Mapping[str, Any]) -> str:
     cost = (
         f"{found['format']} {loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} "
         "on held-out text "
-        f"({number(found['clean_loss_nats'])} → {number(found['quantised_loss_nats'])})"
+        f"({as_text(found['clean_loss_nats'])} → {as_text(found['quantised_loss_nats'])})"
     )
     if found["verdict"] == "nothing to keep":
         return (
@@ -373,12 +373,12 @@ def _decision_sentence(found: Mapping[str, Any]) -> str:
     closed = f"{share}, {random}"
     if found["verdict"] == "no small set":
         return f"No small set of tokens and channels helps: {cost}, and the best of those tried closes {closed}."
-    sinks = [f"the sink tokens ({number(found['sink_tokens'])} a sequence)"] if found["sink_tokens"] else []
+    sinks = [f"the sink tokens ({as_text(found['sink_tokens'])} a sequence)"] if found["sink_tokens"] else []
     many = "largest channel" if found["channels"] == 1 else f"{found['channels']} largest channels"
     channels = [f"the {many} of each linear layer's input"] if found["channels"] else []
-    left = f"{number(found['left_nats'])} nats {bounds(found['left_low'], found['left_high'])}"
+    left = f"{as_text(found['left_nats'])} nats {bounds(found['left_low'], found['left_high'])}"
     missed = f" It misses the goal of {percent(found['goal'])}." if found["verdict"] == "keep a part" else ""
     return (
-        f"Keep {listed([*sinks, *channels])} in 16 bit: {cost}; with them kept, {left} are left, which closes "
+        f"Keep {join_and([*sinks, *channels])} in 16 bit: {cost}; with them kept, {left} are left, which closes "
         f"{closed}; chosen on one half of the text, judged on the other.{missed}"
     )

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..models.header import axis_sizes, different_sizes_text
 from ..models.sites import site_of
 from ..models.sized import Sized
-from ..text import visible
+from ..text import safe_line
 
 Group = tuple[Any, ...]
 _MOST_CELLS = 1_000_000
@@ -145,12 +145,12 @@ class Grid:
         for name in ("controls", "seed"):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-                raise InputError(f"{name} is {visible(repr(given))}; need a whole number from 0 on")
+                raise InputError(f"{name} is {safe_line(repr(given))}; need a whole number from 0 on")
         if self.controls > _MOST_CONTROLS:
             raise InputError(f"controls is {self.controls:,}; need at most {_MOST_CONTROLS:,}")
         if not isinstance(self.edits, tuple) or not all(isinstance(one, EditGrid) for one in self.edits):
             raise InputError(
-                f"edits is {visible(repr(self.edits))}; need a tuple of EditGrid. Make it with Grid.of(...)"
+                f"edits is {safe_line(repr(self.edits))}; need a tuple of EditGrid. Make it with Grid.of(...)"
             )
 
     @classmethod

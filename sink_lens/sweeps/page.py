@@ -26,7 +26,7 @@ from sink_lens.report.style import (
 from sink_lens.schema import FEW
 from sink_lens.sweeps import words
 from sink_lens.sweeps.words import MARK, cell_name, few_note, is_beyond_chance, metric_names, n_failed
-from sink_lens.text import site_words, visible
+from sink_lens.text import safe_line, site_label
 
 _MOST_NAMED = 40
 """More cells than these are not all named in the forest plot."""
@@ -104,7 +104,7 @@ def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if not keys:
         return [("", frame)]
     names = [
-        " ".join(site_words(part) for part in row if isinstance(part, str)) for row in frame[keys].to_numpy().tolist()
+        " ".join(site_label(part) for part in row if isinstance(part, str)) for row in frame[keys].to_numpy().tolist()
     ]
     return [(name, frame.loc[[one == name for one in names]]) for name in dict.fromkeys(names)]
 
@@ -208,7 +208,7 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
 
     def every(run: Run) -> tuple[str, Figure]:
         rows = of(run)
-        metric = visible(rows["metric"].iloc[0])
+        metric = safe_line(rows["metric"].iloc[0])
         known = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
         if not len(known):
             raise RunError("no cell of this metric has an effect. Run the sweep again to see it.")
@@ -223,7 +223,7 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         rows = of(run)
         blank = rows.assign(effect=np.where(is_beyond_chance(rows), rows["effect"].to_numpy(float), np.nan))
         see = (
-            f"The same effects on {visible(rows['metric'].iloc[0])} by where the edit was made. Red raises it, blue "
+            f"The same effects on {safe_line(rows['metric'].iloc[0])} by where the edit was made. Red raises it, blue "
             "lowers it; cells that cannot be told from chance and their controls are left empty."
         )
         return see, effect_figure(blank)

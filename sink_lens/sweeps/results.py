@@ -15,7 +15,7 @@ from ..edits.part import AXES
 from ..errors import InputError, RunError
 from ..records import Result
 from ..stats import largest_rows
-from ..text import interval_text, number
+from ..text import as_text, interval_text
 from .cells import Cells
 from .words import cell_name
 
@@ -172,9 +172,9 @@ def show(found: SweepResult) -> "Iterator[str | PageTable]":
         cells = [
             (
                 cell_name(row),
-                number(row["effect"]),
+                as_text(row["effect"]),
                 interval_text(row["ci_low"], row["ci_high"]) or "none",
-                number(row["control_effect"]) if pd.notna(row["control_effect"]) else "none",
+                as_text(row["control_effect"]) if pd.notna(row["control_effect"]) else "none",
                 interval_text(row["over_low"], row["over_high"]) or "none",
             )
             for row in rows.to_dict("records")

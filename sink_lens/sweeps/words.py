@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..schema import FEW
-from ..text import edit_strength, interval_text, number, plural, site_words, visible
+from ..text import as_text, edit_strength, interval_text, plural, safe_line, site_label
 
 MARK = "†"
 """Behind an interval of few sequences."""
@@ -20,9 +20,9 @@ def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
     rows, found = _rows_of_metric(frame, metrics[0]), changed_rows(frame, metrics[0], least=least)
     if not len(found):
-        return f"None of {plural(len(rows), 'edit')} is shown to change {visible(metrics[0])}"
+        return f"None of {plural(len(rows), 'edit')} is shown to change {safe_line(metrics[0])}"
     largest = _change_text(found.iloc[0].to_dict())
-    return f"{_count_text(found, rows)} {visible(metrics[0])}. The largest change is {largest}"
+    return f"{_count_text(found, rows)} {safe_line(metrics[0])}. The largest change is {largest}"
 
 
 def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
@@ -40,13 +40,13 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
         said += sentences(frame, metric, found)
         if small := len(changed_rows(frame, metric, least=0.0)) - len(found):
             word = "changes" if small == 1 else "change"
-            said.append(f"{plural(small, 'more edit')} {word} {visible(metric)} by less than {least:g}.")
+            said.append(f"{plural(small, 'more edit')} {word} {safe_line(metric)} by less than {least:g}.")
         said += [_meaning_sentence(frame, least=least)] if at == 0 else []
     idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
     said += [few] if (few := few_note(frame)) else []
-    said += [f"{visible(str(one))}." for one in means]
+    said += [f"{safe_line(str(one))}." for one in means]
     if failed := n_failed(frame):
         said.append(f"{plural(failed, 'edit')} failed; the table has the reasons.")
     return said
@@ -59,11 +59,11 @@ def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFram
     """
     best, said = _rows_of_metric(frame, metric).iloc[0].to_dict(), []
     if np.isfinite(before := float(best.get("baseline", np.nan))):
-        said.append(f"Without an edit it is {number(before)}.")
+        said.append(f"Without an edit it is {as_text(before)}.")
     if not len(found):
         return [*said, *_largest_sentence(best, metric)]
     if np.isfinite(control := float(found.iloc[0].get("control_effect", np.nan))):
-        said.append(f"Random edits of the same size change it by {number(control)} on average.")
+        said.append(f"Random edits of the same size change it by {as_text(control)} on average.")
     return [*said, f"The next largest change is {_change_text(found.iloc[1].to_dict())}."] if len(found) > 1 else said
 
 
@@ -71,10 +71,10 @@ def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFr
     """Return sentences on a further metric: how many edits change it (the rows ``found``), and the largest change."""
     rows = _rows_of_metric(frame, metric)
     if not len(found):
-        return [f"No edit is shown to change {visible(metric)}.", *_largest_sentence(rows.iloc[0].to_dict(), metric)]
+        return [f"No edit is shown to change {safe_line(metric)}.", *_largest_sentence(rows.iloc[0].to_dict(), metric)]
     best = found.iloc[0].to_dict()
     return [
-        f"{_count_text(found, rows)} {visible(metric)}. "
+        f"{_count_text(found, rows)} {safe_line(metric)}. "
         f"The largest change is {_change_text(best)}{_control_text(best)}."
     ]  # one entry of the page's list for each metric
 
@@ -83,13 +83,13 @@ def _largest_sentence(best: Mapping[Any, Any], metric: str) -> list[str]:
     """Return a sentence on ``best``, the largest effect of a metric that no edit is shown to change; [] if nan."""
     if not np.isfinite(float(best["effect"])):
         return []
-    return [f"The largest difference in {visible(metric)} is {_change_text(best)}{_control_text(best)}."]
+    return [f"The largest difference in {safe_line(metric)} is {_change_text(best)}{_control_text(best)}."]
 
 
 def _control_text(row: Mapping[Any, Any]) -> str:
     """Return the mean effect of a cell's controls as the end of a sentence; "" for a cell without controls."""
     control = float(row.get("control_effect", np.nan))
-    return f"; random edits of the same size: {number(control)}" if np.isfinite(control) else ""
+    return f"; random edits of the same size: {as_text(control)}" if np.isfinite(control) else ""
 
 
 def _count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
@@ -154,15 +154,17 @@ def is_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
 def effect_text(row: Mapping[Any, Any]) -> str:
     """Return an effect and its interval as text; † marks an interval over few sequences."""
     marked = MARK if 0 < row.get("n", FEW) < FEW else ""
-    return f"{number(float(row['effect']))} {interval_text(row['ci_low'], row['ci_high'])}{marked}"
+    return f"{as_text(float(row['effect']))} {interval_text(row['ci_low'], row['ci_high'])}{marked}"
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:
     """Return the name of a cell: the user's own, else its edit, site, strength and place in words."""
-    if named := _name_parts(row, {"name": visible}):
+    if named := _name_parts(row, {"name": safe_line}):
         return named[0]
-    edit = _name_parts(row, {"kind": visible, "site": site_words})
-    return ", ".join([*([" ".join(edit) + edit_strength(row)] if edit else []), *_name_parts(row, {"where": visible})])
+    edit = _name_parts(row, {"kind": safe_line, "site": site_label})
+    return ", ".join(
+        [*([" ".join(edit) + edit_strength(row)] if edit else []), *_name_parts(row, {"where": safe_line})]
+    )
 
 
 def _name_parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:

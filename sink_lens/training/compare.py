@@ -20,7 +20,7 @@ from ..errors import InputError, RunError
 from ..records import Finding, check_folder_free, create_run, default_folder, versions
 from ..schema import MIN_SINK_RATE
 from ..stats import Difference, summarise_differences, t_intervals
-from ..text import interval_text, listed, name_in_words, number, plural, short_count, signed_change
+from ..text import as_text, interval_text, join_and, name_in_words, plural, short_count, signed_change
 from .config import CompareConfig
 from .loss_curves import band_table, curve_table, final_table, seed_means
 from .sink_birth import Birth, find_birth, whole_model_rows
@@ -132,11 +132,11 @@ def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFra
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
     """Return a comparison's first sentence: fields that differ, seeds, and tokens per run (the most in ``finals``)."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
-    others = listed(map(_quote, variants.others))
+    others = join_and(map(_quote, variants.others))
     differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.by]
     same = "" if "data_seed" in variants.by else ", on the same data in the same order"
     return (
-        f"The runs differ in {listed(differing)}: {others} against "
+        f"The runs differ in {join_and(differing)}: {others} against "
         f"{_quote(variants.baseline)}, {plural(len(variants.seeds), 'seed')} each "
         f"({', '.join(map(str, variants.seeds))}), {short_count(tokens)} tokens per run{same}."
     )
@@ -157,8 +157,8 @@ def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: 
     if one.n < 2:
         return f"{ends}. The difference, {change}, is of one seed, so it has no interval."
     bounds = interval_text(one.low, one.high)
-    sure = f"{one.n} seeds; " + (f"paired t test: p = {number(one.t_p)}; " if one.t_p == one.t_p else "")
-    sure += f"sign flips: p = {number(one.flip_p)}, at least {number(one.flip_smallest)} with so many seeds"
+    sure = f"{one.n} seeds; " + (f"paired t test: p = {as_text(one.t_p)}; " if one.t_p == one.t_p else "")
+    sure += f"sign flips: p = {as_text(one.flip_p)}, at least {as_text(one.flip_smallest)} with so many seeds"
     if one.n < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
     elif not one.excludes_zero:
@@ -177,7 +177,7 @@ def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     n = len(at)
     if not there.any():
         return f"{target.format('does not reach')} in any of {plural(n, 'seed')}."
-    each = listed((f"{one:.2f}" for one in ratio[there]), most=8)
+    each = join_and((f"{one:.2f}" for one in ratio[there]), most=8)
     own, base = (short_count(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy()))
     when = f"after {own} tokens, the baseline after {base}"
     if not there.all():
@@ -198,7 +198,7 @@ def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     if np.isnan(ratio).all():
         none = f"No seed of {_quote(variant)} reaches" if len(ratio) > 1 else f"{_quote(variant)} does not reach"
         return f"{none} {target}."
-    each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
+    each = join_and(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
     return f"It cannot be told either if {_quote(variant)} reaches {target} sooner (seed by seed: {each})."
 
 
@@ -207,13 +207,13 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
         f"At the end {rate:.1%} of heads have a sink score above {born[0].threshold:g}; in the layer with the most, "
-        f"position 0 gets {number(mass)} of the attention (uniform attention: {number(born[0].uniform)})."
+        f"position 0 gets {as_text(mass)} of the attention (uniform attention: {as_text(born[0].uniform)})."
     )
     whens = [one.tokens for one in born if one.tokens is not None]
     seeds = plural(len(born), "seed")
     if not whens:
         return f"{_quote(variant)} has no sink in any of {seeds} (fewer than {MIN_SINK_RATE:.0%} of heads). {now}"
-    when = listed((f"{short_count(one)}" for one in whens), most=8)
+    when = join_and((f"{short_count(one)}" for one in whens), most=8)
     return f"{_quote(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
 
 
@@ -222,8 +222,8 @@ def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
-        parts = [f"{number(float(means[variant]))} for {_quote(variant)}" for variant in variants.runs]
-        sentences.append(f"The {word}, averaged over layers, is {listed(parts)}.")
+        parts = [f"{as_text(float(means[variant]))} for {_quote(variant)}" for variant in variants.runs]
+        sentences.append(f"The {word}, averaged over layers, is {join_and(parts)}.")
     return sentences
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from ..text import listed
+from ..text import join_and
 from .monitor_keys import Reading
 
 
@@ -112,7 +112,9 @@ class Alarms:
                 elif total > rule.limit and rule.name not in self._on:
                     self._on.add(rule.name)
                     layers = tuple(layer for layer, over in excess.items() if layer is not None and (over or 0) > 0)
-                    where = f"layer{'s' * (len(layers) > 1)} {listed(map(str, layers))}" if layers else "no layer alone"
+                    where = (
+                        f"layer{'s' * (len(layers) > 1)} {join_and(map(str, layers))}" if layers else "no layer alone"
+                    )
                     told = {"value": values[None], "before": rule.median(before[None]), "threshold": self.threshold}
                     sentence = rule.sentence.format(step=step, layers=where, **told)
                     found.append(Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence))

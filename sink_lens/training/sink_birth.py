@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..errors import InputError
 from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
-from ..text import listed, number, short_count
+from ..text import as_text, join_and, short_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class Birth:
         else:
             between = f"{short_count(self.before)} and {short_count(self.tokens)} {self.unit}"
             born = f"the sink was born between {between} (step {self.step})"
-        at_others = listed(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
+        at_others = join_and(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
         rates = f"{self.rate:.1%} of layers and heads above {self.threshold:g}" + f" ({at_others})" * bool(at_others)
-        mass = f"layer {self.layer} has most: mean mass {number(self.mass)}, uniform attention {number(self.uniform)}"
+        mass = f"layer {self.layer} has most: mean mass {as_text(self.mass)}, uniform attention {as_text(self.uniform)}"
         return f"{born}; at the last checkpoint ({short_count(self.last)} {self.unit}) {rates}; {mass}"
 
 

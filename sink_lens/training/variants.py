@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InputError, RunError
 from ..records import CIRCUMSTANCE, Run, read_run
-from ..text import listed
+from ..text import join_and
 
 SWITCHES = {"attention": "softmax", "value_norm": "none", "norm": "rms", "optimizer": "adamw"}
 """Fields that change the architecture or the optimizer -> their value in the baseline."""
@@ -89,7 +89,7 @@ def group_runs(
     if first not in variants:
         raise InputError(f"no variant is {first!r}; need one of {', '.join(variants)}")
     if len(variants) < 2:
-        raise RunError(f"all runs are {first}; need two variants at least. Give runs that differ in {listed(names)}.")
+        raise RunError(f"all runs are {first}; need two variants at least. Give runs that differ in {join_and(names)}.")
     _check_pairs(variants, runs)
     notes = _allowed_differences(runs, configs)
     n = len(variants[first])
@@ -123,7 +123,7 @@ def _find_compared_fields(
     if by is not None:
         named = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
         if unknown := [name for name in named if name not in fields]:
-            raise InputError(f"no run has {listed(unknown)}; need a field of the configuration: {', '.join(fields)}")
+            raise InputError(f"no run has {join_and(unknown)}; need a field of the configuration: {', '.join(fields)}")
         if others := [name for name in differing if name not in named]:
             raise RunError(_differences_text(runs, configs, others))
         return named
@@ -140,7 +140,7 @@ def _find_compared_fields(
     for run, config in zip(runs, configs, strict=True):
         if sum(config.get(name) != SWITCHES[name] for name in switches) > 1:
             raise RunError(
-                f"{run.folder} differs from the baseline in {listed(switches)} at once; need one thing changed. "
+                f"{run.folder} differs from the baseline in {join_and(switches)} at once; need one thing changed. "
                 f"Name both if that is what is compared: by={','.join(switches)}"
             )
     return tuple(switches)

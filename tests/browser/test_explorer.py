@@ -13,7 +13,7 @@ from sink_lens.records import read_run
 from sink_lens.report import circuit_of
 from sink_lens.report.explorer import Explorer
 from sink_lens.report.html import render
-from sink_lens.text import part_name
+from sink_lens.text import node_label
 
 from .edges import EDGES, GROUP, LAYERS, a_run, every_edge
 
@@ -68,7 +68,7 @@ def largest(edges, n):
 @functools.cache
 def ids():
     ends = every_edge()[ENDS].to_numpy().flatten()
-    return {part_name(one): one for one in (str(end).partition("<")[0] for end in ends)}
+    return {node_label(one): one for one in (str(end).partition("<")[0] for end in ends)}
 
 
 def sentence_of(page):
@@ -200,7 +200,7 @@ def test_a_head_is_found_by_its_number_and_shows_what_feeds_it_where_it_looks_an
     for reader, said in (("a5.kv0<k>", "Into its key, which heads 0, 1 share"), ("a5.h1<q>", "Into its query")):
         writer = largest(edges.loc[edges["reader"].eq(reader)], 1)["writer"].item()
         first_of = panel.locator("h4", has_text=said).locator("+ ul li button").first
-        assert first_of.inner_text() == part_name(writer)
+        assert first_of.inner_text() == node_label(writer)
     assert panel.locator(".cell").inner_text() == "Query 3 “·sat” gives key 1 “·cat” 69.8% of its attention."
     assert "whose score is 2.5 above the mean of the other keys" in panel.inner_text()
     rows = panel.locator("p", has_text="what its key reads, by writer").locator("+ ul li").all_inner_texts()

@@ -18,7 +18,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import create_run
 from sink_lens.report.html import page_text, render
 from sink_lens.schema import table_of
-from sink_lens.text import number, visible
+from sink_lens.text import as_text, safe_line
 
 from .circuits import CHAIN, LINKS, NODES, grid, write_run
 
@@ -266,7 +266,7 @@ def test_hostile_text_and_odd_tokens_are_shown_as_text(tmp_path):
     hostile = page_text(hostile_run(tmp_path / "run"))
     page = assert_harmless(hostile)
     for text in HOSTILE:
-        assert visible(text, limit=100)[:90].split("…")[0] in page.text
+        assert safe_line(text, limit=100)[:90].split("…")[0] in page.text
     assert len(page.text) < 20_000
     drawn = hostile.split('<ol class="tokens">')[1].split("</ol>")[0]
     for shown in ("$x$", "&lt;b&gt;", "⟨U+202E⟩", "日本", "a&amp;b", "\\frac"):
@@ -408,11 +408,11 @@ def test_a_page_of_a_large_model_stays_under_5_mb(tmp_path):
     ],
 )  # fmt: skip
 def test_numbers_are_written_to_three_digits(value, text):
-    assert number(value) == text
+    assert as_text(value) == text
 
 
 def test_cut_text_says_how_long_it_was_and_invisible_characters_are_named():
-    assert visible("a" * 10_000, limit=5) == "aaaaa… (10,000 characters)"
-    assert visible("a" * 10_000, limit=5, counted=False) == "aaaaa…"
-    assert visible("abcde", limit=5) == "abcde"
-    assert visible("a‮b\n\ud800​") == "a⟨U+202E⟩b↵⟨U+D800⟩⟨U+200B⟩"
+    assert safe_line("a" * 10_000, limit=5) == "aaaaa… (10,000 characters)"
+    assert safe_line("a" * 10_000, limit=5, counted=False) == "aaaaa…"
+    assert safe_line("abcde", limit=5) == "abcde"
+    assert safe_line("a‮b\n\ud800​") == "a⟨U+202E⟩b↵⟨U+D800⟩⟨U+200B⟩"

@@ -35,8 +35,8 @@ from sink_lens.models.lens import LensModel
 from sink_lens.report.style import BLUE, ORANGE, QUIET, canvas, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.studies.observed import ObservedModel
+from sink_lens.text import as_text, join_and, plural
 from sink_lens.text import interval_text as bounds
-from sink_lens.text import listed, number, plural
 
 VERDICTS = ("agree", "disagree", "not comparable")
 _COLOURS = dict(zip(VERDICTS, (BLUE, ORANGE, QUIET), strict=True))
@@ -169,20 +169,20 @@ def _as_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         parts = [f"[{', '.join(map(str, one))}]" if isinstance(one, list | tuple) else str(one) for one in value]
         return ", ".join(parts) or "none"
-    return number(value)
+    return as_text(value)
 
 
 def _published_text(fact: Fact, kind: str) -> str:
     """The value, with its tolerance where it is a number that can be measured."""
     said = _as_text(fact.value)
-    return f"{said} ± {number(fact.room)}" if kind == "number" and fact.quantity else said
+    return f"{said} ± {as_text(fact.room)}" if kind == "number" and fact.quantity else said
 
 
 def _measured_text(found: Value, kind: str) -> str:
     """Return what was measured, as text."""
     if kind != "number":
         return _as_text(found.indices)
-    return f"{number(found.number)} {bounds(found.low, found.high)}".strip()
+    return f"{as_text(found.number)} {bounds(found.low, found.high)}".strip()
 
 
 def sentence(table: pd.DataFrame, *, name: str) -> str:
@@ -191,7 +191,7 @@ def sentence(table: pd.DataFrame, *, name: str) -> str:
     if not len(table):
         return f"No published fact about {name} is known; name it with --as, or give facts with --facts."
     if not agree + disagree:
-        why = listed(dict.fromkeys(table["reason"].tolist()), most=2)
+        why = join_and(dict.fromkeys(table["reason"].tolist()), most=2)
         return f"None of {plural(unknown, 'published fact')} about {name} can be compared: {why}."
     said = (
         f"{agree} of {plural(agree + disagree, 'comparable fact')} about {name} {'agrees' if agree == 1 else 'agree'}"

@@ -26,7 +26,7 @@ from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import json_value, visible
+from sink_lens.text import json_value, safe_line
 
 NODE_COLUMNS = ("id", "kind", "step", "layers", "label", "detail", "quantity", "value")
 EDGE_COLUMNS = (
@@ -169,7 +169,7 @@ def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataF
         values = links.loc[(links["link"] == into.get(kind)) & (links["statistic"] == statistic), "value"]
         yield {"id": kind, "kind": kind, "label": label, "quantity": statistic, "value": next(iter(values), math.nan)}
     for node in dict.fromkeys(node for link in joined for node in (link.source, link.target) if node not in _KINDS):
-        yield {"id": _node_kind(node), "kind": _node_kind(node), "label": visible(node)}
+        yield {"id": _node_kind(node), "kind": _node_kind(node), "label": safe_line(node)}
 
 
 def _step_nodes(

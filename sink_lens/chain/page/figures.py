@@ -33,7 +33,7 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.schema import ALL_STEPS, FROZEN
-from sink_lens.text import layers_in_words, neuron_name, number
+from sink_lens.text import as_text, layers_in_words, neuron_name
 
 _RASTER_FROM = 800
 """Scatter plots of more points are drawn as an image."""
@@ -120,7 +120,7 @@ def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | Non
         top.text(
             middle,
             1.02 + 0.21 * row,
-            f"{layers_in_words(int(first), int(last))}\n×{number(after / before)}",
+            f"{layers_in_words(int(first), int(last))}\n×{as_text(after / before)}",
             transform=top.get_xaxis_transform(),
             ha="left" if middle < 0.1 * n_layers else "center",
             va="bottom",

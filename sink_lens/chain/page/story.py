@@ -14,18 +14,18 @@ from sink_lens.records import Run
 from sink_lens.report.patterns import sink_rates
 from sink_lens.schema import MEASURED, QUESTIONS, UNTESTED, VERDICTS
 from sink_lens.text import (
-    capital,
+    as_text,
+    capitalise,
     interval_text,
+    join_and,
+    label_parts,
     layers_in_words,
-    listed,
     name_in_words,
-    named_parts,
     neuron_name,
-    number,
     percent,
     plural,
+    safe_line,
     signed_change,
-    visible,
 )
 
 
@@ -101,19 +101,19 @@ def headline(story: Story) -> list[str]:
     sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
     if story.others:
         are = "Another sink is at position" if len(story.others) == 1 else "Other sinks are at positions"
-        sentences.append(f"{are} {listed(story.others)}.")
+        sentences.append(f"{are} {join_and(story.others)}.")
     if story.dimensions is not None:
-        names = listed(story.lasting or (), most=4)
+        names = join_and(story.lasting or (), most=4)
         many = len(story.lasting or ()) > 1
         said = f"Outlier dimension{'s' * many} at {at}: {names}."
         sentences.append(said if story.dimensions else f"No outlier dimension at {at}.")
     if story.steps is not None:
-        grown = [f"{layers_in_words(first, last)} (×{number(factor)})" for first, last, factor in story.steps]
-        grows = f"grows in {plural(len(grown), 'step')}: {listed(grown)}" if grown else "has no growth step"
+        grown = [f"{layers_in_words(first, last)} (×{as_text(factor)})" for first, last, factor in story.steps]
+        grows = f"grows in {plural(len(grown), 'step')}: {join_and(grown)}" if grown else "has no growth step"
         sentences.append(f"The norm at {at}, over that of other tokens, {grows}.")
     if story.super_neurons is not None:
         found = story.super_neurons
-        said = f"{plural(len(found), 'super neuron')}: {listed(found)}." if found else "No super neuron was found."
+        said = f"{plural(len(found), 'super neuron')}: {join_and(found)}." if found else "No super neuron was found."
         sentences.append(said)
     return sentences
 
@@ -153,7 +153,7 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
-            parts, are = listed(named_parts(row["parts"]).split(", "), most=3), "is" if row["size"] == 1 else "are"
+            parts, are = join_and(label_parts(row["parts"]).split(", "), most=3), "is" if row["size"] == 1 else "are"
             bounds = interval_text(row["ci_low"], row["ci_high"], shown=percent)
             random = "" if np.isnan(row["control_largest"]) else f"; random parts: at most {row['control_largest']:.0%}"
             lost = _TARGETS.get(row["target"], f"the {row['target']}")
@@ -161,7 +161,7 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
             found.append((percent(row["removed"]), f"{what} ({bounds}, {plural(row['n'], 'sequence')}{random})"))
     elif story.super_neurons:
         number, _, noun = plural(len(story.super_neurons), "super neuron").partition(" ")
-        found.append((number, f"{noun}, {listed(story.super_neurons, most=3)}"))
+        found.append((number, f"{noun}, {join_and(story.super_neurons, most=3)}"))
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
@@ -181,8 +181,8 @@ def links_sentence(verdicts: dict[str, str]) -> str:
         first, _, rest = parts[0].partition(" ")
         parts[0] = f"{first} of {len(verdicts)} links {rest}"
     if untested:
-        return f"{listed(parts)}. No link was tested: without interventions nothing says that one causes the next."
-    return f"{listed(parts)}. The chain is traced, not assumed: no position, layer, neuron or dimension was typed in."
+        return f"{join_and(parts)}. No link was tested: without interventions nothing says that one causes the next."
+    return f"{join_and(parts)}. The chain is traced, not assumed: no position, layer, neuron or dimension was typed in."
 
 
 _COUNTED = {
@@ -392,7 +392,7 @@ def link_rows(run: Run) -> list[LinkRow]:
     shown = []
     for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)]):
         own = [row for row in rows if row["link"] == name]
-        remarks = tuple(f"{capital(one)}." for one in findings.remarks(frames, name))
+        remarks = tuple(f"{capitalise(one)}." for one in findings.remarks(frames, name))
         shown += _rows_of_link(name, own, link=known.get(name), effects=effects, remarks=remarks)
     return shown
 
@@ -419,7 +419,7 @@ def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
 
 def edit_name(edit: object) -> str:
     """Return the name of an edit as a page shows it, with × before a factor."""
-    return re.sub(r" x (?=[\d.])", "\u00a0×\u00a0", visible(edit))
+    return re.sub(r" x (?=[\d.])", "\u00a0×\u00a0", safe_line(edit))
 
 
 def _percent_or_empty(share: float) -> str:
@@ -447,19 +447,19 @@ def _rows_of_link(
     ``rows`` are those of the table ``links`` on ``name``; ``effects`` is link -> texts on its intervention. A ``link``
     of None has no words.
     """
-    claim, title = ("", name_in_words(visible(name))) if link is None else (link.sentence, link.words)
+    claim, title = ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.words)
     if not rows:
-        return [LinkRow(link=visible(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
+        return [LinkRow(link=safe_line(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
     rows = sorted(rows, key=lambda row: not row.get("is_primary", True))
     own = {row["verdict"] for row in rows if _safe_text(row["verdict"])}
-    verdict = "mixed" if len(own) > 1 else visible(next(iter(own), _NOT))
+    verdict = "mixed" if len(own) > 1 else safe_line(next(iter(own), _NOT))
     shown: list[LinkRow] = []
     for statistic in dict.fromkeys(row["statistic"] for row in rows):
         of = [row for row in rows if row["statistic"] == statistic]
         first, primary = of[0], not shown
         is_share = str(statistic).endswith("_share")
         nulls = [
-            (name_in_words(_safe_text(row["null_name"])), number(row["null_value"]))
+            (name_in_words(_safe_text(row["null_name"])), as_text(row["null_value"]))
             for row in of
             if not (is_share and abs(row["null_value"]) > 1)  # no null of a share is over 1
         ]
@@ -467,13 +467,13 @@ def _rows_of_link(
         criterion = re.sub(r"\b\w+_\w+\b", lambda found: name_in_words(found[0]), criterion)
         shown.append(
             LinkRow(
-                link=visible(name),
+                link=safe_line(name),
                 title=title,
                 claim=claim if primary else "",
                 verdict=verdict,
                 primary=primary,
                 statistic=name_in_words(_safe_text(statistic)),
-                value=number(first["value"]),
+                value=as_text(first["value"]),
                 interval=interval_text(first["ci_low"], first["ci_high"]),
                 nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
                 criterion=criterion if primary or first["criterion"] != rows[0]["criterion"] else "",
@@ -493,4 +493,4 @@ def _rows_of_link(
 
 def _safe_text(value: Any) -> str:
     """Return a table's text with invisible characters made visible; empty for a value that is no text."""
-    return visible(value, limit=400) if isinstance(value, str) else ""
+    return safe_line(value, limit=400) if isinstance(value, str) else ""

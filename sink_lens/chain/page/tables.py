@@ -12,7 +12,7 @@ from sink_lens.records import Run
 from sink_lens.report.page import Listed, PageTable, intervals, largest_first, more_note, page_table, table_maker
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import capital, name_in_words, named_parts, percent, signed_change
+from sink_lens.text import capitalise, label_parts, name_in_words, percent, signed_change
 
 
 def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
@@ -105,7 +105,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
     shown = table.assign(
         interval=intervals(table, shown=percent),
         removed=[percent(share) for share in table["removed"]],
-        parts=[named_parts(parts) for parts in table["parts"]],
+        parts=[label_parts(parts) for parts in table["parts"]],
         control_largest=[percent(share) for share in table["control_largest"]],
     )
     heads = {
@@ -131,7 +131,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
     summary = run.optional("summary", columns=["quantity", "value"])
     if summary is not None:
         beside = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
-        see += "".join(f" {capital(text)}." for text in map(str, beside))
+        see += "".join(f" {capitalise(text)}." for text in map(str, beside))
     return see + _makers_sentence(run, table), page_table(shown, heads)
 
 

@@ -22,7 +22,7 @@ from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Page, largest_first, paper_figure, whole_table
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ANOTHER_PATH
-from sink_lens.text import head_name, interval_text, number, plural
+from sink_lens.text import as_text, head_name, interval_text, plural
 
 _MOST_POSITIONS = 200
 _LEAST_ADDED = 0.01
@@ -36,7 +36,7 @@ def _sink_score_figure(run: Run) -> tuple[str, Figure]:
     position = studied_position(run)
     best = largest_first(heads.loc[heads["sink_position"] == position], "sink_score").iloc[0]
     layer, head, score = (float(best[name]) for name in ("layer", "head", "sink_score"))
-    most = f"most of all {head_name(layer, head)} (score {number(score)})"
+    most = f"most of all {head_name(layer, head)} (score {as_text(score)})"
     bright = f"bright ones attend to position {position}, {most}"
     if story.threshold is not None and score <= story.threshold:
         bright = f"none attends to position {position} above the threshold, {most}"
@@ -160,7 +160,7 @@ def _dimension_figure(run: Run) -> tuple[str, Figure]:
     layer, dominance = (largest_first(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio"))
     see = (
         f"The largest residual values of the sink token after layer {layer:.0f}, where one dimension dominates "
-        f"most: it is {number(dominance)} times the mean. A few long bars are dimension disparity."
+        f"most: it is {as_text(dominance)} times the mean. A few long bars are dimension disparity."
     )
     return see, figures.draw_top_dimensions(table, position=position, layer=int(layer))
 
@@ -264,7 +264,7 @@ def _amplification_figure(run: Run) -> tuple[str, Figure]:
     if best["change"] >= _LEAST_ADDED:
         most = (
             f"The most is added at factor {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: "
-            f"{number(best['change'])} {interval_text(best['change_low'], best['change_high'])}".rstrip()
+            f"{as_text(best['change'])} {interval_text(best['change_low'], best['change_high'])}".rstrip()
         )
     see = (
         f"Position {first['target_position']}: its aggregated values are moved away from a mean by a factor, up to "

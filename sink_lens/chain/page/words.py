@@ -14,7 +14,7 @@ import pandas as pd
 
 from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_by_link
 from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, TELLING_LOSS
-from sink_lens.text import capital, listed, percent, plural, signed_change
+from sink_lens.text import capitalise, join_and, percent, plural, signed_change
 
 MOST_WORDS = 45
 """Most words of a headline."""
@@ -97,7 +97,7 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
         found.append(Phrase(key="some", text=text, rows=("summary: sequences_with_sink, sink_rate",)))
     if "other_sink_positions" in values and "aligned_position" not in values:  # else they are of cut sequences
         rest = [str(_int_of(one)) for one in str(values["other_sink_positions"]).split(",")]
-        text = f"So {'are positions' if len(rest) > 1 else 'is position'} {listed(rest, most=4)}"
+        text = f"So {'are positions' if len(rest) > 1 else 'is position'} {join_and(rest, most=4)}"
         if "other_sink_rate" in values:  # not in runs of before
             most = "at most " if len(rest) > 1 else ""
             text += f" ({most}{percent(float(values['other_sink_rate']))} of heads)"
@@ -107,7 +107,7 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
         count = plural(_int_of(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
         have = "has" if count.startswith("1 ") else "have"
-        found.append(Phrase(key="elsewhere", text=f"{capital(count)} {have} it elsewhere", rows=rows))
+        found.append(Phrase(key="elsewhere", text=f"{capitalise(count)} {have} it elsewhere", rows=rows))
     kind = str(values.get("sink_bound_to", ""))
     if kind in BOUND:
         found.append(Phrase(key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)))
@@ -174,9 +174,9 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
     if names:
         keys = " + ".join(f"by {link}" for link, _ in names)
         rows = tuple(f"links: {link}, present, necessary_or_sufficient and carries" for link, _ in names)
-        what = listed(name for _, name in names)
+        what = join_and(name for _, name in names)
         carry = "carry" if len(names) > 1 or what.endswith(("neurons", "dimensions")) else "carries"
-        text = f"{capital(what)} {carry} it"
+        text = f"{capitalise(what)} {carry} it"
         if whole:
             text = f"The whole chain carries it, from {names[0][1]} to {names[-1][1]}"
         found.append(Phrase(key=keys, text=text, rows=rows))

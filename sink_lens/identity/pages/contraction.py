@@ -29,7 +29,7 @@ from sink_lens.identity.pages.survey import (
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
 from sink_lens.report.style import COLOURS, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.text import number, plural, visible
+from sink_lens.text import as_text, plural, safe_line
 
 _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
 """Stage -> its depth in a figure, beside that of its layer; the embedding is of layer -1."""
@@ -171,7 +171,7 @@ def _title(run: Run) -> str:
     rows = variants.loc[variants["measure"] == "inter_excess"].sort_values("mean", ascending=False)
     names = variant_names(variants)
     best = rows.to_dict("records")[0]
-    name = visible(legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
+    name = safe_line(legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
     cosine = f"the cosine between two sequences' states rises by {mean_text(best)} through the layers"
     if float(best["low"]) > 0:
         return f"{name} makes different sequences {'most' if len(rows) > 1 else 'more'} alike: {cosine}"
@@ -192,7 +192,7 @@ def _headline(run: Run) -> list[str]:
         }
         sentences.append(
             f"{legend_name(variant, among=names)}: the cosine between sequences changes by "
-            f"{mean_text(own['inter_excess'])} from {number(float(own['inter_floor']['mean']))}, and the cosine "
+            f"{mean_text(own['inter_excess'])} from {as_text(float(own['inter_floor']['mean']))}, and the cosine "
             f"between positions by {mean_text(own['intra_excess'])}. At the last position, sequences become more "
             f"alike than at position 0 by {mean_text(own['discrepancy'])}."
         )
@@ -202,8 +202,8 @@ def _headline(run: Run) -> list[str]:
         value, step = rows["value"].to_numpy(float), rows["step"].to_numpy(float)
         most = int(np.argmax(value))
         sentences.append(
-            f"{variant}: the cosine between sequences is {number(value[0])} above the floor at step {step[0]:.0f}, "
-            f"at most {number(value[most])} (step {step[most]:.0f}), and {number(value[-1])} at step "
+            f"{variant}: the cosine between sequences is {as_text(value[0])} above the floor at step {step[0]:.0f}, "
+            f"at most {as_text(value[most])} (step {step[most]:.0f}), and {as_text(value[-1])} at step "
             f"{step[-1]:.0f}."
         )
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
@@ -216,8 +216,8 @@ def _headline(run: Run) -> list[str]:
     if apart:
         sentences.append(
             f"In {plural(len(apart), 'pair')} of models with different seeds, the contraction directions have a "
-            f"cosine of at most {number(max(apart))} (two random directions: "
-            f"{number(2 * pairs['chance'].to_numpy(float).max())} in 95%)."
+            f"cosine of at most {as_text(max(apart))} (two random directions: "
+            f"{as_text(2 * pairs['chance'].to_numpy(float).max())} in 95%)."
         )
     return sentences
 

@@ -14,7 +14,7 @@ from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table
 from sink_lens.report.style import COLOURS, FONT, INK, QUIET, add_colour_scale, canvas, panel, without_formulas
 from sink_lens.schema import FINGERPRINT_ERRORS
-from sink_lens.text import listed, number, plural, visible
+from sink_lens.text import as_text, join_and, plural, safe_line
 
 _PAIRS = ("a", "b", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
 _NULLS = ("a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws")
@@ -37,13 +37,13 @@ def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[s
         said += [_sentence_of_pair(row) for row in pairs.to_dict("records")]
     else:
         same = pairs.loc[pairs["verdict"] == SAME]
-        which = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
+        which = join_and((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
         look = "looks" if len(same) == 1 else "look"
         began = f"{len(same)} of {plural(len(pairs), 'pair')} {look} as if they began with the same weights"
         said.append(f"{began}{f': {which}' if which else ''}.")
         silent = pairs.loc[pairs["verdict"] == NO_ANSWER, "why"]
         if len(silent):
-            why = listed(sorted(set(map(str, silent))), most=3)
+            why = join_and(sorted(set(map(str, silent))), most=3)
             said.append(f"{plural(len(silent), 'pair')} {'has' if len(silent) == 1 else 'have'} no answer: {why}.")
     if NOT_SHOWN in pairs["verdict"].tolist():
         said.append(
@@ -64,8 +64,8 @@ def _sentence_of_pair(row: dict) -> str:
         else f"Nothing shows that {pair} began with the same weights"
     )
     return (
-        f"{found} ({row['why']}; mean tau {number(row['tau_bar'])} over {row['shared']} shared coordinates, of which "
-        f"chance gives {number(row['expected'])})."
+        f"{found} ({row['why']}; mean tau {as_text(row['tau_bar'])} over {row['shared']} shared coordinates, of which "
+        f"chance gives {as_text(row['expected'])})."
     )
 
 
@@ -118,7 +118,7 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, na
 
 def _short_name(name: str) -> str:
     """Return a model's name, cut at its beginning if it is too long for a figure."""
-    text = visible(name)
+    text = safe_line(name)
     return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"
 
 

@@ -23,7 +23,7 @@ from sink_lens.identity.pages.survey import (
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
 from sink_lens.report.style import GRID, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.text import number, token_text
+from sink_lens.text import as_text, token_text
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
@@ -69,7 +69,7 @@ def _title(run: Run) -> str:
     rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
     strongest: Any = rows.loc[rows["value"].idxmax()]
-    ratio, most = (number(float(strongest[name])) for name in ("value", "null_high"))
+    ratio, most = (as_text(float(strongest[name])) for name in ("value", "null_high"))
     if len(rows) == 1:
         how = "more often than" if over else "no more often than"
         return (
@@ -103,7 +103,7 @@ def _preference_sentence(rows: pd.DataFrame, name: str) -> str:
     """Return a sentence: how often the models in ``rows``, called ``name``, predict their top tokens, beside chance."""
 
     def mean(measure: str, column: str = "value") -> str:
-        return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
+        return as_text(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
 
     return (
         f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times as often as the average token "

@@ -13,7 +13,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, PageTable, more_note, page_table
 from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, legend, logarithmic, panel, without_formulas
-from sink_lens.text import name_in_words, number, plural, visible
+from sink_lens.text import as_text, name_in_words, plural, safe_line
 
 MOST_VARIANTS = 10
 """More variants than these are not drawn."""
@@ -35,7 +35,7 @@ def legend_name(variant: str, *, among: Sequence[str]) -> str:
         for part in variant.split(",")
         if part not in shared
     ]
-    return visible(", ".join(part for part in own if part) or "as it is", limit=44, counted=False)
+    return safe_line(", ".join(part for part in own if part) or "as it is", limit=44, counted=False)
 
 
 def line_styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -170,7 +170,7 @@ def mean_text(row: Mapping[Any, Any]) -> str:
     if not row:
         return "not measured"
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
-    return number(mean) if np.isnan(low) or np.isnan(high) else f"{number(mean)} ({number(low)} to {number(high)})"
+    return as_text(mean) if np.isnan(low) or np.isnan(high) else f"{as_text(mean)} ({as_text(low)} to {as_text(high)})"
 
 
 def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -242,7 +242,7 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
         texts = {row["measure"]: _mean_with_half_width(row) for row in rows.to_dict("records")}
         lines.append((legend_name(str(variant), among=among), *(texts.get(one, "") for one in measures)))
     for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
-        texts = {row["measure"]: number(row["value"]) for row in rows.to_dict("records")}
+        texts = {row["measure"]: as_text(row["value"]) for row in rows.to_dict("records")}
         lines.append((str(model), *(texts.get(one, "") for one in measures)))
     yield PageTable(heads=("", *measures.values()), numeric=(False, *(True for _ in measures)), rows=lines)
 

@@ -17,7 +17,7 @@ from sink_lens.report.page import (
     whole_table,
 )
 from sink_lens.report.style import BLUE, ORANGE, canvas, logarithmic, panel, set_integer_ticks, without_formulas
-from sink_lens.text import capital, interval_text, listed, percent, visible
+from sink_lens.text import capitalise, interval_text, join_and, percent, safe_line
 
 _LOSSES = {
     "clean": "as it is",
@@ -62,9 +62,9 @@ def _title(run: Run) -> str:
     numbers = table.to_dict("records")[0]
     bounds = interval_text(numbers.get("sink_rate_low"), numbers.get("sink_rate_high"), shown=percent)
     rate = f"{percent(float(numbers.get('sink_rate', float('nan'))))} {bounds}".strip()
-    sink = f"a sink at position {listed(sinks)} in {rate} of heads" if sinks else f"no sink ({rate} of heads)"
-    dimension = f"outlier dimension{'s' * (len(dims) > 1)} {listed(dims)}" if dims else "no outlier dimension"
-    return visible(f"{capital(sink)}, {dimension}", limit=200)
+    sink = f"a sink at position {join_and(sinks)} in {rate} of heads" if sinks else f"no sink ({rate} of heads)"
+    dimension = f"outlier dimension{'s' * (len(dims) > 1)} {join_and(dims)}" if dims else "no outlier dimension"
+    return safe_line(f"{capitalise(sink)}, {dimension}", limit=200)
 
 
 def _headline(run: Run) -> list[str]:
@@ -72,7 +72,7 @@ def _headline(run: Run) -> list[str]:
     sentences = run_sentence(run, limit=900)
     sinks = run.need("summary", columns=["sink_positions"])["sink_positions"].astype("string").fillna("").tolist()[:1]
     if any(sinks):
-        places = listed(f"position {place}" for place in str(sinks[0]).split(","))
+        places = join_and(f"position {place}" for place in str(sinks[0]).split(","))
         sentences.append(f"A KV cache that evicts must keep {places}.")
     if (run.folder / "card.md").exists():
         sentences.append(
@@ -116,7 +116,7 @@ def _loss_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and a run's table of the loss with and without the outlier dimensions."""
     table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
     shown = table.assign(
-        condition=[_LOSSES.get(str(name), visible(name)) for name in table["condition"]],
+        condition=[_LOSSES.get(str(name), safe_line(name)) for name in table["condition"]],
         interval=intervals(table, "change_low", "change_high"),
     )
     see = "The loss with the outlier dimensions set to zero, and set to their mean."

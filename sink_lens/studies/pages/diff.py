@@ -6,14 +6,14 @@ import pandas as pd
 
 from sink_lens.records import Run
 from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals, page_table, run_sentence, table_maker
-from sink_lens.text import interval_text, named_parts, number, visible
+from sink_lens.text import as_text, interval_text, label_parts, safe_line
 
 
 def name_neurons(rows: pd.DataFrame) -> pd.DataFrame:
     """Write neurons as ``L11.N1229`` in the rows of ``changes`` that hold indices; leave texts unchanged."""
     shown = {
         name: [
-            named_parts(text) if unit == "index" and not pd.isna(text) else text
+            label_parts(text) if unit == "index" and not pd.isna(text) else text
             for text, unit in zip(rows[name], rows["unit"], strict=True)
         ]
         for name in ("first_indices", "second_indices")
@@ -28,11 +28,11 @@ def _title(run: Run) -> str:
         return "Two models compared"
     row = table.to_dict("records")[0]
     ends = interval_text(row["loss_change_low"], row["loss_change_high"])
-    change = f"{number(row['loss_change_nats'])} {ends}".rstrip()
+    change = f"{as_text(row['loss_change_nats'])} {ends}".rstrip()
     others = run.config.get("others") or [run.config.get("other")]  # a run of 0.2 has one
     other = Path(str(others[0] or "the second model"))
     second = other.name if other.is_absolute() else other
-    return f"The loss changes by {change} nats, from the first model to {visible(second)}"
+    return f"The loss changes by {change} nats, from the first model to {safe_line(second)}"
 
 
 def _number_table(run: Run) -> tuple[str, PageTable]:

@@ -25,8 +25,8 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.schema import NORM_ALONE
+from sink_lens.text import as_text, label_parts, percent, plural, safe_line, signed_change
 from sink_lens.text import interval_text as bounds
-from sink_lens.text import named_parts, number, percent, plural, signed_change, visible
 
 _MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
 _MOST_STEPS = 24
@@ -86,7 +86,7 @@ def removed_share_figure(ablations: pd.DataFrame) -> Figure:
                 alpha=0.5,
             )
             axes.scatter(share, row + offsets, color=colour, marker=mark, s=22)
-        axes.set_yticks(range(len(kinds)), [visible(kind, limit=32, counted=False) for kind in kinds])
+        axes.set_yticks(range(len(kinds)), [safe_line(kind, limit=32, counted=False) for kind in kinds])
         axes.set_ylim(len(kinds) - 0.5, -0.5)
         axes.axvline(0, color=QUIET, linewidth=0.8)
         axes.axvline(100, color=QUIET, linewidth=0.8, linestyle=":")
@@ -100,7 +100,7 @@ def _edit_text(row: dict[Any, Any]) -> str:
         layers = str(row.get("layers", "all"))
         where = "all layers" if layers == "all" else f"layer{'s' * (not layers.isdecimal())} {layers}"
         return f"Position {row['target_position']} isolated in {where}"
-    centre = visible(figures.NAMES.get(row["centre"], row["centre"]))
+    centre = safe_line(figures.NAMES.get(row["centre"], row["centre"]))
     how = "scaled alone, the control" if row["centre"] == "none" else f"away from the mean of the {centre}"
     return f"Factor {row['factor']:g}, {how}"
 
@@ -109,15 +109,15 @@ def _edit_sentence(row: dict[Any, Any]) -> str:
     """Say what the edit in a row of ``summary`` did to attention at target and sink position, and to the loss."""
     what, cost = _edit_text(row), ""
     if "times" in row:
-        what += f" ({number(row['times'])} times the attention)"
+        what += f" ({as_text(row['times'])} times the attention)"
     if "loss_change_low" in row:
         change = signed_change(row["loss_change_nats"], 3)
         over = bounds(row["loss_change_low"], row["loss_change_high"])
         cost = f"; the loss changes by {change} {over}".rstrip() + " nats"
     return (
-        f"{what}: attention there {number(row['baseline_target_mass'])} → {number(row['target_mass'])}, at the sink "
-        f"position {number(row['baseline_sink_mass'])} → {number(row['sink_mass'])} (layers {row['read_layers']}): "
-        f"the sink is {visible(row['outcome'])}{cost}."
+        f"{what}: attention there {as_text(row['baseline_target_mass'])} → {as_text(row['target_mass'])}, at the sink "
+        f"position {as_text(row['baseline_sink_mass'])} → {as_text(row['sink_mass'])} (layers {row['read_layers']}): "
+        f"the sink is {safe_line(row['outcome'])}{cost}."
     )
 
 
@@ -156,7 +156,7 @@ def ablation_sentences(summary: pd.DataFrame) -> list[str]:
         )
         removes = enough if row["removes"] else short
         sentences.append(
-            f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({named_parts(row['neurons'])}) "
+            f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({label_parts(row['neurons'])}) "
             f"{removes} {percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."
         )
     return sentences
@@ -178,7 +178,7 @@ def _title(run: Run) -> str:
         row = _strongest_row(moved if len(moved) else table)
         what = f"Position {place} amplified, f{_edit_text(row)[1:]}"
     return (
-        f"{what}: the sink is {visible(row['outcome'])}; attention there goes from "
+        f"{what}: the sink is {safe_line(row['outcome'])}; attention there goes from "
         f"{percent(row['baseline_target_mass'])} to {percent(row['target_mass'])}, at the sink position from "
         f"{percent(row['baseline_sink_mass'])} to {percent(row['sink_mass'])}"
     )
@@ -221,7 +221,7 @@ def _ablation_title(run: Run) -> str:
         return "The neurons that carry the sink"
     best = table.sort_values("removed_share", ascending=False, kind="stable").to_dict("records")[0]
     return (
-        f"Ablating {plural(int(best['size']), 'neuron')} ({named_parts(best['neurons'])}) removes "
+        f"Ablating {plural(int(best['size']), 'neuron')} ({label_parts(best['neurons'])}) removes "
         f"{percent(best['removed_share'])} of the sink; random sets of that size at most {percent(best['random_max'])}"
     )
 

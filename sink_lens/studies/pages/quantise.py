@@ -7,7 +7,7 @@ import pandas as pd
 
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Listed, Page, PageTable, intervals, more_note, page_table, run_sentence
-from sink_lens.text import name_in_words, percent, plural, visible
+from sink_lens.text import name_in_words, percent, plural, safe_line
 
 _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
 
@@ -18,8 +18,8 @@ def _title(run: Run) -> str:
     if table is None or table.empty:
         return "What a low-precision format costs"
     row = table.to_dict("records")[0]
-    kept = visible(row.get("sentence", row["verdict"]), limit=160).partition(": ")[0].rstrip(".")
-    return f"{name_in_words(visible(row['format']))}: {kept[:1].lower()}{kept[1:]}"
+    kept = safe_line(row.get("sentence", row["verdict"]), limit=160).partition(": ")[0].rstrip(".")
+    return f"{name_in_words(safe_line(row['format']))}: {kept[:1].lower()}{kept[1:]}"
 
 
 def _condition_text(row: Mapping[Any, Any]) -> str:

@@ -23,7 +23,7 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.text import listed, number, percent, plural, token_text
+from sink_lens.text import as_text, join_and, percent, plural, token_text
 
 
 def _histogram_figure(run: Run) -> tuple[str, Figure]:
@@ -46,7 +46,7 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
             if np.isfinite(row["gap_low"]):
                 axes.axvspan(row["gap_low"], row["gap_high"], color=QUIET, alpha=0.15, linewidth=0, label="gap")
             if np.isfinite(row["threshold"]):
-                shown = f"threshold {number(row['threshold'])}"
+                shown = f"threshold {as_text(row['threshold'])}"
                 axes.axvline(row["threshold"], color=QUIET, linestyle="--", linewidth=1.4, label=shown)
         axes.set_yscale("symlog", linthresh=1)
         axes.set_yticks([0, 1, 10, 100, 1000, 10000], ["0", "1", "10", "100", "1,000", "10,000"])
@@ -119,8 +119,8 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
             best = part.loc[part["coverage"].idxmax()]
             name = "residual sinks" if kind == "residual" else "dimensions of marked tokens"
             sentences.append(
-                f"{name}: {listed(names)}; {int(best['dimension'])} is an outlier on {percent(best['coverage'])} of "
-                f"the {on} after layer {int(best['layer'])}, at {number(best['ratio'])} times their median magnitude"
+                f"{name}: {join_and(names)}; {int(best['dimension'])} is an outlier on {percent(best['coverage'])} of "
+                f"the {on} after layer {int(best['layer'])}, at {as_text(best['ratio'])} times their median magnitude"
             )
         elif kind == "residual":
             sentences.append("no residual sink: no dimension is an outlier on most tokens")
@@ -177,7 +177,7 @@ def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
         for kind, name in (("first", "at position 0"), ("delimiter", "later delimiters"), ("other", "other tokens"))
         if kind in rows and rows[kind]["sinks"]
     ]
-    return [f"{sentences}{'; ' if where else ''}{listed(where)}."]
+    return [f"{sentences}{'; ' if where else ''}{join_and(where)}."]
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:

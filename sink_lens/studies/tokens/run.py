@@ -25,7 +25,7 @@ from ...measures.sink_tokens import ScoreGap
 from ...models.lens import LensModel
 from ...progress import tqdm
 from ...records import Result
-from ...text import span
+from ...text import as_ranges
 from ..study import Measured, study
 from .config import TokensConfig
 
@@ -240,7 +240,7 @@ def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFram
 
 def _layers_above(values: Tensor, place: tuple[int, int], threshold: float) -> str:
     """List as text (``3-11``) the layers where ``values`` of a token, at (sequence, position), reach the threshold."""
-    return span((values[:, place[0], place[1]] >= threshold).nonzero().flatten().tolist())
+    return as_ranges((values[:, place[0], place[1]] >= threshold).nonzero().flatten().tolist())
 
 
 _RATES = {

@@ -22,7 +22,7 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.text import capital, number, plural, visible
+from sink_lens.text import as_text, capitalise, plural, safe_line
 
 _COLUMNS = ["step", "key", "layer", "value", "unit"]
 _RULES = {
@@ -105,8 +105,8 @@ def _title(run: Run) -> str:
 def _sentences(run: Run) -> list[str]:
     """Return sentences with the alarms, and with rate and mass of the sink at the last reading."""
     alarms = _alarm_table(run)
-    told = [] if alarms is None else [visible(one, limit=300) for one in alarms["sentence"].tolist()]
-    sentences = [f"{capital(one)}." for one in told[:_MOST_SENTENCES]]
+    told = [] if alarms is None else [safe_line(one, limit=300) for one in alarms["sentence"].tolist()]
+    sentences = [f"{capitalise(one)}." for one in told[:_MOST_SENTENCES]]
     if len(told) > _MOST_SENTENCES:
         sentences.append(f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below.")
     if alarms is not None and not told:
@@ -119,7 +119,7 @@ def _sentences(run: Run) -> list[str]:
         sentences.append(
             f"At step {max(steps):,}, the last of {plural(total, 'reading')}: "
             f"{value['rate_first']:.1%} of layers and heads have a sink score above {_sink_threshold(run):g} at "
-            f"position 0, which receives {number(value['mass_first'])} of the attention on average."
+            f"position 0, which receives {as_text(value['mass_first'])} of the attention on average."
         )
     return sentences
 

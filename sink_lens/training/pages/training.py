@@ -34,15 +34,15 @@ from sink_lens.report.style import (
 )
 from sink_lens.schema import SINK_THRESHOLD
 from sink_lens.text import (
+    as_text,
     interval_text,
-    listed,
+    join_and,
     name_in_words,
-    number,
     percent,
     plural,
+    safe_line,
     short_count,
     signed_change,
-    visible,
 )
 from sink_lens.training.sink_birth import Birth, find_birth, whole_model_rows
 from sink_lens.training.variants import FEWEST_SEEDS
@@ -271,7 +271,7 @@ def _training_title(run: Run) -> str:
     """Return a training's title: attention, value norm, last loss and sink rate."""
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
-    title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
+    title = f"Training with {safe_line(kind)} attention" + f" and value norm {safe_line(norm)}" * (norm != "none")
     return f"{title}: {_last_values_text(run)}" if _last_values_text(run) else title
 
 
@@ -279,7 +279,7 @@ def _watch_title(run: Run) -> str:
     """Return a title with the name of the watched checkpoints, and the sink rate of the last one."""
     watched = run.config.get("checkpoints")
     name = plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
-    return f"{visible(name)}: {_last_values_text(run) or 'checkpoints watched'}"
+    return f"{safe_line(name)}: {_last_values_text(run) or 'checkpoints watched'}"
 
 
 def _last_values_text(run: Run) -> str:
@@ -305,7 +305,7 @@ def _sentences(run: Run) -> list[str]:
             if len(values := _finite_column(log, column)):
                 parts.append(f"{name} loss {values.iloc[-1]:.4f} nats")
         at = f"{log['step'].max():,.0f} steps, {short_count(log['tokens'].to_numpy(float).max())} tokens"
-        sentences.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
+        sentences.append(f"After {at}: {join_and(parts) or 'no loss was logged'}.")
     watch = run.optional("watch", columns=_WATCH)
     return sentences if watch is None else [*sentences, _sink_sentence(watch)]
 
@@ -433,7 +433,7 @@ def _compare_title(run: Run) -> str:
     names = [
         "learning rate" if name == "lr" else name_in_words(str(name)) for name in run.config.get("by") or ["variants"]
     ]
-    title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variant_names(run))))}"
+    title = f"{safe_line(join_and(names)).capitalize()} {safe_line(' against '.join(reversed(_variant_names(run))))}"
     table = run.optional("differences", columns=_DRAWN["differences"])
     if table is None or not len(table):
         return title
@@ -441,12 +441,12 @@ def _compare_title(run: Run) -> str:
     last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
     bounds = interval_text(last["low"], last["high"]) or "(with one seed each, it cannot be told from chance)"
     change = signed_change(last["mean"], 3)
-    told = f"{visible(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
+    told = f"{safe_line(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
     if last["low"] <= 0 <= last["high"] or not bounds:
         told = "no difference can be told" if bounds else ""
     elif last.get("n", FEWEST_SEEDS) < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
-    return f"{title}: {visible(last['curve'])} loss {change} nats {bounds}{'; ' if told else ''}{told}"
+    return f"{title}: {safe_line(last['curve'])} loss {change} nats {bounds}{'; ' if told else ''}{told}"
 
 
 def _read_findings(run: Run) -> list[str]:
@@ -455,7 +455,7 @@ def _read_findings(run: Run) -> list[str]:
     if not path.is_file():
         return ["findings.txt is not in this folder."]
     text = path.read_text(encoding="utf-8", errors="replace")
-    return [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
+    return [safe_line(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
 
 
 _DRAWN = {
@@ -510,11 +510,11 @@ def variant_measure_table(table: pd.DataFrame) -> PageTable:
     for row in table.to_dict("records"):
         level = row["threshold"]
         name = _MEASURES.get(row["measure"], name_in_words(row["measure"])) + f" above {level:g}" * (level == level)
-        cell = f"{number(row['mean'])} {interval_text(row['low'], row['high'])}".strip()
+        cell = f"{as_text(row['mean'])} {interval_text(row['low'], row['high'])}".strip()
         cells.setdefault(name, {})[str(row["variant"])] = cell
     variants = list(dict.fromkeys(table["variant"].tolist()))
-    rows = [(visible(name), *(own.get(variant, "") for variant in variants)) for name, own in cells.items()]
-    heads = ("measure", *(visible(variant) for variant in variants))
+    rows = [(safe_line(name), *(own.get(variant, "") for variant in variants)) for name, own in cells.items()]
+    heads = ("measure", *(safe_line(variant) for variant in variants))
     return PageTable(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
 
 
