@@ -69,9 +69,12 @@ _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
 
 
 def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice = "auto") -> Kernel:
-    """Choose the attention kernel for a family on a device; refuse ``fused`` if it gives no exact log-sum-exp.
+    """Return the attention kernel for a family on a device: the one ``asked`` for, or the best for ``auto``.
 
-    For ``asked`` = ``auto`` it is the fused kernel if that is exact and gives a log-sum-exp, else the eager kernel.
+    For ``auto`` it is the fused kernel, if that is exact and gives a log-sum-exp there, else the eager kernel.
+
+    Raises:
+        KernelError: ``fused`` was asked for, and is not exact or gives no log-sum-exp.
     """
     reason = ""
     if family.soft_capped:
@@ -93,7 +96,7 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
 
 @contextlib.contextmanager
 def observe_attention(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
-    """Within the block, the model computes attention by the observed function, which gives tensors to ``watch``."""
+    """Within the block, the model's attention is computed here, and what ``watch`` names is passed to its ``put``."""
     AttentionInterface.register(_NAME, _observed_attention)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     token = _WATCH.set(watch)
@@ -115,7 +118,7 @@ def _observed_attention(
 ) -> tuple[Float[Tensor, "batch query head d_value"], None]:
     """Compute attention in place of transformers' own function, and pass the observed quantities to the ``Watch``.
 
-    Some families give a ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or slopes (``alibi``).
+    Some families add arguments: a ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, ALiBi's slopes.
     """
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observe_attention() only"
@@ -131,7 +134,7 @@ def _observed_attention(
     if given.get("weighting") == "sigmoid":
         (output, total), lse = _attention_by_rows(score, value, sigmoid=True), None
     elif watch.kernel == "fused":
-        _check_fused(query.device.type, query.dtype, max(query.shape[-1], value.shape[-1]))
+        _check_fused_kernel(query.device.type, query.dtype, max(query.shape[-1], value.shape[-1]))
         output, lse = _fused_attention(query, key, value, mask=mask, scale=scale)
     else:
         output, lse = _attention_by_rows(score, value)
@@ -151,7 +154,8 @@ def _observed_attention(
 def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
     """Compute the quantity ``name`` of ``OBSERVED`` from a layer's scores and their log-sum-exp ``lse``.
 
-    Sigmoid attention has the sums ``total`` of its rows, and no ``lse``. ``watch`` has the chosen keys and rows.
+    For sigmoid attention ``lse`` is None, and ``total`` has the sum of each row. ``watch`` has the keys and rows to
+    read.
     """
     match name:
         case "mass":
@@ -196,7 +200,7 @@ class Scores:
     def key_columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
         """Compute every query's scores for the keys at positions ``keys``; masked scores are -inf."""
         index = torch.tensor(keys, device=self.key.device)
-        scores = self.unmasked_product(self.query, self.key[:, :, index])
+        scores = self.unmasked_scores(self.query, self.key[:, :, index])
         if self.mask is not None:
             return scores.add_(self.mask[..., index].float())
         queries = torch.arange(self.query.shape[2], device=self.key.device)
@@ -204,14 +208,14 @@ class Scores:
 
     def query_rows(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
         """Compute the scores of the queries at positions ``rows`` for every key; masked scores are -inf."""
-        scores = self.unmasked_product(self.query[:, :, rows], self.key)
+        scores = self.unmasked_scores(self.query[:, :, rows], self.key)
         if self.mask is not None:
             scores.add_(self.mask[:, :, rows].float())
         else:
             scores.masked_fill_(rows[:, None] < torch.arange(self.key.shape[2], device=rows.device), -math.inf)
         return scores
 
-    def unmasked_product(self, query: Tensor, key: Tensor) -> Tensor:
+    def unmasked_scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Compute scores of queries for keys before any mask, with the model's scale and soft cap."""
         grouped = query.float().unflatten(1, (key.shape[1], -1))  # group query heads by the kv head that they share
         scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
@@ -221,7 +225,10 @@ class Scores:
 def _attention_by_rows(
     score: Scores, value: Tensor, *, sigmoid: bool = False
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Compute attention output, and each row's log-sum-exp (``sigmoid``: sum), from ``score`` and ``value`` by rows."""
+    """Compute the attention output and each row's log-sum-exp, one block of query rows after the other.
+
+    With ``sigmoid`` the weights are the sigmoids of the scores, and the second result is each row's sum.
+    """
     outputs, sums = [], []
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
         block = score.query_rows(rows)
@@ -236,10 +243,11 @@ def _attention_by_rows(
 def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | None = None) -> Tensor:
     """Compute the log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
 
-    The ``fused`` kernel needs scores without a soft cap; ``sink`` are learned sink logits, in the denominator too.
+    The ``fused`` kernel needs scores without a soft cap. ``sink`` are learned sink logits, which count as one more
+    score of each row.
     """
     if kernel == "fused":
-        _check_fused(score.query.device.type, score.query.dtype, score.query.shape[-1])
+        _check_fused_kernel(score.query.device.type, score.query.dtype, score.query.shape[-1])
         _, lse = _fused_attention(score.query, score.key, score.key, mask=score.mask, scale=score.scale)
     else:
         blocks = torch.arange(score.query.shape[2], device=score.key.device).split(_BLOCK)
@@ -250,7 +258,10 @@ def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | N
 def _fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Compute attention output and each row's log-sum-exp with the device's fused kernel; ``mask`` None is causal."""
+    """Compute the attention output and each row's log-sum-exp with the device's fused kernel.
+
+    ``mask`` is added to the scores; None means causal.
+    """
     groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
     widest = max(query.shape[-1], d_value)
     if query.shape[-1] != d_value:  # latent attention: the kernels take one width, and zeros change no product
@@ -272,8 +283,8 @@ def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#ba
 
 
 @functools.cache
-def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
-    """Refuse a fused kernel that differs from explicit attention; computed once per device, type and head width."""
+def _check_fused_kernel(device: str, dtype: torch.dtype, d_head: int) -> None:
+    """Refuse a device's fused kernel if its results differ from explicit attention; computed once per arguments."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, 19, d_head, generator=generator).to(device, dtype) for heads in (4, 2, 2)
@@ -299,7 +310,7 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a mask that is True at visible keys into one to add to scores (0 or -inf); return any other as it is."""
+    """Turn a mask that is True at visible keys into one to add to scores (0 or -inf); return another mask as it is."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

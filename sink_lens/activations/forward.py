@@ -1,4 +1,4 @@
-"""One forward pass; each tensor is passed to a function as soon as it is computed.
+"""One forward pass: its tokens are checked, and each tensor is passed to a function as soon as it is computed.
 
 The functions are registered at hook points of the bridge. Its blocks run with Hugging Face's attention inside
 (``models.delegation``), so that a fused kernel can compute it and the pattern is never made. What is read of the
@@ -8,14 +8,15 @@ model that can only be measured has no bridge: module hooks read its plain modul
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
-from ..errors import InputError, KernelError
+from ..errors import InputError, KernelError, SiteError
 from ..models.delegation import attention_of, delegate_attention, has_user_hooks, register_hooks, stop_pass_after
 from ..models.interfaced import use_attention, watch_attention_inputs
 from ..models.lens import LensModel
@@ -23,6 +24,8 @@ from ..models.private_apis import kernel_of
 from ..models.running import check_unchanged, prepare_pass
 from ..models.sites import SITES, bridge_hook_name, read_site
 from .attention import OBSERVED, Kernel, Put, Watch, observe_attention
+
+_TOKENS_A_FORWARD = 2048
 
 
 def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
@@ -62,23 +65,51 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
         )
 
 
+def sequences_per_forward(asked: int | None, n_positions: int) -> int:
+    """Return how many sequences of ``n_positions`` one forward pass takes.
+
+    It is the number ``asked`` for; if that is None, as many as have 2,048 positions together, at least one.
+    """
+    return max(1, _TOKENS_A_FORWARD // n_positions) if asked is None else asked
+
+
+def pieces_by_length(
+    batch: TokenBatch, *, batch_size: int | None = None
+) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
+    """Yield pieces of a batch, each for one forward pass: the sequences' indices, and their tokens cut to the longest.
+
+    The lengths of a piece's sequences are within a factor of 2, so that the same query positions can be sampled in all.
+    A piece has at most ``batch_size`` sequences; None takes as many as have 2,048 positions together.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"the batch size is {batch_size}; need at least 1. Give a larger one.")
+    lengths = batch.lengths.cpu()
+    kinds = lengths.double().log2().ceil().long()
+    for kind in kinds.unique().tolist():
+        alike = (kinds == kind).nonzero().flatten()
+        width = int(lengths[alike].max())
+        for where in alike.split(sequences_per_forward(batch_size, width)):
+            longest = max(int(lengths[where].max()), min(2, batch.n_positions))  # no row fits a single token
+            yield where, batch[where].cut(longest)
+
+
 def forward(
     lens: LensModel,
     part: TokenBatch,
     *,
-    plan: Mapping[int, frozenset[str]],
+    wanted: Mapping[int, frozenset[str]],
     put: Put,
     keys: tuple[int, ...] = (),
     rows: Tensor | None = None,
     kernel: Kernel | None,
     plain: bool = False,
 ) -> None:
-    """Run the model up to the last layer of the plan, without its unembedding, and pass what is read to ``put``.
+    """Run the model up to the last layer that is read, without its unembedding, and pass what is read to ``put``.
 
     Args:
         lens: the model; dropout is off during the pass.
         part: the sequences of this pass.
-        plan: layer -> sites and observed names to read; the final norm's output is at layer ``n_layers``.
+        wanted: layer -> sites and observed names to read; the final norm's output is at layer ``n_layers``.
         put: called with layer, name and tensor.
         keys: key positions for ``mass`` and ``key_scores``.
         rows: query positions for ``rows``.
@@ -86,10 +117,10 @@ def forward(
         plain: run the plain module even where there is a bridge.
 
     Raises:
-        KernelError: somebody's hook stands at the scores or the pattern, which this pass does not make.
+        KernelError: a hook of the user's is at the scores or the pattern, which this pass does not make.
     """
-    last = max(plan, default=0)
-    at_sites = [(layer, name) for layer, names in plan.items() for name in sorted(names - set(OBSERVED))]
+    last = max(wanted, default=0)
+    at_sites = [(layer, name) for layer, names in wanted.items() for name in sorted(names - set(OBSERVED))]
     with contextlib.ExitStack() as stack:
         stack.enter_context(prepare_pass(lens))
         if plain or lens.why_measured_only is not None:
@@ -109,7 +140,7 @@ def forward(
         if kernel is not None:
             watch = Watch(
                 kernel=kernel,
-                names=lambda layer: plan.get(layer, frozenset()) & frozenset(OBSERVED),
+                names=lambda layer: wanted.get(layer, frozenset()) & frozenset(OBSERVED),
                 keys=keys,
                 rows=rows,
                 put=put,
@@ -124,12 +155,23 @@ def forward(
 
 
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
-    """Run ``part`` with the bridge's attention; ``put`` gets layer, name and tensor of ``wanted`` (layer -> sites)."""
+    """Run the sequences ``part`` on the bridge with its own attention, and pass each site that is read to ``put``.
+
+    ``wanted`` is layer -> sites to read; ``put`` is called with layer, site and tensor.
+    """
     hooks: list[Any] = [
         _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
     ]
     with prepare_pass(lens), torch.no_grad():
         lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
+
+
+def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:
+    """Make the error for sites whose hook point did not fire in a pass through their layer."""
+    return SiteError(
+        f"the hook point of {', '.join(sorted(names))} did not fire in layer {layer} of {lens.name}, so that nothing "
+        "was read there; need a site that this model's forward goes through"
+    )
 
 
 def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:

@@ -45,7 +45,7 @@ class Rounding:
     """Distance of neighbouring numbers of the type there; infinite past its largest number."""
 
     @property
-    def is_useless(self) -> bool:
+    def spoils_logits(self) -> bool:
         """True if the logits at the position are mostly rounding error, or not finite."""
         return not self.at_position < USELESS
 
@@ -59,15 +59,15 @@ class Rounding:
             f"in {self.dtype} the logits at position {self.position} {found}: in float32 the stream's dimension "
             f"{self.dimension} is {self.value:,.0f} there, where {self.dtype}'s numbers "
             + (f"are {self.spacing:g} apart" if math.isfinite(self.spacing) else "end before")
-            + ("; load the model in float32 for numbers of that token" if self.is_useless else "")
+            + ("; load the model in float32 for numbers of that token" if self.spoils_logits else "")
         )
 
 
 def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding | None:
     """Compare a 16-bit model with the same weights in float32 at a position; warn if the difference matters.
 
-    The first 4 sequences are read, up to 64 tokens each and past the position. Returns None if the model's type is
-    wider, if its weights do not fit into memory, or if no sequence has the position.
+    At most 4 sequences are read, of each the first 64 tokens, or more if the position is later. Returns None if the
+    model's type is not a 16-bit one, if its weights do not fit into memory, or if no sequence has the position.
     """
     if lens.dtype not in HALF or lens.offloaded:
         return None
@@ -91,14 +91,14 @@ def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Ro
         value=value,
         spacing=kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny))) if value <= kind.max else math.inf,
     )
-    if found.is_useless:
+    if found.spoils_logits:
         warnings.warn(found.sentence(), stacklevel=2)
     return found
 
 
 @contextlib.contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Within the block, each module computes in float32; weights are widened one module at a time."""
+    """Within the block, each module computes in float32; its weights are widened only while it runs."""
 
     def widen(module: nn.Module, args: Any) -> None:
         held = {name: own.data for name, own in module._parameters.items() if own is not None and own.dtype in HALF}
@@ -122,7 +122,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 def _logits_and_magnitudes(
     lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
-    """Run ``part``, in float32 if ``wide``; return logits, and each stream value's largest magnitude over layers."""
+    """Run ``part``, in float32 if ``wide``; return the logits, and the stream's largest magnitudes over all layers."""
     with prepare_pass(lens), in_float32(lens.plain) if wide else contextlib.nullcontext(), torch.no_grad():
         out = lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True)
     largest = torch.stack([state.float().abs() for state in out.hidden_states[:-1]]).amax(dim=0)

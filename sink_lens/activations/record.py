@@ -6,7 +6,7 @@ to the readings and then drops them, so its memory does not grow with the number
 their length.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Literal
 
@@ -15,9 +15,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..data.tokens import TokenBatch, Tokens, as_batch
+from ..data.tokens import TokenBatch, Tokens, as_batch, check_positions
 from ..errors import InputError, SiteError
-from ..models.lens import LensModel, check_layers_have, count_from_start, why_skipped
+from ..models.lens import (
+    LensModel,
+    check_layers,
+    check_layers_have,
+    count_from_start,
+    layers_with_sites,
+    why_skipped,
+)
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, return_freed_memory
 from ..models.private_apis import kernel_of
@@ -25,12 +32,11 @@ from ..models.sites import SITES, site_of
 from ..progress import tqdm
 from ..schema import KernelChoice
 from .attention import OBSERVED, choose_kernel
-from .forward import bridge_forward, check_tokens, forward
-from .views import Captured, LayerView, Reading, Streamed, layers_with_sites
+from .forward import bridge_forward, check_tokens, forward, never_fired_error, sequences_per_forward
+from .views import Captured, LayerView, Reading, Streamed
 
-__all__ = ["Captured", "LayerView", "Reading", "Streamed", "capture", "estimate_bytes", "stream"]
+__all__ = ["Captured", "LayerView", "Reading", "Streamed", "bytes_to_capture", "capture", "stream"]
 
-_TOKENS_A_FORWARD = 2048
 _MEMORY_FRAC = 0.8
 
 
@@ -60,7 +66,7 @@ def stream(
         keys: key positions for ``mass`` and ``key_scores``.
         rows: query positions for ``rows``.
         kernel: ``fused``, ``eager``, or ``auto``, which takes the fused kernel if it is exact.
-        batch_size: sequences per forward pass; None chooses it by their length.
+        batch_size: sequences per forward pass; None takes as many as have 2,048 positions together.
         progress: show a progress bar.
         label: text of the progress bar.
 
@@ -73,9 +79,9 @@ def stream(
     lens = as_lens(lens)
     batch = as_batch(tokens)
     check_tokens(lens, batch)
-    plan = _names_by_layer(lens, readings)
+    wanted = _names_to_read(lens, readings)
     check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
-    needed = {name for names in plan.values() for name in names}
+    needed = {name for names in wanted.values() for name in names}
     if "rows" in needed and (rows is None or len(rows) == 0):
         raise InputError("a reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])")
     if needed & {"mass", "key_scores"} and not keys:
@@ -83,10 +89,10 @@ def stream(
     chosen = None if needed.isdisjoint(OBSERVED) else choose_kernel(lens.family, device=lens.device, asked=kernel)
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
     with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
-        for part in batch.batches(sequences_per_forward(batch_size, batch)):
-            reading_pass = _ReadingPass(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
-            forward(lens, part, plan=plan, put=reading_pass.put, keys=tuple(keys), rows=rows, kernel=chosen)
-            reading_pass.refuse_unread()
+        for part in batch.batches(sequences_per_forward(batch_size, batch.n_positions)):
+            reading_pass = _ReadingPass(readings, lens=lens, wanted=wanted, part=part, rows=rows, found=found)
+            forward(lens, part, wanted=wanted, put=reading_pass.add, keys=tuple(keys), rows=rows, kernel=chosen)
+            reading_pass.check_all_read()
             copy_lists_to_cpu([parts for by_layer in found.values() for parts in by_layer.values()])
             return_freed_memory()
             bar.update(part.n_sequences)
@@ -117,11 +123,10 @@ def capture(
         sites: names from ``sink_lens.models.sites``.
         layers: layers to capture, -1 the last; None means all (in a hybrid, those that have the sites).
         positions: positions to capture (query positions for scores and pattern); None means all.
-        path: ``bridge`` runs the bridge with its own attention, ``plain`` the plain module. ``auto`` takes the bridge's
-            blocks with a fused kernel, or the bridge's own attention for scores and pattern; the plain module where
-            there is no bridge, or where the bridge delegates its attention, so that the hook of the scores would carry
-            the pattern.
-        batch_size: sequences per forward pass; None chooses it by their length.
+        path: ``bridge`` runs the bridge with its own attention, ``plain`` the plain module. ``auto`` runs the bridge's
+            blocks with a fused kernel, or with the bridge's own attention if scores or pattern are read. It runs the
+            plain module if there is no bridge, or if the bridge does not show a site as the model uses it.
+        batch_size: sequences per forward pass; None takes as many as have 2,048 positions together.
         progress: show a progress bar.
 
     Raises:
@@ -140,7 +145,7 @@ def capture(
     for name in names:
         check_layers_have(lens, chosen, site=name)
     check_positions(positions or (), batch)
-    needed = estimate_bytes(lens, batch, sites=names, layers=chosen, positions=positions)
+    needed = bytes_to_capture(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC)
     if needed > allowed:
         raise InputError(
@@ -163,11 +168,11 @@ def capture(
     watching = which == "plain" and any(SITES[name].observed for name in names)
     kernel = choose_kernel(lens.family, device=lens.device) if watching else None
     with tqdm(total=batch.n_sequences, desc="capturing", unit="seq", disable=not progress, leave=False) as bar:
-        for part in batch.batches(sequences_per_forward(batch_size, batch)):
+        for part in batch.batches(sequences_per_forward(batch_size, batch.n_positions)):
             if which == "bridge" and (path == "bridge" or any(SITES[name].observed for name in names)):
                 bridge_forward(lens, part, wanted=wanted, put=put)
             else:
-                forward(lens, part, plan=wanted, put=put, kernel=kernel, plain=which == "plain")
+                forward(lens, part, wanted=wanted, put=put, kernel=kernel, plain=which == "plain")
             bar.update(part.n_sequences)
     for layer, asked in wanted.items():
         if lost := {name for name in asked if (name, layer if SITES[name].per_layer else 0) not in kept}:
@@ -176,7 +181,7 @@ def capture(
     return Captured(tensors=tensors, positions=None if positions is None else tuple(positions), path=which)
 
 
-def estimate_bytes(
+def bytes_to_capture(
     lens: LensModel,
     batch: TokenBatch,
     *,
@@ -205,21 +210,21 @@ class _ReadingPass:
         readings: Sequence[Reading],
         *,
         lens: LensModel,
-        plan: Mapping[int, frozenset[str]],
+        wanted: Mapping[int, frozenset[str]],
         part: TokenBatch,
         rows: Tensor | None,
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
         self.waiting = {
             layer: [one for one in readings if one.reads_layer(layer) and names.issuperset(one.sites)]
-            for layer, names in plan.items()
+            for layer, names in wanted.items()
         }
-        self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
+        self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in wanted}
         self.lens, self.rows, self.found = lens, rows, found
         self.valid, self.tokens = part.valid.to(lens.device), part.tokens.to(lens.device)
 
-    def put(self, layer: int, name: str, tensor: Tensor) -> None:
-        """Hold a site's tensor of a layer until a reading has all its tensors, then call the reading."""
+    def add(self, layer: int, name: str, tensor: Tensor) -> None:
+        """Hold a site's tensor of a layer, and call each reading that now has all the tensors that it reads."""
         held = self.held[layer]
         held[name] = tensor
         if not (ready := [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]):
@@ -247,27 +252,19 @@ class _ReadingPass:
         for done in held.keys() - {site for reading in self.waiting[layer] for site in reading.sites}:
             del held[done]
 
-    def refuse_unread(self) -> None:
-        """Raise an error if a reading still waits for a tensor after the pass."""
+    def check_all_read(self) -> None:
+        """Raise a SiteError if a reading still waits for a tensor after the pass."""
         for layer, waiting in self.waiting.items():
             for reading in waiting:
                 raise never_fired_error(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)
 
 
-def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:
-    """Make the error for sites whose hook point did not fire in a pass through their layer."""
-    return SiteError(
-        f"the hook point of {', '.join(sorted(names))} did not fire in layer {layer} of {lens.name}, so that nothing "
-        "was read there; need a site that this model's forward goes through"
-    )
-
-
-def _names_by_layer(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:
+def _names_to_read(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:
     """Return layer -> the sites and observed names to read there; the final norm's output is at layer ``n_layers``."""
     names = [reading.name for reading in readings]
     if len(set(names)) != len(names):
         raise InputError(f"readings have the same name: {sorted(names)}; need different ones")
-    plan: dict[int, set[str]] = {}
+    wanted: dict[int, set[str]] = {}
     for reading in readings:
         if not reading.sites:
             raise InputError(f"the reading {reading.name!r} names no site; need at least one")
@@ -279,19 +276,22 @@ def _names_by_layer(lens: LensModel, readings: Sequence[Reading]) -> dict[int, f
                 raise SiteError(
                     f"{reading.name!r} reads 'final' beside {reading.sites}; need a reading of 'final' alone"
                 )
-            plan.setdefault(lens.n_layers, set()).add("final")
+            wanted.setdefault(lens.n_layers, set()).add("final")
             continue
         check_layers(reading.layers or (), lens)
         for layer in layers_with_sites(reading.sites, lens):
             if reading.reads_layer(layer):
-                plan.setdefault(layer, set()).update(reading.sites)
-    return {layer: frozenset(names) for layer, names in sorted(plan.items())}
+                wanted.setdefault(layer, set()).update(reading.sites)
+    return {layer: frozenset(names) for layer, names in sorted(wanted.items())}
 
 
 def _choose_path(
     lens: LensModel, names: Sequence[str], *, asked: Literal["auto", "plain", "bridge"]
 ) -> Literal["plain", "bridge"]:
-    """Choose how to read the sites ``names``: as ``asked``, or for ``auto`` by the bridge if it shows all of them."""
+    """Return the path by which ``capture`` reads the sites ``names``.
+
+    It is the one ``asked`` for. For ``auto`` it is the bridge, if there is one and it shows all the sites.
+    """
     hidden = [name for name in names if name in lens.uneditable]
     if asked == "auto":
         return "plain" if hidden or lens.why_measured_only is not None else "bridge"
@@ -301,22 +301,3 @@ def _choose_path(
             "model uses them; need path='plain', or a model from load or wrap(model) of Hugging Face"
         )
     return asked
-
-
-def sequences_per_forward(asked: int | None, batch: TokenBatch) -> int:
-    """Return the number of sequences in a forward pass: ``asked``, or by their length if None."""
-    return max(1, _TOKENS_A_FORWARD // batch.n_positions) if asked is None else asked
-
-
-def check_layers(layers: Iterable[int], lens: LensModel) -> None:
-    """Refuse layers that are negative or that the model does not have."""
-    for layer in layers:
-        if not 0 <= layer < lens.n_layers:
-            raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
-
-
-def check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
-    """Refuse positions that are negative or outside the sequences."""
-    for position in positions:
-        if not 0 <= position < batch.n_positions:
-            raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")

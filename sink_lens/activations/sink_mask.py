@@ -12,7 +12,7 @@ sequence, norms from the residual stream. Nothing is kept but one number per tok
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -39,7 +39,7 @@ from ..measures.sink_tokens import (
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..schema import SINK_THRESHOLD, KernelChoice
-from .forward import check_tokens
+from .forward import check_tokens, pieces_by_length
 from .record import stream
 from .views import LayerView, Reading
 
@@ -53,7 +53,6 @@ LEAST_RATE = 0.05
 """A token, or a position, is a sink by the rule ``rate`` where at least this share of layers and heads have it."""
 MOST_POSITIONS = 4
 """Most sink positions of a model that are studied."""
-_TOKENS_A_FORWARD = 2048
 
 
 def sink_mask(
@@ -80,7 +79,7 @@ def sink_mask(
         by: the rule, one of ``attention``, ``norm``, ``either`` and ``rate``. ``either`` also marks two massive tokens
             that share a sequence's attention, of which neither has enough to be marked by ``attention``.
         threshold: mark tokens whose score is at least this; if None the gap decides, or ``LEAST_RATE`` for ``rate``.
-        batch_size: sequences per forward pass; None chooses it by their length.
+        batch_size: sequences per forward pass; None takes as many as have 2,048 positions together.
 
     Raises:
         InputError: a threshold was given for ``either``, or the model cannot take the tokens.
@@ -103,9 +102,10 @@ def sink_mask(
 def find_gap(
     scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None, gap: float = GAP
 ) -> ScoreGap | None:
-    """Find the gap in the scores of rule ``by`` that divides sinks from other tokens; None without a gap.
+    """Find the gap in the scores of rule ``by`` that divides sinks from other tokens; None if there is no gap.
 
-    ``least`` is the least median score of the sinks (None: the rule's); ``gap`` is the least ratio of the gap's ends.
+    The scores above the gap need a median of at least ``least`` (None: ``LEAST`` of the rule). The lowest of them is
+    at least ``gap`` times the highest score below it.
     """
     return score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
 
@@ -126,14 +126,14 @@ def sink_scores(
 def _scores_by_rule(
     lens: ModelLike, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
-    """Compute rule -> score of every token, nan at padding, in passes of ``batch_size`` sequences (None: by length)."""
+    """Compute rule -> score of every token, nan at padding; for ``batch_size`` see ``sink_mask``."""
     lens = as_lens(lens)
     check_tokens(lens, batch)
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size).nanmean(0)}
     scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan, dtype=torch.float32) for by in rules}
     for where, part in pieces_by_length(batch, batch_size=batch_size):
-        taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}
+        taken = {by: Received.empty(lens, part) if by == "attention" else Norms() for by in rules}
         rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
         stream(lens, part, [_summing_reading(one) for one in taken.values()], rows=rows, batch_size=part.n_sequences)
         for by, one in zip(rules, taken.values(), strict=True):
@@ -142,7 +142,7 @@ def _scores_by_rule(
 
 
 def _summing_reading(sums: "Received | Norms") -> Reading:
-    """Make a reading for ``stream`` that adds each layer to ``sums`` and keeps no other tensor."""
+    """Make a reading for ``stream`` that adds each layer to ``sums`` and returns nothing that ``stream`` would keep."""
 
     def add(view: LayerView) -> None:
         sums.add(view)
@@ -150,12 +150,12 @@ def _summing_reading(sums: "Received | Norms") -> Reading:
     return Reading(name=type(sums).__name__, sites=(sums.site,), function=add)
 
 
-def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
-    """Make a reading: the share of heads whose mass on each key, over sampled later queries, passes the threshold.
+def sink_rate_reading(threshold: float, *, shares: bool = False) -> Reading:
+    """Make a reading of each token's sink rate: the share of heads whose mean attention to it passes the threshold.
 
-    The result is nan where too few queries see the key (``attention.fewest_queries``), or a window is too short
-    (``attention.can_tell_sinks``). In a layer with a sliding window only the queries whose window holds the key
-    count. With ``shares`` each weight is divided by the sum of its row first.
+    The mean is over the sampled queries from the token on; in a layer with a sliding window, over those whose window
+    holds the token. The rate is nan where too few queries see the token (``attention.fewest_queries``), or a window is
+    too short (``attention.can_tell_sinks``). With ``shares`` each weight is divided by the sum of its row first.
     """
 
     def rate(view: LayerView) -> Tensor:
@@ -182,11 +182,11 @@ def sink_rates(
     kernel: KernelChoice = "auto",
     batch_size: int | None = None,
 ) -> Float[Tensor, "layer batch position"]:
-    """Compute the share of heads whose sink score at each token passes the threshold, by layer; one pass.
+    """Compute each token's sink rate by layer, in one pass: the share of heads whose sink score passes the threshold.
 
     It is nan at tokens that too few queries see. For ``kernel`` and ``batch_size`` see ``stream``.
     """
-    reading, rows = rate_reading(threshold, shares=lens.family.sigmoid), sampled_queries(tokens.n_positions)
+    reading, rows = sink_rate_reading(threshold, shares=lens.family.sigmoid), sampled_queries(tokens.n_positions)
     return stream(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size).stacked("rate_by_key")
 
 
@@ -197,7 +197,7 @@ def sink_positions(
     min_rate: float = LEAST_RATE,
     most: int = MOST_POSITIONS,
 ) -> tuple[int, ...]:
-    """Find positions that are a sink in at least a share ``min_rate`` of (layer, head, sequence), strongest first.
+    """Return the positions whose mean sink rate over layers and sequences is at least ``min_rate``, highest first.
 
     ``rates`` come from ``sink_rates``. Only positions before ``shortest``, the length of the shortest sequence, are
     in every sequence and can be sink positions. At most ``most`` are returned.
@@ -205,25 +205,6 @@ def sink_positions(
     rate = rates.nanmean(dim=(0, 1))[:shortest]
     order = rate.nan_to_num(0.0).argsort(descending=True, stable=True)
     return tuple(int(key) for key in order[:most] if rate[key] >= min_rate)
-
-
-def pieces_by_length(
-    batch: TokenBatch, *, batch_size: int | None = None
-) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
-    """Yield pieces of a batch, each for one forward pass: the sequences' indices, and their tokens cut to the longest.
-
-    A piece has at most ``batch_size`` sequences, of similar lengths (within a factor of 2): the sampled rows fit all.
-    """
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"the batch size is {batch_size}; need at least 1. Give a larger one.")
-    lengths = batch.lengths.cpu()
-    kinds = lengths.double().log2().ceil().long()
-    for kind in kinds.unique().tolist():
-        alike = (kinds == kind).nonzero().flatten()
-        width = int(lengths[alike].max())
-        for where in alike.split(batch_size or max(1, _TOKENS_A_FORWARD // width)):
-            longest = max(int(lengths[where].max()), min(2, batch.n_positions))  # no row fits a single token
-            yield where, batch[where].cut(longest)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,8 +223,8 @@ class Received:
     """Sliding window, or None -> which keys each row sees."""
 
     @classmethod
-    def of(cls, lens: LensModel, part: TokenBatch) -> "Received":
-        """Begin with zero attention at each position of ``part``; refuse sequences of one token."""
+    def empty(cls, lens: LensModel, part: TokenBatch) -> "Received":
+        """Return sums to which no layer was added yet, for the sequences ``part``; refuse sequences of one token."""
         if part.n_positions < 2:
             raise InputError("a sequence has a single token; need at least 2, so that a later one could attend to it")
         return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)

@@ -1,7 +1,7 @@
-"""Results of a pass over a model: the view of one layer for a reading, streamed numbers, captured tensors."""
+"""Readings, with the view of one layer that they are given, and the results of a pass: numbers or captured tensors."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..errors import InputError, ModelError, SiteError, note_user_function
 from ..measures.attention import row_shares
-from ..models.lens import LensModel
+from ..models.lens import LensModel, layers_with_sites
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook_name, site_of
@@ -66,7 +66,10 @@ class Reading:
         return self.layers is None or layer in self.layers
 
     def read(self, view: LayerView) -> Tensor | None:
-        """Call the reading's function on a layer; refuse a change in place. A note to an error names the reading."""
+        """Call the reading's function on a layer; refuse a function that changes a tensor in place.
+
+        An error that the function raises gets a note that names the reading.
+        """
         with note_user_function(f"the reading {self.name!r}, layer {view.layer}", given=view.tensors.values()):
             return self.function(view)
 
@@ -81,7 +84,7 @@ class Reading:
     ) -> list[tuple[str, Callable[..., None]]]:
         """Make hooks of the bridge from the reading, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.
 
-        They read the run with the other hooks' edits, in the order of the hooks. ``mass``, ``rows`` and ``key_scores``
+        They read the run as the hooks before them in the list have edited it. ``mass``, ``rows`` and ``key_scores``
         are taken from the hook points of the pattern and the scores.
 
         Args:
@@ -148,15 +151,13 @@ class Reading:
         return hooks
 
 
-def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
-    """Return the model's layers that have all of the sites ``names``."""
-    return sorted(set(range(lens.n_layers)).intersection(*map(lens.layers_with, names)))
-
-
 def _quantity_at_hook(
     name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None
 ) -> Tensor:
-    """Return ``name`` of ``OBSERVED`` at ``keys`` or ``rows`` of the scores or pattern ``tensor``; a site as it is."""
+    """Return the quantity ``name`` of ``OBSERVED`` at ``keys`` or ``rows``, from the scores or pattern ``tensor``.
+
+    The name of a site gives ``tensor`` itself.
+    """
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]
@@ -240,7 +241,7 @@ class Streamed:
         return pd.concat(frames, ignore_index=True)
 
     def _results_of(self, name: str) -> Mapping[int, Tensor]:
-        """Return layer -> tensor of the reading ``name``; refuse an unknown reading, or a reading without results."""
+        """Return layer -> tensor of the reading ``name``; refuse a name of no reading, or a reading without results."""
         if name not in self.values:
             raise InputError(f"there is no reading {name!r}; need one of {', '.join(self.values)}")
         if not self.values[name]:

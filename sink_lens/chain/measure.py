@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..activations.record import Reading, Streamed, stream
-from ..activations.sink_mask import rate_reading, sink_positions, sink_rates
+from ..activations.sink_mask import sink_positions, sink_rate_reading, sink_rates
 from ..data.tokens import TokenBatch
 from ..measures.sink_tokens import sampled_queries
 from ..measures.variance import Moments
@@ -224,7 +224,7 @@ def measure(
     )
     readings: list[Reading] = [
         *r.attention_readings(sinks, threshold=config.threshold, sigmoid=lens.family.sigmoid),
-        rate_reading(config.threshold, shares=lens.family.sigmoid),
+        sink_rate_reading(config.threshold, shares=lens.family.sigmoid),
         *r.position_readings(one, positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=r.FIRST_LAYER),
         *r.state_readings(sinks, positions=positions),

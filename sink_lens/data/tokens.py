@@ -381,6 +381,13 @@ def as_batch(
     return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
 
 
+def check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
+    """Refuse positions that are negative or outside the sequences."""
+    for position in positions:
+        if not 0 <= position < batch.n_positions:
+            raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")
+
+
 def _cut_batch(
     ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,

@@ -12,15 +12,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..activations.forward import check_tokens
-from ..activations.record import check_layers, check_positions, never_fired_error
-from ..data.tokens import TokenBatch, Tokens, as_batch
+from ..activations.forward import check_tokens, never_fired_error
+from ..data.tokens import TokenBatch, Tokens, as_batch, check_positions
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, edits_for_model
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
-from ..models.lens import LensModel, count_from_start
+from ..models.lens import LensModel, check_layers, count_from_start
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, copy_to_device
 from ..models.running import prepare_pass

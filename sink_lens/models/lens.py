@@ -11,7 +11,7 @@ from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import ModelError, SiteError
+from ..errors import InputError, ModelError, SiteError
 from ..text import as_ranges
 from .experts import expert_width
 from .families import head_sizes, layer_of_keys, sliding_window_of
@@ -314,6 +314,18 @@ def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> Non
 def count_from_start(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
     """Convert negative layer numbers, which count from the last of ``n_layers``, to numbers from 0; keep all others."""
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
+
+
+def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
+    """Return the model's layers that have all of the sites ``names``."""
+    return sorted(set(range(lens.n_layers)).intersection(*map(lens.layers_with, names)))
+
+
+def check_layers(layers: Iterable[int], lens: LensModel) -> None:
+    """Refuse layers that are negative or that the model does not have."""
+    for layer in layers:
+        if not 0 <= layer < lens.n_layers:
+            raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
 
 
 def check_layers_have(lens: LensModel, layers: Iterable[int], *, site: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import capture, stream
-from ..activations.sink_mask import Norms, Received, Rule, find_gap, rate_reading, sink_positions
+from ..activations.sink_mask import Norms, Received, Rule, find_gap, sink_positions, sink_rate_reading
 from ..activations.views import LayerView, Reading, Streamed
 from ..chain import readings as r
 from ..chain.config import DEFAULTS, Thresholds
@@ -80,7 +80,7 @@ class ObservedModel:
         shared = {one.name: one for one in attended}
         readings = [
             *(shared[name] for name in _CORE),
-            rate_reading(self.thresholds.threshold, shares=lens.family.sigmoid),
+            sink_rate_reading(self.thresholds.threshold, shares=lens.family.sigmoid),
             r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
             r.norm_reading("resid_post", positions=positions),
             *r.state_readings((0,), positions=positions)[:2],

@@ -163,10 +163,10 @@ def test_a_fused_kernel_is_refused_where_scores_are_capped_or_the_device_gives_n
 def test_a_fused_kernel_that_lies_is_found(monkeypatch, lie, text):
     honest = attention._fused_attention
     monkeypatch.setattr(attention, "_fused_attention", lambda *args, **options: lie(*honest(*args, **options)))
-    attention._check_fused.cache_clear()
+    attention._check_fused_kernel.cache_clear()
     with pytest.raises(KernelError, match=rf"the fused kernel on cpu in torch.float32 .*{text}.*kernel='eager'"):
         read("llama", "mass")
-    attention._check_fused.cache_clear()
+    attention._check_fused_kernel.cache_clear()
     assert lens("llama").plain.config._attn_implementation == "sdpa"
 
 
@@ -175,10 +175,10 @@ def test_a_fused_kernel_that_does_not_take_the_heads_is_found(monkeypatch):
         raise RuntimeError("head_dim should be a multiple of 8\nat kernel.cu")
 
     monkeypatch.setattr(attention, "_fused_attention", fused)
-    attention._check_fused.cache_clear()
+    attention._check_fused_kernel.cache_clear()
     with pytest.raises(KernelError, match=r"does not take torch.float32 with heads of 12 \(head_dim should be a .*8\)"):
         read("llama", "mass")
-    attention._check_fused.cache_clear()
+    attention._check_fused_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("length", [1, 16, 27])

@@ -57,8 +57,8 @@ def test_what_is_left_of_a_large_value_is_rounding(dtype):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = measure_rounding(wrap(model), batch, position=2)
-    assert found.is_useless or dtype == torch.float16  # which of the two float16 is hangs on the order of sums
-    assert found.is_useless == any("load the model in float32" in str(one.message) for one in warned)
+    assert found.spoils_logits or dtype == torch.float16  # which of the two float16 is hangs on the order of sums
+    assert found.spoils_logits == any("load the model in float32" in str(one.message) for one in warned)
     assert (found.dimension, found.spacing) == (7, {torch.bfloat16: 16.0, torch.float16: 2.0}[dtype])
     assert found.value == pytest.approx(4012, rel=0.002)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_a_value_past_the_largest_of_the_type_is_said_not_to_be_finite():
         model.transformer.h[1].mlp.c_proj.bias[7] = 30_000
     with pytest.warns(UserWarning, match="are not finite: in float32 the stream's dimension 7 is 90,0.. there"):
         found = measure_rounding(wrap(model.half().eval()), from_tensor(TOKENS), position=9)
-    assert found.is_useless
+    assert found.spoils_logits
     assert "float16's numbers end before; load the model in float32" in found.sentence()
 
 

@@ -12,7 +12,7 @@ from lenses import stock_opt, tokens
 from spying import spied
 
 from analyses.tiny_families import TINY_FAMILIES, tiny
-from sink_lens.activations.record import Reading, capture, estimate_bytes, stream
+from sink_lens.activations.record import Reading, bytes_to_capture, capture, stream
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
@@ -241,7 +241,7 @@ def test_the_estimate_is_the_bytes_that_are_kept(family, dtype, path):
         found = capture(model, batch, sites=sites, path=path, **options)
         for name in sites:
             nbytes = sum(found[key].untyped_storage().nbytes() for key in found if key[0] == name)
-            assert estimate_bytes(model, batch, sites=[name], **options) == nbytes > 0, name
+            assert bytes_to_capture(model, batch, sites=[name], **options) == nbytes > 0, name
         assert {tensor.dtype for tensor in found.tensors.values()} == {dtype}
 
 

@@ -9,7 +9,7 @@ from lenses import lens_of
 
 from analyses.tiny_families import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.activations.record import LayerView, capture, stream
-from sink_lens.activations.sink_mask import rate_reading
+from sink_lens.activations.sink_mask import sink_rate_reading
 from sink_lens.chain import readings as r
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import MeasuringPlan
@@ -40,7 +40,7 @@ def all_readings(lens, length, moments):
     one = r.MeasuringPass(lens=lens, plan=PLAN, length=length, controls=5, generator=generator)
     return [
         *r.attention_readings(PLAN.sink_positions),
-        rate_reading(0.3),
+        sink_rate_reading(0.3),
         *r.position_readings(one, positions, moments=moments),
         *r.state_readings(PLAN.sink_positions, positions=positions),
         r.dominance_elsewhere_reading(positions),
@@ -89,7 +89,7 @@ def test_a_rate_sees_no_sink_in_late_keys_or_padding():
     def rate_of(pattern, threshold, length=None):
         n, tokens = len(pattern), torch.zeros(1, len(pattern), dtype=torch.long)
         seen = {"tensors": {"rows": pattern[None, None]}, "valid": torch.arange(n)[None] < (length or n)}
-        return rate_reading(threshold).function(LayerView(layer=0, tokens=tokens, rows=torch.arange(n), **seen))[0]
+        return sink_rate_reading(threshold).function(LayerView(layer=0, tokens=tokens, rows=torch.arange(n), **seen))[0]
 
     pattern = torch.ones(64, 64).tril()
     rate = rate_of(pattern / pattern.sum(-1, keepdim=True), 0.3)

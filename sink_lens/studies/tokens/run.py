@@ -16,8 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...activations.attention import choose_kernel
+from ...activations.forward import pieces_by_length
 from ...activations.record import stream
-from ...activations.sink_mask import LEAST, Norms, Received, Rule, find_gap, gap_text, pieces_by_length
+from ...activations.sink_mask import LEAST, Norms, Received, Rule, find_gap, gap_text
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, decode_tokens
 from ...measures import sink_tokens as measures
@@ -186,7 +187,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     outliers = []
     with tqdm(total=batch.n_sequences, desc="reading", unit="seq", disable=not progress, leave=False) as bar:
         for where, part in pieces_by_length(batch, batch_size=config.batch_size):
-            one = _PassReadings(config=config, where=where, received=Received.of(lens, part), norms=Norms())
+            one = _PassReadings(config=config, where=where, received=Received.empty(lens, part), norms=Norms())
             at: dict[str, Any] = {"rows": one.received.rows, "batch_size": part.n_sequences}
             streamed = stream(lens, part, one.readings(), kernel=config.kernel, **at)
             width = part.n_positions
