@@ -201,7 +201,7 @@ def _read_sizes(name: str) -> Sizes | None:
 def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
     """Estimate a run's cost from its passes (``asked``), its models' sizes and the speed of a matrix product here."""
     found = [one.header for one in models]
-    weights = sum(header.bytes_as(config.dtype) for header in found)
+    weights = sum(header.weight_bytes(config.dtype) for header in found)
     stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
     is_wider = weights > 1.5 * stored > 0
     few = 1.0 if asked.rows is None else 1 + _ROWS_OF_READING / asked.rows
@@ -384,4 +384,4 @@ def _conversion_text(sizes: Sizes) -> str:
     header = sizes.header
     operations = _OF_A_PARAMETER * (header.n_body + header.n_vocab) + _OF_A_TOKEN * header.d_vocab
     seconds = about_duration_text(operations / measure_operations_a_second())
-    return f"{sizes.files.name} is converted first, once: {seconds} and {size_text(header.weight_bytes)} in the cache"
+    return f"{sizes.files.name} is converted first, once: {seconds} and {size_text(header.weight_bytes())} in the cache"

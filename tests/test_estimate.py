@@ -36,7 +36,7 @@ def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and
         cost = estimate(CardConfig(model=str(planted_folder), device="cpu"), lambda config, sizes, asked=asked: asked)
         # 2 x 10 tokens; (1 + 3) x 5 tokens, twice as slow; 2 operations a number, and (1 + 400 / 48) for no products
         assert cost.seconds == pytest.approx((20 + 40) * 2 * weights * (1 + 400 / header.d_model) / 1e6)
-        assert cost.bytes_peak == 650_000_000 + header.weight_bytes + 1000
+        assert cost.bytes_peak == 650_000_000 + header.weight_bytes() + 1000
 
 
 def test_a_model_whose_headers_do_not_say_it_all_is_loaded_and_a_pass_is_timed(tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     header = read_header(gguf)
     lens = load(gguf)
     parameters = sum(one.numel() for one in lens.plain.parameters())
-    assert header.weight_bytes == 4 * parameters
+    assert header.weight_bytes() == 4 * parameters
     assert header.n_body + header.n_vocab == parameters  # the unembedding is the embedding
     assert (header.n_layers, header.n_heads, header.n_context) == (lens.n_layers, lens.n_heads, lens.n_context)
     assert header.family == lens.family

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError, SiteError
-from ..models.delegation import attention_of, delegate_attention, has_user_hooks, register_hooks, stop_pass_after
+from ..models.delegation import attention_component, delegate_attention, has_user_hooks, register_hooks, stop_pass_after
 from ..models.interfaced import use_attention, watch_attention_inputs
 from ..models.lens import LensModel
 from ..models.private_apis import kernel_of
@@ -128,7 +128,7 @@ def forward(
             for layer, name in at_sites:
                 stack.enter_context(_read_plain_site(lens, layer, name, part=part, put=put))
         else:
-            at_attention = [attention_of(lens, layer) for layer in lens.attention_layers]
+            at_attention = [attention_component(lens, layer) for layer in lens.attention_layers]
             for point in (point for one in at_attention for point in (one.hook_attn_scores, one.hook_pattern)):
                 if has_user_hooks(point):
                     raise KernelError(

@@ -21,9 +21,9 @@ from ..models.lens import (
     LensModel,
     check_layers,
     check_layers_have,
-    count_from_start,
+    layers_from_zero,
     layers_with_sites,
-    why_skipped,
+    missing_sites_text,
 )
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, return_freed_memory
@@ -97,7 +97,7 @@ def stream(
             return_freed_memory()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
-    skipped = {one.name: said for one in readings if (said := why_skipped(lens, one.sites))}
+    skipped = {one.name: said for one in readings if (said := missing_sites_text(lens, one.sites))}
     used = chosen or kernel_of(lens.plain.config)
     return Streamed(values=values, kernel=used, skipped=skipped, n_layers=lens.n_layers)
 
@@ -140,7 +140,7 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(layers_with_sites(names, lens) if layers is None else count_from_start(layers, lens.n_layers)))
+    chosen = sorted(set(layers_with_sites(names, lens) if layers is None else layers_from_zero(layers, lens.n_layers)))
     check_layers(chosen, lens)
     for name in names:
         check_layers_have(lens, chosen, site=name)

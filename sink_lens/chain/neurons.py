@@ -59,7 +59,7 @@ def output_terms(
     if norm is None:
         return measures.contributions(activations, weights=column), bias
     output = activations @ weights.w_down.float().T + weights.b_down.float()
-    scale, gain = 1 / norm.scale(output), float(norm.gain[dimension])
+    scale, gain = 1 / norm.divisor(output), float(norm.gain[dimension])
     mean_weights = weights.w_down.float().mean(0) if norm.centred else None
     terms = measures.contributions(activations, weights=column, scale=scale, gain=gain, mean_weights=mean_weights)
     shift = weights.b_down.float().mean() if norm.centred else 0.0

@@ -2,7 +2,7 @@
 
 from ..errors import InputError
 from ..estimate import LIBRARIES, Pass, Passes, Sizes
-from ..models.header import check_fits
+from ..models.header import check_sequences_fit
 from ..models.memory import LOSS_CHUNK, free_bytes
 from ..models.sized import Sized
 from ..text import size_text
@@ -39,7 +39,7 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
         InputError, ModelError, KernelError: what ``trace`` would refuse before it measures, as far as it is known.
     """
     header = sizes.header
-    check_fits(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
+    check_sequences_fit(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     sequences, length = len(config.prompts) or config.sequences, config.length
     tokens, scouted = sequences * length, 2 * min(sequences, 8) * min(length, 64)
     patterns = header.n_layers * header.n_heads * min(64, length) ** 2
@@ -57,7 +57,7 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
         number, short = count_whole_passes(config, sequences=sequences)
         parts.append(Pass(name="interventions", forwards=number, tokens=short))
         facts["interventions"] = f"with {_STEPS} growth steps; a model without a sink has none"
-    weights = header.bytes_as(config.dtype)
+    weights = header.weight_bytes(config.dtype)
     twin = weights * config.random_init
     together = bytes_beside(header, config, twin=twin)
     one_by_one = config.random_init and LIBRARIES + weights + together > free_bytes()

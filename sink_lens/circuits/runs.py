@@ -114,7 +114,7 @@ class Runs:
             batch_size=config.batch_size,
             clean_values=empty,
             corrupted_values=empty,
-            values_then=lens.state.unchanged.values(),
+            values_then=lens.state.unchanged.record_values(),
         )
         return runs._with_metric_values()
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import InputError, SiteError
-from ..models.lens import count_from_start
+from ..models.lens import layers_from_zero
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_to_device
 from ..models.sites import SITES, unknown_site_error
@@ -82,7 +82,7 @@ class Edit:
         """Return the edit with layers counted from the first: -1 becomes ``n_layers`` - 1; refuse a repeated layer."""
         if all(layer >= 0 for layer in self.layers or ()):
             return self
-        layers = count_from_start(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
+        layers = layers_from_zero(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
         if len(set(layers)) < len(layers):
             raise InputError(
                 f"the edit {self.label!r} names layers twice: {list(self.layers or ())} of {n_layers}; need each once"
@@ -265,7 +265,7 @@ def scalar(
         InputError: no neuron or dimension is given, one is given twice, or one does not exist.
     """
     lens = as_lens(lens)
-    layer = check_index("layer", count_from_start([layer], lens.n_layers)[0], lens.n_layers)
+    layer = check_index("layer", layers_from_zero([layer], lens.n_layers)[0], lens.n_layers)
     weights = mlp_weights(lens, layer=layer)
     for name, indices, size in (("neuron", neurons, lens.d_mlp), ("dimension", dimensions, lens.d_model)):
         if not indices or len(set(indices)) < len(indices):

@@ -14,7 +14,7 @@ from ..activations.record import capture
 from ..activations.sink_mask import sink_mask
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..errors import InputError
-from ..models.lens import count_from_start
+from ..models.lens import layers_from_zero
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..schema import Mean
@@ -124,7 +124,7 @@ def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, wh
     over = tokens_to_average(lens, batch, mean)
     having = lens.layers_with(site) if site not in SITES or SITES[site].per_layer else (0,)
     chosen = indices_of("layers", where.get("layers"))
-    layers = list(having if chosen is None else count_from_start(chosen, lens.n_layers))
+    layers = list(having if chosen is None else layers_from_zero(chosen, lens.n_layers))
     where["layers"] = layers
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")

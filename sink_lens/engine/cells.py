@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from ..edits.constructors import Edit
 from ..edits.references import References
 from ..errors import InputError
-from ..models.lens import count_from_start
+from ..models.lens import layers_from_zero
 from ..models.sites import SITES
 
 Touches = tuple[tuple[str, tuple[int, ...] | None], ...]
@@ -33,7 +33,7 @@ class Cell:
         """Return the cell with every layer counted from the first layer: -1 becomes ``n_layers`` - 1."""
         if all(layer >= 0 for _, layers in self.touches for layer in layers or ()):
             return self
-        counted = tuple((site, None if own is None else count_from_start(own, n_layers)) for site, own in self.touches)
+        counted = tuple((site, None if own is None else layers_from_zero(own, n_layers)) for site, own in self.touches)
         return replace(self, touches=counted)
 
 

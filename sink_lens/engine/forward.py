@@ -19,7 +19,7 @@ from ..edits.hooks import Applied, edits_for_model
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
-from ..models.lens import LensModel, check_layers, count_from_start
+from ..models.lens import LensModel, check_layers, layers_from_zero
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, copy_to_device
 from ..models.running import prepare_pass
@@ -70,7 +70,7 @@ def run_with(
     batch = as_batch(tokens)
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits, n_positions=batch.n_positions)
-    read = tuple(sorted(set(range(lens.n_layers) if layers is None else count_from_start(layers, lens.n_layers))))
+    read = tuple(sorted(set(range(lens.n_layers) if layers is None else layers_from_zero(layers, lens.n_layers))))
     check_layers(read, lens)
     if not read:
         raise InputError("no layers were given; need at least one to read")

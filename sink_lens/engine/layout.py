@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..models.attention import add_alibi, repeat_kv_heads, softcap_scores, weights_from_scores
-from ..models.delegation import attention_of, inner_model
+from ..models.delegation import attention_component, inner_model
 from ..models.lens import LensModel
 from ..models.private_apis import use_kernel
 
@@ -191,7 +191,7 @@ def _cell_attention(
     how = _ATTENDING.get()
     assert how is not None, "the attention of cells runs inside attend_by_cell() only"
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
-    baseline, component = how.held.get(layer, (None, None)), attention_of(how.lens, layer)
+    baseline, component = how.held.get(layer, (None, None)), attention_component(how.lens, layer)
     s_aux: Tensor | None = given.get("s_aux")
     by_query = s_aux is not None and s_aux.dim() == 3
     if s_aux is not None and by_query:  # a logit of each query goes where the query goes

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..edits.hooks import Act
 from ..models.delegation import (
-    attention_of,
+    attention_component,
     delegate_attention,
     register_hooks,
     replace_forward,
@@ -164,7 +164,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
         stack.enter_context(torch.set_grad_enabled(asked.gradients))
         if last <= lens.n_layers:
             ends_early = asked.attention_only and last - 1 in lens.attention_layers
-            module = attention_of(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
+            module = attention_component(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
             stack.enter_context(stop_pass_after(module))
         positions = layout.places_on(lens.device)[1][None]
         inputs: dict[str, Any] = {"input_ids": layout.values_by_row(tokens).to(lens.device), "position_ids": positions}

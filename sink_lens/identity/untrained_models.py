@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ..arguments import check_seeds
 from ..configuration import check_at_least, check_at_most, check_types, parse_setting
 from ..errors import InputError
-from ..models.checks import check_architecture
+from ..models.checks import checked_family
 from ..models.family import Family
 from ..models.lens import LensModel
 from ..models.load import find_device
@@ -163,7 +163,7 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
         model: Any = AutoModelForCausalLM.from_config(
             _base_configuration(config), dtype=torch.float32, attn_implementation="sdpa"
         )
-        family = replace(check_architecture(model), centred_norm=config.norm == "layer")
+        family = replace(checked_family(model), centred_norm=config.norm == "layer")
         _switch_parts(model, family=family, config=config)
     name = f"untrained {config.label} seed {seed}"
     return assemble_lens(model.to(place).eval(), tokenizer=None, family=family, name=name)

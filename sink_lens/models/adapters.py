@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ModelError, first_line_of_error
 from ..text import size_text
-from .checks import probe_tokens, relative_error, tolerance_of
+from .checks import logit_tolerance, probe_tokens, relative_error
 from .private_apis import forget_adapter
 from .running import switch_to_eval_mode, without_compiled_forwards
 
@@ -142,13 +142,16 @@ def check_no_adapter(folder: Path) -> None:
 
 
 def _adapter_type(config: Any) -> str:
-    """Read peft's name for an adapter's type, such as ``LORA``; "of an unknown kind" if the configuration has none."""
+    """Return peft's name for an adapter's type, such as ``LORA``; "of an unknown kind" if ``config`` has none."""
     kind = config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind) or "of an unknown kind")
 
 
 def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path (behind ``path``) and module of each layer with an adapter, except those inside another such layer."""
+    """Yield (path, module) of each layer that has an adapter, but not of layers inside such a layer.
+
+    Each path begins with ``path``, the path of ``model`` itself.
+    """
     if "peft" not in sys.modules:
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -168,7 +171,7 @@ def _base_layer(layer: Any) -> nn.Module:
 
 
 def _merged_layer(layer: Any) -> nn.Module:
-    """Return the base layer of ``layer`` with copied weights, into which its adapters are merged unless disabled."""
+    """Return the base layer of ``layer`` with copied weights; its adapters are merged into them unless disabled."""
     for module in _base_layer(layer).modules():
         for key, one in list(module._parameters.items()):
             if one is not None:
@@ -192,7 +195,7 @@ def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: 
     for one in (model, plain):
         with switch_to_eval_mode(one), without_compiled_forwards(one), torch.no_grad():
             logits.append(one(ids, use_cache=False).logits.double())
-    error, tolerance = relative_error(logits[1], logits[0]), tolerance_of(plain.dtype)
+    error, tolerance = relative_error(logits[1], logits[0]), logit_tolerance(plain.dtype)
     if not error <= tolerance:
         raise ModelError(
             f"{name} with its adapters merged gives other logits, by {error:.1e} of their norm on {ids.shape[1]} "

@@ -33,7 +33,7 @@ def add_alibi(
 
 
 def append_alibi_dimension(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
-    """Append its head's slope to each query and its position to each key: their products then contain ALiBi's bias."""
+    """Append to each query its head's slope and to each key its position: their products then contain ALiBi's bias."""
     places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
     turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
     return torch.cat([query, turned], -1), torch.cat([key, places], -1)
@@ -60,7 +60,7 @@ def weights_from_scores(
 
 
 def add_sink_logits(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
-    """Add the term of the sink logits (None: no term) to ``lse``, the log-sum-exp of each query's scores by head."""
+    """Return the log-sum-exp of each query's scores and its sink logit, from ``lse``, that of the scores alone."""
     if sink is None:
         return lse
     sink = sink.detach().float()

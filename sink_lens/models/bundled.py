@@ -46,7 +46,7 @@ def bundled_gguf() -> Path:
     Raises:
         ModelError: the package is not installed.
     """
-    for path in _default_files():
+    for path in _default_gguf_paths():
         if path.is_file():
             return path
     raise ModelError(
@@ -55,8 +55,8 @@ def bundled_gguf() -> Path:
     )
 
 
-def _default_files() -> list[Path]:
-    """Return a list with the path of the default model's GGUF file; it is empty if its package is not installed."""
+def _default_gguf_paths() -> list[Path]:
+    """Return the paths at which the default model's GGUF file may be; none if its package is not installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     return [Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()]
 
@@ -103,7 +103,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     gguf = Path(os.path.realpath(expand_home(gguf)))  # resolve() raises at a loop of links
     check_magic(gguf)
     digest = sha256_of(gguf)
-    if digest != _DEFAULT_SHA256 and gguf in [file.resolve() for file in _default_files()]:
+    if digest != _DEFAULT_SHA256 and gguf in [file.resolve() for file in _default_gguf_paths()]:
         again = _INSTALL.replace("install", "install --force-reinstall")
         raise ModelError(
             f"{gguf} has SHA-256 {digest[:12]}...; need {_DEFAULT_SHA256[:12]}.... "

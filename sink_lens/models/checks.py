@@ -34,13 +34,10 @@ _OLD_MASK = re.compile(r"\.masked_bias$|\bh\.\d+\.attn(\.attention)?\.bias$")
 """A causal mask that older versions of transformers saved beside the weights (GPT-2, GPT-J, GPT-Neo)."""
 
 
-def check_architecture(model: PreTrainedModel) -> Family:
-    """Return the family (table row) of a model's own class; raise an error if the table has no such class.
+def checked_family(model: PreTrainedModel) -> Family:
+    """Return the family (table row) of a model's own class; raise ModelError if the table has no such class.
 
     A subclass with changed layers would otherwise get its parent's adapter, which skips the changes.
-
-    Raises:
-        ModelError: the table has no class with this name from this package.
     """
     name, package = type(model).__name__, type(model).__module__.split(".")[0]
     family = family_of_model(name, config=model.config)
@@ -53,12 +50,9 @@ def check_architecture(model: PreTrainedModel) -> Family:
 
 
 def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str) -> None:
-    """Raise an error if two layers of ``plain`` share a module with weights, since a hook in one would act in both.
+    """Raise ModelError if two layers of ``plain`` share a module with weights, since a hook in one would act in both.
 
     Layers may share tensors. The family says where the layers are; ``name`` is the model's name in the error.
-
-    Raises:
-        ModelError: the message names the layers, and what to do.
     """
     layers: Any = plain.get_submodule(family.layers)
     first: dict[int, int] = {}
@@ -73,7 +67,7 @@ def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str
                 )
 
 
-def check_folder(folder: Path) -> None:
+def check_model_folder(folder: Path) -> None:
     """Raise an error for a folder that is not a saved model, or whose weights are pickled.
 
     Raises:
@@ -159,7 +153,7 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
         )
     for architecture in map(str, named):
         family_of(TEXT_PART.get(architecture, architecture))
-    if fetched := _fetched_kernel(config):
+    if fetched := _find_kernel_to_download(config):
         raise ModelError(
             f"the configuration of {name} has {fetched}, which is code that would be fetched from the hub and run; "
             "need none. Remove it from config.json"
@@ -177,10 +171,10 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     return f"the checkpoint names its own code ({reference}); the class with that name in transformers was used"
 
 
-def _fetched_kernel(config: Any, *, depth: int = 0) -> str | None:
+def _find_kernel_to_download(config: Any, *, depth: int = 0) -> str | None:
     """Return, as "key = value", a setting that makes transformers download a kernel and run it; None if there is none.
 
-    ``depth`` is the number of configurations around this one; with more than 50, nothing is looked at.
+    ``depth`` counts the configurations that contain this one. Below 50 of them nothing is searched.
     """
     if not isinstance(config, Mapping) or depth > _DEEPEST:
         return None
@@ -188,17 +182,13 @@ def _fetched_kernel(config: Any, *, depth: int = 0) -> str | None:
         for one in value.values() if isinstance(value, Mapping) else (value,):
             if "_implementation" in str(key) and isinstance(one, str) and "/" in one:
                 return f"{key} = {one[:60]!r}"
-        if found := _fetched_kernel(value, depth=depth + 1):
+        if found := _find_kernel_to_download(value, depth=depth + 1):
             return found
     return None
 
 
-def check_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
-    """Refuse a checkpoint that transformers opened with another class than the one that saved it.
-
-    Raises:
-        ModelError: the configuration names an architecture and the model has another class.
-    """
+def check_checkpoint_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
+    """Raise ModelError if the model's class is not one of the architectures that the checkpoint's ``config`` names."""
     named = config.architectures or []
     if named and type(model).__name__ not in named:
         raise ModelError(
@@ -207,11 +197,10 @@ def check_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
         )
 
 
-def check_keys(info: dict, *, name: str) -> None:
-    """Refuse checkpoint ``name`` if ``info``, the report of its loading, lists missing, extra or misshapen weights.
+def check_checkpoint_keys(info: dict, *, name: str) -> None:
+    """Raise ModelError if a checkpoint lacks weights, or has extra ones or ones of another shape than the model needs.
 
-    Raises:
-        ModelError: the checkpoint has such weights; the message names the first ones.
+    ``info`` is what ``from_pretrained`` reports of the loading, and ``name`` names the checkpoint in the error.
     """
     for key, found, needed in sorted(info.get("mismatched_keys", ())):
         raise ModelError(
@@ -238,18 +227,16 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
 
 
-def tolerance_of(dtype: torch.dtype) -> float:
-    """Return the relative error allowed between logits of equal models: 1e-5, or 8 roundings of ``dtype`` if larger."""
+def logit_tolerance(dtype: torch.dtype) -> float:
+    """Return the relative error allowed between logits of equal models: 1e-5, or 8 eps of ``dtype`` if that is more."""
     return max(1e-5, 8 * torch.finfo(dtype).eps)
 
 
-def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
-    """Check that the bridge and the plain model give the same logits on eight tokens, both with eager attention.
+def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
+    """Raise ModelError if the bridge's logits differ from the plain model's on eight tokens, both with eager attention.
 
-    Raises:
-        ModelError: the logits differ by more than 1e-5 of a row's norm (in half precision, by more than eight times
-            the rounding), which means that an adapter skips a part; or a model does not run or gives logits that are
-            not finite.
+    Logits that differ by more than ``logit_tolerance`` mean that an adapter skips a part. A model that does not run, or
+    whose logits are not finite or all 0, is refused too.
     """
     ids = probe_tokens(plain)
     kernel = kernel_of(plain.config)
@@ -277,7 +264,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
             f"every logit of the model is 0 on {ids.shape[1]} tokens: its weights are 0, or its last ones; need "
             "trained or random weights. Fetch or save them again"
         )
-    error, tolerance = relative_error(found, expected), tolerance_of(plain.dtype)
+    error, tolerance = relative_error(found, expected), logit_tolerance(plain.dtype)
     if not error <= tolerance:
         raise ModelError(
             f"the bridge's logits differ from the plain model's by {error:.1e} of their norm on {ids.shape[1]} tokens; "
@@ -290,7 +277,8 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
     """Return the names of the attention sites (scores, pattern) whose edits have no effect on this bridge.
 
     TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
-    scores and the pattern, and only warns. They are edited here in passes on eight of the plain model's token ids.
+    scores and the pattern, and only warns. So both are edited here in passes on eight tokens, and a site counts as
+    uneditable if no logit changes.
     """
 
     def attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:

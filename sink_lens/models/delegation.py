@@ -33,7 +33,7 @@ _LIBRARIES = ("transformer_lens", "sink_lens")
 """Packages whose own hook functions may stand on a bridge."""
 
 
-def attention_of(lens: LensModel, layer: int) -> Any:
+def attention_component(lens: LensModel, layer: int) -> Any:
     """Return the bridge's attention component of a layer."""
     return lens.bridge.blocks[layer].attn
 
@@ -75,12 +75,9 @@ def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Ten
 
 
 def check_no_hooks(lens: LensModel) -> None:
-    """Raise an error if the user put functions at hook points of the bridge.
+    """Raise InputError if the user put functions at hook points of the bridge.
 
     A pass over several cells would give these functions the rows of all cells at once.
-
-    Raises:
-        InputError: a hook point has such a function.
     """
     with exclusive_use(lens):  # else another thread's pass has some of its own there
         standing = [name for name, point in lens.bridge.hook_dict.items() if has_user_hooks(point)]
@@ -99,7 +96,7 @@ def has_user_hooks(point: HookPoint) -> bool:
 
 @contextlib.contextmanager
 def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTrainedModel]:
-    """Within the block, the bridge runs Hugging Face's own attention; yield the model to call.
+    """Within the block, the bridge's layers compute attention by Hugging Face's modules; yield the model to call.
 
     Args:
         lens: the model.
@@ -194,7 +191,7 @@ def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor)
 
 
 def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
-    """Run a fused query-key-value projection, ``forward``, on ``x``; return its output with what hooks change in it.
+    """Run a fused query-key-value projection, ``forward``, on ``x``; return its output as the hooks change it.
 
     The hooks are those of queries, keys and values of ``component``, the attention's component in the bridge.
     """

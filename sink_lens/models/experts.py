@@ -41,7 +41,7 @@ class _HookedMixture:
         point, given = getattr(block, HOOK), dict[str, Any]()
         if not (point._forward_hooks or point._forward_pre_hooks):
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]  # of the base class
-        parts = mlp_parts(block)
+        parts = mlp_submodules(block)
         with contextlib.ExitStack() as stack:
             for name, module in parts.items():
                 if name == "gate":
@@ -84,7 +84,10 @@ class _HookedMixture:
 def _expert_neurons(
     experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor
 ) -> Float[Tensor, "position sample neuron"]:
-    """Compute each expert's neurons for inputs ``x``, times the router's weights; 0 for a token not ``sent`` there."""
+    """Compute each expert's neurons for inputs ``x``, times the router's weights.
+
+    ``sent`` marks the experts that each token is sent to. A token's neurons in other experts are 0.
+    """
     whole = x.new_zeros(*sent.shape, expert_width(experts))
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
@@ -102,20 +105,21 @@ def _expert_neurons(
 def _mixture_output(
     parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None
 ) -> Float[Tensor, "position d_model"]:
-    """Compute the output of an MLP with these parts from its neurons, the routed experts' before the dense part's.
+    """Compute an MLP's output from its ``neurons`` and its submodules (``parts``, as ``mlp_submodules`` gives them).
 
-    ``sent`` says which token goes to which expert (None: no routed experts); one with an edited neuron is summed too.
+    The routed experts' neurons come before the dense ones. ``sent`` marks the experts that each token is sent to (None:
+    no routed experts). Another expert adds to the output too if an edit made one of its neurons other than 0.
     """
     start, terms = 0, []
     if sent is not None:
         experts = parts["experts"]
         start = experts.num_experts * expert_width(experts)
         routed = neurons[:, :start].unflatten(1, (experts.num_experts, -1))
-        out = neurons.new_zeros(len(neurons), expert_columns(experts, 0).shape[0])
+        out = neurons.new_zeros(len(neurons), expert_down_projection(experts, 0).shape[0])
         used = sent | (routed != 0).any(-1)
         for expert in used.any(0).nonzero().flatten().tolist():
             rows = used[:, expert].nonzero().flatten()
-            out = out.index_add(0, rows, routed[rows, expert] @ expert_columns(experts, expert).T)
+            out = out.index_add(0, rows, routed[rows, expert] @ expert_down_projection(experts, expert).T)
         terms.append(out)
     if "dense" in parts:
         weight = parts["dense"].down.weight
@@ -129,15 +133,17 @@ def expert_width(experts: Any) -> int:
     return int(inner) + int(experts.has_bias)
 
 
-def expert_columns(experts: Any, expert: int) -> Float[Tensor, "d_model neuron"]:
+def expert_down_projection(experts: Any, expert: int) -> Float[Tensor, "d_model neuron"]:
     """Return the down-projection of one expert; if it has a bias, the bias is the last column."""
     weight = experts.down_proj[expert]
     columns = weight.T if experts.is_transposed else weight
     return torch.cat([columns, experts.down_proj_bias[expert][:, None]], dim=1) if experts.has_bias else columns
 
 
-def expert_rows(experts: Any, expert: int) -> tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "neuron d_model"]]:
-    """Return gate and up-projection of one expert; the neuron that stands for a bias has a row of zeros."""
+def expert_gate_and_up(
+    experts: Any, expert: int
+) -> tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "neuron d_model"]]:
+    """Return the gate and the up-projection of one expert; the neuron that stands for a bias has a row of zeros."""
     weight = experts.gate_up_proj[expert]
     weight = weight.T if experts.is_transposed else weight
     gate, up = weight.chunk(2) if experts.is_concatenated else (weight[::2], weight[1::2])
@@ -154,8 +160,12 @@ class Dense(NamedTuple):
     down: Any
 
 
-def mlp_parts(block: Any) -> dict[str, Any]:
-    """Return the parts that an MLP has, by name: routed ``experts``, ``dense`` part, ``gate`` of the dense part."""
+def mlp_submodules(block: Any) -> dict[str, Any]:
+    """Return an MLP's submodules by name, without those that it lacks.
+
+    ``experts`` holds the routed experts, ``dense`` the projections of the shared expert (or of a dense MLP), and
+    ``gate`` the projection whose sigmoid multiplies the shared expert's output.
+    """
     names = block.__dict__["names"]
     experts = _unwrapped_module(block, "experts")
     dense = block if experts is None else _unwrapped_module(block, names["shared"]) if names["shared"] else None
@@ -176,8 +186,8 @@ def _unwrapped_module(module: Any, name: str) -> Any:
 
 
 @functools.cache
-def _mixture_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of ``kind``, the class of an MLP, that has a hook point for the neurons."""
+def _subclass_with_hook_point(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the subclass of ``kind``, the class of an MLP, that runs a hook point for the neurons."""
     return type(f"Mixture{kind.__name__}", (_HookedMixture, kind), {"__module__": __name__})
 
 
@@ -190,13 +200,13 @@ def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
     widths = []
     for block in blocks:
         block.__dict__["names"] = {"shared": family.shared, "gate": family.shared_gate, "dense": family.dense}
-        parts = mlp_parts(block)
+        parts = mlp_submodules(block)
         routed = parts["experts"].num_experts * expert_width(parts["experts"]) if "experts" in parts else 0
         widths.append(routed + (parts["dense"].down.weight.shape[1] if "dense" in parts else 0))
     for block in blocks:
         block.__dict__["width"] = max(widths)
         if not isinstance(block, _HookedMixture):
-            block.__class__ = _mixture_class(type(block))
+            block.__class__ = _subclass_with_hook_point(type(block))
             rebind_forward(block)
             block.add_module(HOOK, HookPoint())
 

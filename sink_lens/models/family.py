@@ -148,7 +148,7 @@ class Family:
 
     @property
     def without_attention(self) -> "Family":
-        """This row as it is for a hybrid's layers without attention, where some names differ (``in_mixer_layers``)."""
+        """The row for a hybrid's layers without attention, in which some names differ (``in_mixer_layers``)."""
         return replace(self, **self.in_mixer_layers) if self.in_mixer_layers else self
 
     @property

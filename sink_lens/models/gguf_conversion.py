@@ -65,9 +65,9 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
             or has biases, rotations or scalings that its architecture has not; or the disk has no room.
     """
     header = read_gguf_header(file)
-    needed, free = header.weight_bytes + _ROOM, shutil.disk_usage(folder).free
+    needed, free = header.weight_bytes() + _ROOM, shutil.disk_usage(folder).free
     if free < needed:
-        raise _disk_full_error(file, folder=folder, needed=needed, found=f"{free / 1e6:,.0f} MB are free")
+        raise _no_room_error(file, folder=folder, needed=needed, found=f"{free / 1e6:,.0f} MB are free")
     reader = HeaderReader(file)
     try:
         with torch.random.fork_rng(devices=[]), _parse_file_once():
@@ -86,7 +86,7 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except OSError as error:
-        raise _disk_full_error(file, folder=folder, needed=needed, found=first_line_of_error(error)) from error
+        raise _no_room_error(file, folder=folder, needed=needed, found=first_line_of_error(error)) from error
     except (ValueError, NotImplementedError) as error:  # a tensor of a type that gguf does not read
         raise _unreadable_error(file, error) from error
 
@@ -107,7 +107,7 @@ def gguf_tokenizer(file: Path) -> Any:
 
 
 def _load_arguments(file: Path) -> dict[str, Any]:
-    """Return arguments of ``from_pretrained`` that open a GGUF file; the model's name is then an empty folder.
+    """Return the arguments with which ``from_pretrained`` of an empty folder reads a GGUF file elsewhere.
 
     The file is named by its whole path: transformers looks for a bare name in the working directory first, and reads
     other files beside it.
@@ -116,9 +116,10 @@ def _load_arguments(file: Path) -> dict[str, Any]:
 
 
 def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
-    """Read the tokenizer of a GGUF file (open in ``reader``); one of Llama 3 adds BOS unless the file says otherwise.
+    """Read the tokenizer of a GGUF file, which is also open in ``reader``.
 
-    ``empty`` is an empty folder, which transformers gets in place of a model's name.
+    A tokenizer of Llama 3 adds BOS unless the file says otherwise. ``empty`` is an empty folder, which transformers
+    gets in place of a model's name.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(empty, **_load_arguments(file))
     unsaid = metadata_value(reader, "tokenizer.ggml.add_bos_token") is None
@@ -149,8 +150,11 @@ def _unreadable_error(file: Path, error: Exception) -> ModelError:
     )
 
 
-def _disk_full_error(file: Path, *, folder: Path, needed: int, found: str) -> ModelError:
-    """Return the error for a conversion for which ``folder`` has no room: bytes ``needed``, and what was ``found``."""
+def _no_room_error(file: Path, *, folder: Path, needed: int, found: str) -> ModelError:
+    """Return the error for a disk that is too full to convert ``file`` into ``folder``.
+
+    ``needed`` is a number of bytes, and ``found`` says in words what is free or what failed.
+    """
     return ModelError(
         f"{file.name} cannot be converted in {folder.parent}: {found}; need about {needed / 1e6:,.0f} MB. Free space "
         "there, or set SINK_LENS_CACHE to a folder with room"
@@ -215,7 +219,7 @@ def _write_weights(
 def _dequantise(held: Any, *, processor: TensorProcessor, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Convert ``held``, a tensor of a GGUF file, to float32 in the model's layout, by transformers' ``processor``.
 
-    Raise ValueError unless the result has ``shape``, which the model's tensor ``name`` needs.
+    Raise ValueError if the result does not have ``shape``, the shape of the model's tensor ``name``.
     """
     values = np.empty([int(size) for size in reversed(held.shape)], dtype="<f4")
     for begin in range(0, len(values), _ROWS):  # gguf itself has all rows twice
@@ -230,10 +234,10 @@ def _dequantise(held: Any, *, processor: TensorProcessor, name: str, shape: tupl
 
 
 def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
-    """Copy settings of attention and rotation that transformers leaves out from a GGUF file to ``folder/config.json``.
+    """Write the settings of a GGUF file that transformers leaves out into ``folder/config.json``.
 
-    Transformers takes the class's default instead: for Gemma 2's caps, Phi 3's window and rotated share, and the scale
-    of Gemma's scores (for a file with as many layers as Gemma 27B, that of Gemma 27B).
+    They belong to the attention and its rotation: Gemma 2's caps, Phi 3's window and rotated share, the scale of
+    Gemma's scores. Transformers writes the class's defaults instead.
 
     Raises:
         ModelError: the file rotates only a part of each head, which transformers cannot do for this architecture; or it
@@ -277,9 +281,10 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
 
 
 def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str) -> dict[str, Any]:
-    """Return the fields of ``rope_parameters`` for a GGUF file's scaling: linear or Llama 3's; empty without a scaling.
+    """Return the fields of ``rope_parameters`` that describe a GGUF file's scaling of rotary positions.
 
-    ``kind`` is the architecture in the file, ``theta`` the base of the rotation, and ``name`` the file in errors.
+    The scaling is linear or Llama 3's; without one there are no fields. ``kind`` is the architecture in the file,
+    ``theta`` the base of the rotation, and ``name`` the file's name in errors.
     """
     scaling, factor, context = (
         metadata_value(reader, f"{kind}.rope.scaling.{entry}")

@@ -98,21 +98,17 @@ class Header:
         """Return False for all axes, since models whose layers differ in size have no ``Header``."""
         return False
 
-    @property
-    def weight_bytes(self) -> int:
-        """Size of the weights in float32, in bytes."""
-        return self.n_weights * _BYTES["float32"]
-
-    def bytes_as(self, dtype: str | None) -> int:
+    def weight_bytes(self, dtype: str | None = None) -> int:
         """Return the size of the weights in type ``dtype``, in bytes; ``auto`` and None count as float32."""
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 
-def check_fits(config: InputConfig, *, n_context: int | None, has_tokenizer: bool, name: str | None = None) -> None:
-    """Raise an error if a configuration's sequences do not fit a model of ``n_context`` tokens (None: any number).
+def check_sequences_fit(
+    config: InputConfig, *, n_context: int | None, has_tokenizer: bool, name: str | None = None
+) -> None:
+    """Raise InputError if a run's sequences are too long for the model, or are text and the model has no tokenizer.
 
-    Raises:
-        InputError: the sequences are longer than the context, or text is given for a model without a tokenizer.
+    ``n_context`` is the model's longest input in tokens (None: any), and ``name`` is what the error calls the model.
     """
     name = name or config.model
     if n_context is not None and config.length > n_context and not config.prompts:
@@ -130,11 +126,7 @@ _OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 
 
 def refuse_named_pipes(folder: Path) -> None:
-    """Raise an error for a folder that holds a named pipe, since reading one would wait for ever.
-
-    Raises:
-        InputError: the message names the pipe.
-    """
+    """Raise InputError for a folder that holds a named pipe, since reading one would wait for ever."""
     with contextlib.suppress(OSError):  # a folder that cannot be read is refused with its reason later
         for file in folder.iterdir():
             check_regular_file(file, what=f"a file of the model {folder.name}")

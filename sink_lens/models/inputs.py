@@ -11,7 +11,7 @@ from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, re
 from ..errors import InputError
 from ..records import versions
 from .bundled import find_header
-from .header import Header, check_fits
+from .header import Header, check_sequences_fit
 from .lens import LensModel
 from .load import load, weights_hash
 
@@ -43,7 +43,7 @@ def check_sequences(config: InputConfig) -> Header | None:
             )
     header = find_header(config.model)
     if header is not None:
-        check_fits(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
+        check_sequences_fit(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     return header
 
 
@@ -54,14 +54,14 @@ def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> T
         InputError: text without a tokenizer, too little text, no BOS token although BOS was requested, or a length
             above the model's context.
     """
-    check_fits(config, n_context=lens.n_context, has_tokenizer=lens.tokenizer is not None, name=lens.name)
+    check_sequences_fit(config, n_context=lens.n_context, has_tokenizer=lens.tokenizer is not None, name=lens.name)
     size = {"sequences": config.sequences, "length": config.length, "bos": bos}
     if config.tokens != "text":
         draw = random_tokens if config.tokens == "random" else repeated_tokens
         generator = torch.Generator().manual_seed(config.seed)
         size_of_vocabulary = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
         return draw(lens.tokenizer, generator=generator, vocab_size=size_of_vocabulary, **size)
-    assert lens.tokenizer is not None  # check_fits refused it
+    assert lens.tokenizer is not None  # check_sequences_fit refused it
     if config.prompts:
         return from_prompts(config.prompts, lens.tokenizer, bos=bos)
     if config.text is not None:

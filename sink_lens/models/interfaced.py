@@ -90,7 +90,7 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
 def _call_attention_function(
     attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Call ``attend`` in float32; return output [batch head query d_head] in the type of ``value``, and pattern."""
+    """Call ``attend`` in float32; return its output [batch head query d_head] in the type of ``value``, and pattern."""
     output, pattern = attend(module, query.float(), key.float(), value.float(), mask, scaling=scaling)
     return output.transpose(1, 2).to(value.dtype), pattern
 
@@ -190,7 +190,7 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def interfaced_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass of ``kind`` that calls transformers' attention interface; ``kind`` itself if it does so."""
+    """Return our subclass of ``kind`` that calls transformers' attention interface; ``kind`` if we have none."""
     return _CLASSES.get(kind, kind)
 
 
@@ -242,7 +242,7 @@ _SEEN: ContextVar[tuple[tuple[See, str], ...]] = ContextVar("sink_lens_seen", de
 
 
 def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
-    """Within the block, a module's attention function gets what ``see`` returns for its queries, keys and values.
+    """Within the block, pass a module's queries, keys and values through ``see`` before its attention function.
 
     While the module runs, its configuration names a function that calls ``see`` and then the usual attention function.
     """

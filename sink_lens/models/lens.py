@@ -198,10 +198,10 @@ class LensModel:
 
     @property
     def remaining_scales(self) -> tuple[float, ...]:
-        """For each layer, the product of its factor (``scale``) and the factors of all later layers.
+        """For each layer, the product of the factors (``scale``) of this layer and all later ones; last, a 1.
 
-        The number of a layer converts the stream before it to the unit of the last layer's stream. One more number, 1,
-        stands for the stream after the last layer; all are 1 except in Gemma 4.
+        Multiplying the stream before a layer by the layer's number gives it the unit of the stream after the last
+        layer, to which the 1 belongs. All numbers are 1 except in Gemma 4.
         """
         scales = [self.scale(layer) for layer in reversed(range(self.n_layers))]
         return tuple(accumulate(scales, mul, initial=1.0))[::-1]
@@ -231,7 +231,7 @@ class LensModel:
 
     @property
     def offloaded(self) -> bool:
-        """Check whether some weights are on disk; such a model has no bridge, and only the plain path runs."""
+        """True if some weights are on disk; such a model has no bridge, and only the plain path runs."""
         return bytes_on_disk(self.plain) > 0
 
     @property
@@ -259,8 +259,8 @@ class LensModel:
         )
 
 
-def linear_layers_text(lens: LensModel) -> str:
-    """Return a text that names the layers without attention and their mixer; empty if all layers have attention."""
+def layers_without_attention_text(lens: LensModel) -> str:
+    """Return a text that names the layers without attention and their mixer; "" if all layers have attention."""
     skipped = sorted({*range(lens.n_layers)} - {*lens.attention_layers})
     if not skipped:
         return ""
@@ -268,9 +268,9 @@ def linear_layers_text(lens: LensModel) -> str:
     return f"layers {as_ranges(skipped)} of {lens.name} have no attention ({mixer})"
 
 
-def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
-    """Return a text that says which layers lack one of these sites, and why; empty if every layer has all of them."""
-    if said := linear_layers_text(lens):
+def missing_sites_text(lens: LensModel, sites: Iterable[str]) -> str:
+    """Return a text that says which layers lack one of these sites, and why; "" if every layer has all of them."""
+    if said := layers_without_attention_text(lens):
         return "" if OF_ATTENTION.isdisjoint(sites) else said
     others = sorted({*range(lens.n_layers)} - {*lens.layers_with("k")})
     if not others or {"k", "v"}.isdisjoint(sites):
@@ -279,13 +279,12 @@ def why_skipped(lens: LensModel, sites: Iterable[str]) -> str:
 
 
 def check_plain_layers(lens: LensModel) -> None:
-    """Raise an error unless every layer consists of plain attention and an MLP.
+    """Raise ModelError unless every layer consists of plain attention and an MLP.
 
-    Raises:
-        ModelError: some layers have no attention, or a mixer beside it; or layers multiply the stream (Gemma 4).
+    It refuses models with a mixer in place of attention or beside it, and those whose layers multiply the stream.
     """
     other = "need another model. This one is traced, measured, swept and patched"
-    if found := linear_layers_text(lens):
+    if found := layers_without_attention_text(lens):
         raise ModelError(f"{found}, and this needs it in every layer; {other}")
     if lens.family.layer_scale is not None:
         raise ModelError(
@@ -299,19 +298,16 @@ def check_plain_layers(lens: LensModel) -> None:
         )
 
 
-def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> None:
-    """Raise an error if one of these layers has no attention; ``what`` names what needs it.
-
-    Raises:
-        SiteError: one of the layers has a mixer in place of attention.
-    """
+def check_layers_have_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> None:
+    """Raise SiteError if one of these layers has no attention; ``what`` names what needs it."""
     if not set(layers) <= {*lens.attention_layers}:
         raise SiteError(
-            f"{linear_layers_text(lens)}, so no {what}; need one of the layers {as_ranges(lens.attention_layers)}"
+            f"{layers_without_attention_text(lens)}, so no {what}; "
+            f"need one of the layers {as_ranges(lens.attention_layers)}"
         )
 
 
-def count_from_start(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
+def layers_from_zero(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
     """Convert negative layer numbers, which count from the last of ``n_layers``, to numbers from 0; keep all others."""
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
 
@@ -329,13 +325,9 @@ def check_layers(layers: Iterable[int], lens: LensModel) -> None:
 
 
 def check_layers_have(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
-    """Raise an error if one of these layers lacks a site, as in a hybrid.
-
-    Raises:
-        SiteError: one of the layers lacks the site.
-    """
+    """Raise SiteError if one of these layers lacks a site, as in a hybrid."""
     if site in OF_ATTENTION and len(lens.layers_with(site)) == len(lens.attention_layers):
-        check_attention(lens, layers, what=repr(site))
+        check_layers_have_attention(lens, layers, what=repr(site))
     elif not set(layers) <= {*lens.layers_with(site)}:
         found = as_ranges(lens.layers_with(site))
         raise SiteError(f"not all of these layers of {lens.name} have {site!r}; need one of {found}")

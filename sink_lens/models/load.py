@@ -38,7 +38,7 @@ from .bundled import bundled_gguf, converted_folder
 from .families import TEXT_PART
 from .header import read_folder_header
 from .lens import LensModel
-from .offload import parameters_of
+from .offload import load_parameters_in_turn
 from .private_apis import LENIENT, choose_no_kernel, set_attention
 from .running import exclusive_use
 from .wrapping import assemble_lens, extract_language_model, keep_random_state, wrap
@@ -122,7 +122,7 @@ def load(
     scratch = tempfile.mkdtemp(prefix="sink_lens_offload_") if "device_map" in placement else None
     if folder is not None:
         check_no_adapter(folder)
-        checks.check_folder(folder)
+        checks.check_model_folder(folder)
         if placement.get("device") == torch.device("cpu"):
             _check_memory(folder, torch_dtype, name=str(name))
     try:
@@ -137,7 +137,7 @@ def load(
                 trust_remote_code=False,
                 output_loading_info=True,
                 revision=branch,
-                ignore_mismatched_sizes=True,  # check_keys refuses them, and says which
+                ignore_mismatched_sizes=True,  # check_checkpoint_keys refuses them, and says which
                 **({} if "device" in placement else placement | {"offload_folder": scratch}),
             )
     except ModelError:
@@ -148,12 +148,12 @@ def load(
     model, info = loaded
     if scratch is not None:  # what experts' weights are written to in the layout that the class reads
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
-    checks.check_class(model, config=model.config)
-    checks.check_keys(info, name=str(name))
+    checks.check_checkpoint_class(model, config=model.config)
+    checks.check_checkpoint_keys(info, name=str(name))
     model = extract_language_model(model)
     beside_images = [one for one in config.get("architectures") or () if one in TEXT_PART]
     notes += tuple(f"the language model of {one}, which reads images too" for one in beside_images)
-    family = checks.check_architecture(model)
+    family = checks.checked_family(model)
     set_attention(model, family.plain_kernel)
     if "device" in placement:
         model.to(placement["device"])
@@ -167,19 +167,15 @@ def load(
 
 
 def as_lens(model: ModelLike) -> LensModel:
-    """Return a ``LensModel`` as it is; pass anything else to ``load``.
-
-    Raises:
-        ModelError: see ``load``.
-    """
+    """Return a ``LensModel`` as it is; pass anything else to ``load``."""
     return model if isinstance(model, LensModel) else load(model)
 
 
 def weights_hash(lens: LensModel) -> str:
-    """SHA-256 over the names, shapes, types and bytes of the plain model's parameters, in order of name."""
+    """Return the SHA-256 of the names, shapes, types and bytes of the plain model's parameters, in order of name."""
     digest = hashlib.sha256()
     with exclusive_use(lens):
-        for name, parameter in parameters_of(lens.plain):
+        for name, parameter in load_parameters_in_turn(lens.plain):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
             digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -283,7 +279,7 @@ def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
 
 
 def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrainedConfig:
-    """Read a configuration from a folder, or a hub name at a branch, but not its kernel, which might be downloaded."""
+    """Read a configuration from a folder, or a hub name at a branch, without its choice of a kernel to download."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=branch)
     choose_no_kernel(config)
     return config
@@ -313,7 +309,10 @@ def _placement_arguments(
     device_map: str | Mapping[str, Any] | None,
     max_memory: str | None,
 ) -> dict[str, Any]:
-    """Return arguments that place the weights: ``device``, or ``device_map`` and ``max_memory``; refuse mixtures."""
+    """Return the arguments that place the weights: ``device``, or else ``device_map`` with ``max_memory``.
+
+    Raise InputError if they contradict each other.
+    """
     if device is not None and device_map is not None:
         raise InputError("both device and device_map were given; need at most one")
     if max_memory is not None and device_map is None:

@@ -95,9 +95,9 @@ def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[No
 
 
 def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
-    """Copy a tensor to a device, in ``dtype`` if given, without waiting for a GPU; if it has both, return it.
+    """Copy a tensor to a device, in ``dtype`` if given, without waiting for a GPU.
 
-    The tensor may be changed as soon as the call returns.
+    A tensor that is already there, in this type, is returned itself. ``tensor`` may be changed as soon as this returns.
     """
     return tensor.to(device, dtype, non_blocking=device.type == "cuda")
 
@@ -112,16 +112,16 @@ def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
                 own.append((parts, at))
                 held += parts[at].nbytes
             if held > _COPIED:
-                _copy_group_to_cpu(own)
+                _copy_entries_to_cpu(own)
                 own, held = [], 0
-        _copy_group_to_cpu(own)
+        _copy_entries_to_cpu(own)
 
 
-def _copy_group_to_cpu(own: "Sequence[tuple[list[Tensor], int]]") -> None:
-    """Replace entries of lists, given in ``own`` as (list, index), by CPU copies; all have one type and device."""
+def _copy_entries_to_cpu(entries: "Sequence[tuple[list[Tensor], int]]") -> None:
+    """Replace the tensors at ``entries``, pairs of list and index, by CPU copies; all have one type and device."""
     import torch
 
-    if own:
-        home = torch.cat([parts[at].detach().flatten() for parts, at in own]).cpu()
-        for (parts, at), values in zip(own, home.split([parts[at].numel() for parts, at in own]), strict=True):
+    if entries:
+        home = torch.cat([parts[at].detach().flatten() for parts, at in entries]).cpu()
+        for (parts, at), values in zip(entries, home.split([parts[at].numel() for parts, at in entries]), strict=True):
             parts[at] = values.view(parts[at].shape)

@@ -13,7 +13,7 @@ from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .private_apis import device_of_hook
+from .private_apis import offload_device
 
 
 def bytes_on_disk(model: nn.Module) -> int:
@@ -22,7 +22,7 @@ def bytes_on_disk(model: nn.Module) -> int:
 
 
 def _distinct_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return name and parameter of each parameter; parameters that share one place on disk are listed once."""
+    """Return (name, parameter) for all parameters; those that share one place on disk are listed once."""
     named = list(model.named_parameters())
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     names = {name for name, _ in named}
@@ -37,11 +37,11 @@ def device_of(parameter: Tensor, module: nn.Module) -> torch.device:
     """Return the device on which a module computes, even if its parameter is stored on disk."""
     if parameter.device.type != "meta":
         return parameter.device
-    return torch.device(device_of_hook(module) or "cpu")
+    return torch.device(offload_device(module) or "cpu")
 
 
-def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and values of every parameter, in order of name, with one at a time in memory."""
+def load_parameters_in_turn(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and values of every parameter, in order of name; load those on disk one at a time."""
     for name in sorted(name for name, _ in _distinct_parameters(model)):
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
@@ -64,7 +64,7 @@ class NoBridge:
         return self
 
 
-def why_offloaded(model: nn.Module, *, name: str) -> str:
+def why_not_editable(model: nn.Module, *, name: str) -> str:
     """Return the text that says why the model ``name``, which has weights on disk, cannot be changed."""
     whole = sum(one.numel() * one.element_size() for _, one in _distinct_parameters(model))
     return (

@@ -42,11 +42,7 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
 
 
 def check_not_packed(module: nn.Module, name: str = "weight") -> None:
-    """Raise an error if a module's parameter ``name`` is packed (quantised): its numbers cannot be changed or sliced.
-
-    Raises:
-        ModelError: the parameter is packed.
-    """
+    """Raise ModelError if a module's parameter ``name`` is packed (quantised), and so cannot be changed or sliced."""
     if is_packed(module, name):
         raise ModelError(
             f"the weight of {type(module).__name__} is packed, so its numbers cannot be changed or sliced; need it in "

@@ -20,7 +20,7 @@ from .private_apis import register_hook_point
 from .sites import SITES, Address, read_site
 
 
-def add_points(bridge: TransformerBridge, *, family: Family) -> None:
+def add_hook_points(bridge: TransformerBridge, *, family: Family) -> None:
     """Add hook points to a bridge's layers for the family's sites that TransformerLens has no hook point for."""
     if not family.sites_with_own_points:
         return
@@ -38,13 +38,14 @@ def add_points(bridge: TransformerBridge, *, family: Family) -> None:
             point.name = f"blocks.{layer}.{own}"
             block.add_module(own, point)
             register_hook_point(bridge, point)
-            module.register_forward_hook(partial(_fire_point, point=point, address=address, family=family, sizes=sizes))
+            module.register_forward_hook(partial(_run_point, point=point, address=address, family=family, sizes=sizes))
 
 
-def shape_head_hooks(bridge: TransformerBridge, *, family: Family) -> None:
-    """Make the hooks of queries, keys, values and z show tensors with the axes of our sites.
+def reshape_head_hooks(bridge: TransformerBridge, *, family: Family) -> None:
+    """Make the bridge's hooks of queries, keys, values and z show tensors with the axes of our sites.
 
-    It does so in models whose heads differ in width: there TransformerLens orders or splits the axes in another way.
+    TransformerLens orders or splits the axes in another way in latent attention and in models whose layers differ in
+    the width of their heads. In other models nothing changes.
     """
     if family.kv_latent is None and not family.own_sizes:
         return
@@ -57,7 +58,7 @@ def shape_head_hooks(bridge: TransformerBridge, *, family: Family) -> None:
                 point.pos_dim = 1
 
 
-def _fire_point(
+def _run_point(
     module: nn.Module,
     args: object,
     output: Any,
@@ -67,7 +68,10 @@ def _fire_point(
     family: Family,
     sizes: dict[str, int],
 ) -> Any:
-    """Run a hook point on the site at an address in a module's output; return the changed output, None if unchanged."""
+    """Run a hook point on a site in a module's output; return the output with the hook's edits, or None without edits.
+
+    ``address`` says which part of the output the site is.
+    """
     if not point.has_hooks():
         return None
     whole: Tensor = output[0] if isinstance(output, tuple) else output

@@ -64,7 +64,7 @@ LENIENT = "_raise_exceptions_for_missing_entries"
 """Argument of ``cached_file``; False lets a missing file be None."""
 
 
-def config_name_of(config: Any) -> str:
+def source_of_config(config: Any) -> str:
     """Return the name or folder that a configuration was read from."""
     return config._name_or_path
 
@@ -127,7 +127,7 @@ def use_one_gpu(arguments: Any) -> None:
 # --- accelerate
 
 
-def device_of_hook(module: nn.Module) -> Any:
+def offload_device(module: nn.Module) -> Any:
     """Return the device on which accelerate runs an offloaded module; None if the module is not offloaded."""
     return getattr(getattr(module, "_hf_hook", None), "execution_device", None)
 

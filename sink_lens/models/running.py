@@ -60,7 +60,7 @@ def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def _hold_lock(turns: ModelLock, *, name: str) -> Iterator[bool]:
-    """Within the block, this caller holds ``turns``, the lock of model ``name``; yield True if it did not before."""
+    """Within the block, this caller holds the lock of model ``name``; yield True if it did not hold it before."""
     if turns in _INSIDE.get():
         raise InputError(
             f"a pass of {name} was asked for inside another one, by an edit, a reading or a hook; need what it "
@@ -76,11 +76,7 @@ def _hold_lock(turns: ModelLock, *, name: str) -> Iterator[bool]:
 
 
 def check_unchanged(lens: LensModel) -> None:
-    """Raise an error if a model was changed since it was wrapped; do nothing while a pass of it runs.
-
-    Raises:
-        ModelError: the model was changed.
-    """
+    """Raise ModelError if a model was changed since it was wrapped; do nothing while a pass of it runs."""
     turns = lens.state.turns
     if turns not in _HELD.get() and turns.lock.acquire(blocking=False):
         try:
@@ -91,7 +87,7 @@ def check_unchanged(lens: LensModel) -> None:
 
 @contextlib.contextmanager
 def forbid_nested_passes(lens: LensModel) -> Iterator[None]:
-    """Within the block, which runs one forward pass, raise an error if a hook or edit starts another pass."""
+    """Within the block, which runs one forward pass, raise InputError if a hook or edit starts another pass."""
     state = lens.state
     with state.alone:
         token = _INSIDE.set((*_INSIDE.get(), state.turns))
@@ -103,7 +99,10 @@ def forbid_nested_passes(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
-    """Within the block, set these names in ``settings``, dicts of module attributes: True to False, others to None."""
+    """Within the block, switch off the attributes with these names: True becomes False, and other values None.
+
+    ``settings`` holds the attributes of each module, as ``vars`` gives them.
+    """
     changed = [(own, name, own[name]) for name in names for own in settings if own.get(name)]
     for own, name, before in changed:
         own[name] = False if before is True else None
@@ -133,7 +132,10 @@ def prepare_pass(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prepare_passes(lens: LensModel) -> Iterator[None]:
-    """Within the block, only this caller may use the model, in eval mode; run each pass in ``forbid_nested_passes``."""
+    """Within the block, only this caller may use the model, in eval mode.
+
+    The caller puts each of its passes into a block of ``forbid_nested_passes``.
+    """
     with exclusive_use(lens), in_eval_mode(lens):
         yield
 

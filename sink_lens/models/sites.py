@@ -73,7 +73,7 @@ class Site:
         return _address_of(self.name, family)
 
     def hook_name(self, layer: int) -> str:
-        """Return the name of this site's hook point in the bridge, at one layer."""
+        """Return the usual name of this site's hook point in one layer; ``bridge_hook_name`` has a family's own."""
         return self.bridge.format(layer=layer)
 
 
@@ -238,7 +238,7 @@ _OTHER_NAMES = {
 
 
 def unknown_site_error(name: str) -> SiteError:
-    """Return the error for an unknown site name; for a hook point's name it says which site to use."""
+    """Return the error for an unknown site name; for the name of a hook point the error says which site to use."""
     short = re.sub(r"^(blocks\.\d+\.)?((attn|mlp)\.)?(hook_)?", "", name)
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
     hooked = [repr(site.name) for site in reversed(_LIST) if site.bridge == pattern]  # z before z_raw

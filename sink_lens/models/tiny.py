@@ -1,4 +1,4 @@
-"""A model with a hand-written sink, and a tokenizer built in memory: nothing is downloaded.
+"""Tiny models with random weights or a hand-written sink, and a tokenizer, built in memory: nothing is downloaded.
 
 In a Llama of a few layers, the BOS token drives one gate/up neuron, which writes one residual dimension. After the
 norm, hardly anything else is left of the token. W_K reads this dimension and W_Q reads a component that every token
@@ -31,7 +31,10 @@ SIZES: dict[str, Any] = {
 
 
 def build_random(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
-    """Build a language model of ``config`` with weights drawn with ``seed``, and normal noise on biases and gains."""
+    """Build a language model of ``config`` with random weights, drawn with ``seed``.
+
+    Biases and gains get normal noise with the standard deviation ``noise``.
+    """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -99,7 +102,7 @@ class PlantedTruth:
 
 
 def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
-    """Make a small Llama with a hand-written sink (BOS, neuron, dimension, key, sink), or the same model without it.
+    """Make a small Llama with a hand-written sink at BOS, or the same model without the neuron that makes the sink.
 
     The seed decides the indices of neuron and dimension and the sign of the outlier. BOS is the sink at any position.
     With `sink=False` the neuron keeps its random weights and all other weights are bit-identical: the two models

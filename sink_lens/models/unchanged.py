@@ -113,11 +113,7 @@ class ModelRecord:
         self._state = None if states is None else states()
 
     def check(self) -> None:
-        """Raise an error if the model was changed; to be called while no pass runs.
-
-        Raises:
-            ModelError: the message says what was changed, and what to do.
-        """
+        """Raise ModelError if the model was changed, and say what was changed; call it only while no pass runs."""
         if not all(map(is_, map(dict.get, self._containers, self._keys), self._objects)):
             for at, (container, key, name) in enumerate(zip(self._containers, self._keys, self._names, strict=True)):
                 _refuse_change(container.get(key), self._objects[at], name=name)
@@ -130,7 +126,7 @@ class ModelRecord:
             for container, size, name in zip(self._full, self._sizes, self._full_names, strict=True):
                 if len(container) != size:
                     raise _changed_error(f"{name or 'the model'} has {len(container)} modules in the place of {size}")
-        if changed := self._copied.changed():
+        if changed := self._copied.names_of_changed():
             raise _changed_error(f"{changed[0]} has other values, and what is measured is a copy that was made of it")
         if self._states is not None and self._states() != self._state:
             raise _changed_error("other adapters are active, or with other scales")
@@ -138,11 +134,11 @@ class ModelRecord:
             for hooks, before, name in zip(self._hooks, self._users, self._hook_names, strict=True):
                 now = _user_hooks(hooks)
                 if len(now) != len(before) or not all(map(is_, now, before)):
-                    _refuse_hook(next((one for one in now if one not in before), None), name=name)
+                    _raise_hook_change(next((one for one in now if one not in before), None), name=name)
             self._hook_ids = list(map(tuple, self._hooks))
 
-    def values(self) -> "TensorValues":
-        """Return a record of the present values of the plain model's parameters and buffers, to be checked later."""
+    def record_values(self) -> "TensorValues":
+        """Record the present values of the plain model's parameters and buffers; return the record."""
         return TensorValues(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
 
     def note_addresses(self) -> None:
@@ -157,7 +153,8 @@ class ModelRecord:
     def _note_modules(self, root: nn.Module, *, where: str, seen: set[int]) -> Iterator[nn.Module]:
         """Record and yield ``root`` and every module in it, except hook points and modules whose ids are in ``seen``.
 
-        Their ids are added to it. ``where`` begins their names in errors; settings are recorded only where it is empty.
+        The ids are added to ``seen``. Errors call each module by its path after ``where``. Settings are recorded too if
+        ``where`` is empty.
         """
         waiting: list[tuple[str, Any]] = [("", root)]
         while waiting:
@@ -165,7 +162,7 @@ class ModelRecord:
             if module is None or id(module) in seen or isinstance(module, HookPoint):
                 continue
             seen.add(id(module))
-            self._note_module(module, name=where + plain_name(path), settings=not where)
+            self._note_module(module, name=where + name_in_plain_model(path), settings=not where)
             yield module
             waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
 
@@ -179,7 +176,7 @@ class ModelRecord:
                     continue
                 whole = f"{name}.{key}" if name and not name.endswith(", ") else name + key
                 self._note_entry(container, key, whole)
-                if isinstance(one, Tensor) and id(one) not in self._known and _has_pointer(one):
+                if isinstance(one, Tensor) and id(one) not in self._known and _has_address(one):
                     self._known.add(id(one))
                     self._tensors.append(one)
                     self._tensor_names.append(whole)
@@ -200,14 +197,14 @@ class ModelRecord:
             self._hook_names.append(name or "the model")
 
     def _note_settings(self, own: dict[str, Any], *, name: str) -> None:
-        """Record settings in ``own``, the attributes of a module or configuration ``name``: numbers, texts, None."""
+        """Record the settings of a module or configuration ``name``: attributes that are a number, text or None."""
         for key, value in own.items():
             free = key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS)
             if not free and (value is None or isinstance(value, int | float | str)):
                 self._note_entry(own, key, f"{key} of {name or 'the model'}")
 
     def _note_entry(self, container: dict[str, Any], key: str, name: str) -> None:
-        """Record the object under ``key`` of a container (None if there is none); errors call it ``name``."""
+        """Record which object a container has under ``key`` (None if it has none); errors call it ``name``."""
         self._containers.append(container)
         self._keys.append(key)
         self._objects.append(container.get(key))
@@ -221,21 +218,17 @@ class TensorValues:
         self._named = list(named)
         self._before = self._versions_and_hashes()
 
-    def changed(self) -> list[str]:
-        """Return the names of the tensors whose values have changed since the record was made."""
+    def names_of_changed(self) -> list[str]:
+        """Return the names of the tensors that have other values than when the record was made."""
         pairs = zip(self._named, self._before, self._versions_and_hashes(), strict=True)
         return [name for (name, _), before, now in pairs if before != now]
 
     def check(self, what: str) -> None:
-        """Raise an error if values have changed, since a result of earlier weights cannot run more passes.
+        """Raise ModelError if a value has changed since the record was made.
 
-        Args:
-            what: the result, in words.
-
-        Raises:
-            ModelError: the message says what was changed, and what to do.
+        A result that was made then (``what`` names it in the error) would otherwise run passes with other weights.
         """
-        if changed := self.changed():
+        if changed := self.names_of_changed():
             raise ModelError(
                 f"the weights were changed in place after the {what} were made ({changed[0]} has other values, one of "
                 f"{len(changed)}): old numbers would be compared with those of another model. Need {what} of the "
@@ -254,8 +247,8 @@ def _changed_error(found: str, *, also: str = "") -> ModelError:
     )
 
 
-def _refuse_hook(hook: object, *, name: str) -> None:
-    """Raise ModelError: ``hook`` was added to module ``name`` or, if ``hook`` is None, a forward hook was removed."""
+def _raise_hook_change(hook: object, *, name: str) -> None:
+    """Raise ModelError for a forward hook that was added to the module ``name``; if None, for one that was removed."""
     if hook is None:
         raise _changed_error(f"a forward hook of {name} was removed")
     raise _changed_error(
@@ -266,7 +259,7 @@ def _refuse_hook(hook: object, *, name: str) -> None:
 
 
 def _refuse_change(now: object, before: object, *, name: str) -> None:
-    """Raise ModelError if the present object ``now`` of this name is another than ``before``; equal settings pass."""
+    """Raise ModelError if ``now``, the present object called ``name``, is not ``before`` nor an equal setting."""
     if now is before:
         return
     if name in ("compatibility_mode of the bridge", f"{PROCESSED} of the bridge"):
@@ -300,7 +293,7 @@ def _user_hooks(hooks: dict[int, Any]) -> list[Any]:
     return found
 
 
-def _has_pointer(tensor: Tensor) -> bool:
+def _has_address(tensor: Tensor) -> bool:
     """Check whether a tensor has a memory address; some packed (quantised) tensors have none."""
     try:
         Tensor.data_ptr(tensor)
@@ -309,7 +302,7 @@ def _has_pointer(tensor: Tensor) -> bool:
     return True
 
 
-def plain_name(path: str) -> str:
+def name_in_plain_model(path: str) -> str:
     """Return a module's or parameter's name in the Hugging Face model, from its name in the bridge."""
     return path.replace("._original_component", "").replace("_original_component.", "")
 

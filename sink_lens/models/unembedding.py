@@ -10,7 +10,10 @@ from .offload import in_memory
 
 
 def logits_from_states(lens: LensModel, states: Tensor) -> Tensor:
-    """Compute logits [..., vocab] in float32 from states [..., d_model] after the last norm, with any soft cap."""
+    """Compute logits [..., vocab] in float32 from states [..., d_model] after the last norm.
+
+    The logits are capped if the model caps them.
+    """
     logits, cap = uncapped_logits(lens, states), getattr(lens.config, "final_logit_softcapping", None)
     return logits if cap is None else (logits / cap).tanh() * cap
 
@@ -39,7 +42,7 @@ def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:
 def unembedding_vectors(
     lens: LensModel, ids: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, " batch"]]:
-    """Return for each token id, in float64, its vector and constant: uncapped logit = state @ vector + constant."""
+    """Return vectors and constants of token ids in float64: a token's uncapped logit is state @ vector + constant."""
     head = lens.plain.get_output_embeddings()
     assert head is not None
     with in_memory(head):

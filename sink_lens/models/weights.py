@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import SiteError
-from .experts import expert_columns, expert_rows, mlp_parts
+from .experts import expert_down_projection, expert_gate_and_up, mlp_submodules
 from .families import FROM_LATENT, layer_of_keys
 from .interfaced import watch_attention_inputs
-from .lens import LensModel, check_attention
+from .lens import LensModel, check_layers_have_attention
 from .offload import in_memory
 from .packed import check_not_packed, unpacked_weight
 from .running import check_unchanged
@@ -48,11 +48,11 @@ class AttentionWeights:
     ) -> Float[Tensor, "*value kv_head d_head"]:
         """Return each key-value head's keys, without bias, for inputs ``x`` of the attention.
 
-        With ``dimensions``, they are made from these dimensions of the input only; a tensor whose rows are several sets
-        of dimensions gives one more axis, the first. In latent attention the keys are those at position 0, where
-        nothing is rotated, and the latent is divided by the norm of the whole input's latent.
+        With ``dimensions``, keys are made from these dimensions of the input only. If it is a tensor with a set of
+        dimensions in each row, the keys get a first axis, with one entry for each set. In latent attention the keys are
+        those at position 0, where nothing is rotated, and the latent is divided by the RMS of the whole input's latent.
         """
-        w_k, of_norm = self.w_k, None if self.latent is None else self.latent.scale(x)
+        w_k, of_norm = self.w_k, None if self.latent is None else self.latent.latent_rms(x)
         if dimensions is not None:
             chosen = torch.as_tensor(dimensions)
             x, w_k = x[..., chosen.to(x.device)], w_k[..., chosen.to(w_k.device)]
@@ -71,7 +71,7 @@ class AttentionWeights:
         """Return each key-value head's values, without bias, for inputs ``x`` of the attention."""
         w_v = self.w_v.to(x.device, x.dtype)
         found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
-        return found if self.latent is None else found / self.latent.scale(x)[..., None, None].to(found.dtype)
+        return found if self.latent is None else found / self.latent.latent_rms(x)[..., None, None].to(found.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class KeyValueLatent:
     width: int
     """Dimensions of a head's key that the latent makes; the others are rotated, and the same in all heads."""
 
-    def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+    def latent_rms(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
         """Return the root mean square by which the norm divides the latent, for inputs ``x`` of the attention."""
         found = x.float() @ self.w_down.to(x.device).float().T
         return (found.square().mean(-1) + self.eps).sqrt()
@@ -101,7 +101,7 @@ class MlpWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """An RMSNorm or LayerNorm: ``(x - mean * centred) / scale * gain + bias``; or the gain alone."""
+    """An RMSNorm or LayerNorm: ``(x - mean * centred) / divisor * gain + bias``; or the gain alone."""
 
     gain: Float[Tensor, " value"]
     bias: Float[Tensor, " value"]
@@ -110,8 +110,11 @@ class Norm:
     divides: bool = True
     """False where the model multiplies by a constant, as Granite does before it adds to the stream."""
 
-    def scale(self, x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
-        """Return what divides ``x``: its root mean square or, if centred, deviation; 1 if the norm only multiplies."""
+    def divisor(self, x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
+        """Return the number that divides ``x``: its root mean square or, in a LayerNorm, its standard deviation.
+
+        It is 1 if the norm only multiplies by its gain.
+        """
         x = x.float()
         if not self.divides:
             return torch.ones_like(x[..., 0])
@@ -120,7 +123,7 @@ class Norm:
         return (x.square().mean(-1) + self.eps).sqrt()
 
 
-def _linear_weights(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
+def _weight_and_bias(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
     """Return weight [out, in] and bias of a linear layer; the bias is zeros if there is none."""
     weight = unpacked_weight(module, dtype=lens.dtype)
     with in_memory(module):
@@ -132,9 +135,9 @@ def _linear_weights(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]
 def output_weights(lens: LensModel, *, layer: int) -> Float[Tensor, "head d_value d_model"]:
     """Return W_O of a layer, split by heads; also for layers that attend to another layer's keys (Gemma 4)."""
     check_unchanged(lens)
-    check_attention(lens, [layer], what="weights of an attention")
+    check_layers_have_attention(lens, [layer], what="weights of an attention")
     module = lens.layer(layer).get_submodule(lens.family.attention)
-    weight, _ = _linear_weights(module.get_submodule(lens.family.o), lens)
+    weight, _ = _weight_and_bias(module.get_submodule(lens.family.o), lens)
     return rearrange(weight, "d_model (head value) -> head value d_model", head=lens.head_sizes(layer)["n_heads"])
 
 
@@ -145,11 +148,11 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
         SiteError: the layer has no attention, or attends to the keys of another layer (Gemma 4).
     """
     check_unchanged(lens)
-    check_attention(lens, [layer], what="weights of an attention")
+    check_layers_have_attention(lens, [layer], what="weights of an attention")
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
 
     def projection(name: str) -> tuple[Tensor, Tensor]:
-        return _linear_weights(module.get_submodule(name), lens)
+        return _weight_and_bias(module.get_submodule(name), lens)
 
     if family.kv_latent is not None:
         return _latent_weights(lens, module)
@@ -197,7 +200,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
     of_latent, rotated = module.qk_nope_head_dim, module.qk_rope_head_dim
 
     def weight(name: str) -> Tensor:
-        return _linear_weights(module.get_submodule(name), lens)[0].float()
+        return _weight_and_bias(module.get_submodule(name), lens)[0].float()
 
     def unrotated(rows: Float[Tensor, "*batch d_head d_model"]) -> Float[Tensor, "*batch d_head d_model"]:
         """Rows of the rotary part in the order, and at the size, in which they enter the product at position 0."""
@@ -216,7 +219,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
         gain = _read_norm(module.get_submodule(family.q_latent), lens).gain
         w_q = (weight(FROM_LATENT["q_latent"]) * gain) @ w_q
     passed, turned = w_q.unflatten(0, (lens.n_heads, -1)).split([of_latent, rotated], dim=1)
-    w_o, b_o = _linear_weights(module.get_submodule(family.o), lens)
+    w_o, b_o = _weight_and_bias(module.get_submodule(family.o), lens)
     return AttentionWeights(
         w_q=torch.cat([passed, unrotated(turned)], dim=1),
         w_k=w_k,
@@ -233,12 +236,12 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
 def exact_keys(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
-    """Return the keys of inputs ``x`` of a layer's attention at one position, with bias and norm, as the site ``k``."""
+    """Return the keys that a layer's attention makes of inputs ``x`` at one position: what the site ``k`` would be."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
         found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
         norm = norm_weights(lens, layer=layer, which="k_norm") if lens.family.normed_qkv else None
-        return found if norm is None else (found / norm.scale(found)[..., None] * norm.gain).to(found.dtype)
+        return found if norm is None else (found / norm.divisor(found)[..., None] * norm.gain).to(found.dtype)
     module: Any = lens.layer(layer).get_submodule(lens.family.attention)
     seen: dict[str, Tensor] = {}
 
@@ -263,20 +266,20 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
         return _mixture_weights(module, width=lens.d_mlp)
     assert family.up is not None
     assert family.down is not None
-    w_up, _ = _linear_weights(module.get_submodule(family.up), lens)
-    w_down, b_down = _linear_weights(module.get_submodule(family.down), lens)
+    w_up, _ = _weight_and_bias(module.get_submodule(family.up), lens)
+    w_down, b_down = _weight_and_bias(module.get_submodule(family.down), lens)
     if family.gate_up_fused:
         w_gate, w_up = w_up.chunk(2)
     elif family.gate is not None:
-        w_gate, _ = _linear_weights(module.get_submodule(family.gate), lens)
+        w_gate, _ = _weight_and_bias(module.get_submodule(family.gate), lens)
     else:
         w_gate = None
     return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=b_down)
 
 
 def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
-    """Return gate, up and down-projection of an MLP with experts; zeros fill the axis of all neurons to ``width``."""
-    parts = mlp_parts(block)
+    """Return gate, up and down-projection of an MLP with experts, filled up with zeros to ``width`` neurons."""
+    parts = mlp_submodules(block)
     gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
     with contextlib.ExitStack() as loaded:
         for module in (parts.get("experts"), *parts.get("dense", ())):
@@ -287,9 +290,9 @@ def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
             check_not_packed(experts, "gate_up_proj")
             check_not_packed(experts, "down_proj")
             for expert in range(experts.num_experts):
-                for into, one in zip((gate, up), expert_rows(experts, expert), strict=True):
+                for into, one in zip((gate, up), expert_gate_and_up(experts, expert), strict=True):
                     into.append(one)
-                down.append(expert_columns(experts, expert).T)
+                down.append(expert_down_projection(experts, expert).T)
         if "dense" in parts:
             of_gate, of_up, of_down = parts["dense"]
             gate.append(of_gate.weight)
@@ -364,7 +367,8 @@ def final_norm(lens: LensModel) -> Norm:
 def _read_norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
     """Return gain, bias, eps and kind (RMSNorm or LayerNorm) of a norm module.
 
-    ``width`` is the number of entries that it norms; if None, that of its stored gain or, without one, of a head.
+    ``width`` is the number of entries that the module norms. If it is None, the stored gain has as many; a module
+    without a gain then norms heads.
     """
     check_unchanged(lens)
     with in_memory(module):

@@ -20,20 +20,20 @@ from . import adapters, checks, experts, interfaced, points
 from .families import TEXT_PART
 from .family import Family
 from .headnorm import adapter as headnorm
-from .lens import LensModel, linear_layers_text
+from .lens import LensModel, layers_without_attention_text
 from .memory import return_freed_memory
-from .offload import NoBridge, bytes_on_disk, why_offloaded
+from .offload import NoBridge, bytes_on_disk, why_not_editable
 from .packed import is_packed
 from .private_apis import (
     NAME_OF_CONFIG,
     build_bridge_from_module,
-    config_name_of,
-    device_of_hook,
     is_processed,
+    offload_device,
     set_attention,
+    source_of_config,
 )
 from .running import take_turn_to_wrap
-from .unchanged import LensState, ModelRecord, plain_name, state_of
+from .unchanged import LensState, ModelRecord, name_in_plain_model, state_of
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
@@ -80,8 +80,8 @@ def wrap(
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
     model = extract_language_model(model)
-    family = checks.check_architecture(model)
-    name = name or config_name_of(model.config) or family.architecture
+    family = checks.checked_family(model)
+    name = name or source_of_config(model.config) or family.architecture
     with take_turn_to_wrap(model.base_model, name=name):
         return assemble_lens(model, tokenizer=tokenizer, family=family, name=name)
 
@@ -100,7 +100,7 @@ def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:
         text: Any = getattr(transformers, TEXT_PART[whole])(config.text_config)
     text.model, text.lm_head = inner.language_model, model.lm_head
     text.generation_config = model.generation_config
-    setattr(text.config, NAME_OF_CONFIG, config_name_of(config))
+    setattr(text.config, NAME_OF_CONFIG, source_of_config(config))
     return text.train(model.training)
 
 
@@ -112,7 +112,7 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
             "were loaded. Boot it without enable_compatibility_mode and process_weights"
         )
     plain = _rebuild_plain(model)
-    family = checks.check_architecture(plain)
+    family = checks.checked_family(plain)
     if family.mixer is not None or family.kv_latent is not None or family.own_sizes:
         kind = "the hybrid" if family.mixer is not None else "a model whose heads have widths of their own,"
         raise ModelError(f"found a bridge of {kind} {family.architecture}; need the Hugging Face model itself")
@@ -128,7 +128,7 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     if fused_by_head and not isinstance(model.adapter, interfaced.SHARED):
         notes += (_BRIDGE_COPIES,)
         copied = [(name, one) for name, one in plain.named_parameters() if f".{family.q}." in name]
-    checks.check_logits(model, plain=plain)
+    checks.check_bridge_logits(model, plain=plain)
     return LensModel(
         bridge=model,
         plain=plain,
@@ -160,21 +160,21 @@ def assemble_lens(
     checks.check_no_shared_modules(plain, family=family, name=name)
     interfaced.give_attention_interface(plain)
     experts.add_expert_hook_points(plain, family=family)
-    if bytes_on_disk(plain) and all(device_of_hook(one) is None for one in plain.modules()):
+    if bytes_on_disk(plain) and all(offload_device(one) is None for one in plain.modules()):
         raise ModelError(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
         )
     reason = (
-        why_offloaded(plain, name=name) if bytes_on_disk(plain) else _why_not_split(plain, family=family, name=name)
+        why_not_editable(plain, name=name) if bytes_on_disk(plain) else _why_not_split(plain, family=family, name=name)
     )
     if reason is not None:
         bridge = cast("TransformerBridge", NoBridge(reason))
-        state, uneditable = _note_state(plain.eval(), bridge=None, merged=merged), frozenset()
+        state, uneditable = _record_state(plain.eval(), bridge=None, merged=merged), frozenset()
     else:
         with keep_random_state():
             bridge = _build_bridge(adapters.copy_sharing_tensors(plain), family=family, tokenizer=tokenizer, name=name)
-        checks.check_logits(bridge, plain=plain)
-        state = _note_state(plain, bridge=bridge, merged=merged)
+        checks.check_bridge_logits(bridge, plain=plain)
+        state = _record_state(plain, bridge=bridge, merged=merged)
         uneditable = checks.uneditable_sites(bridge, plain=plain)
     lens = LensModel(
         bridge=bridge,
@@ -188,16 +188,16 @@ def assemble_lens(
     )
     for layer in lens.layers if lens.offloaded else ():
         layer.register_forward_hook(lambda *_: return_freed_memory())
-    skipped = linear_layers_text(lens)
+    skipped = layers_without_attention_text(lens)
     notes += (f"{skipped}: they are skipped where attention is read",) if skipped else ()
     notes += () if reason is None else (reason.partition(", and interventions")[0],)
     return dataclasses.replace(lens, notes=notes)
 
 
-def _note_state(
+def _record_state(
     plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.MergedModel | None
 ) -> LensState:
-    """Record the state of the plain model, its bridge and, if adapters were ``merged``, the user's own model."""
+    """Record the plain model, its bridge and, if adapters were ``merged``, the user's own model; return the state."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
     if merged is None:
         return state_of(ModelRecord(plain, bridge=bridge), *parts)
@@ -237,8 +237,8 @@ def _build_bridge(
         )
     interfaced.hook_delegated_attention(bridge)
     experts.register_expert_hook_points(bridge)
-    points.add_points(bridge, family=family)
-    points.shape_head_hooks(bridge, family=family)
+    points.add_hook_points(bridge, family=family)
+    points.reshape_head_hooks(bridge, family=family)
     if family.head_out is not None and family.head_norm_flat:
         for block in bridge.blocks:
             point = block.attn.get_submodule(family.head_out).hook_in
@@ -269,7 +269,10 @@ def keep_random_state() -> Iterator[None]:
 def _reloadable_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Iterator[PreTrainedTokenizerBase | None]:
-    """Within the block, a copy of the tokenizer that the bridge can load by its name and change; None without one."""
+    """Yield a copy of the tokenizer that the bridge can load by its name, and change; yield None without a tokenizer.
+
+    The files that the name stands for are removed after the block.
+    """
     if tokenizer is None:
         yield None
         return
@@ -290,9 +293,9 @@ def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
     original = bridge.original_model
     if not isinstance(original, PreTrainedModel):
         raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")
-    checks.check_architecture(original)
-    held = {plain_name(key): value for key, value in original.named_parameters(remove_duplicate=False)}
-    buffers = {plain_name(key): value for key, value in original.named_buffers(remove_duplicate=False)}
+    checks.checked_family(original)
+    held = {name_in_plain_model(key): value for key, value in original.named_parameters(remove_duplicate=False)}
+    buffers = {name_in_plain_model(key): value for key, value in original.named_buffers(remove_duplicate=False)}
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         plain = type(original)(copy.deepcopy(original.config))
     for key, _ in list(plain.named_parameters(remove_duplicate=False)):

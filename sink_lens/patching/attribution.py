@@ -49,7 +49,7 @@ def attribution_patch(
             f"approximate and put {settings.put!r} were given; a gradient approximates values of the other run alone: "
             "leave out one of the two"
         )
-    values_then = lens.state.unchanged.values()
+    values_then = lens.state.unchanged.record_values()
     runs, grid, pair = prepare_runs(lens, clean, corrupted, config=settings)
     effects, n = first_order_effects(runs, grid, steps=settings.steps)
     frame = part_table(grid, settings.by)

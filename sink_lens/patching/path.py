@@ -43,7 +43,7 @@ from ..engine.needs import Needs
 from ..engine.plan import choose_even_plan
 from ..engine.trust import check_plan
 from ..errors import InputError
-from ..models.lens import LensModel, count_from_start
+from ..models.lens import LensModel, layers_from_zero
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..progress import tqdm
@@ -246,7 +246,7 @@ def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
         given = Part(site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],))
     if given.layers is None or len(given.layers) != 1:
         raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
-    given = replace(given, layers=count_from_start(given.layers, lens.n_layers))
+    given = replace(given, layers=layers_from_zero(given.layers, lens.n_layers))
     parts_to_patch(lens, given.site, by=(), n_positions=n_positions, **given.where)  # refuses what does not exist
     return given
 

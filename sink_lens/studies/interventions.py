@@ -18,7 +18,7 @@ from ..edits.effects import classify_change, layer_table
 from ..edits.isolation import isolate as isolating
 from ..edits.outcome import Outcome
 from ..errors import InputError
-from ..models.lens import check_attention
+from ..models.lens import check_layers_have_attention
 from ..stats import paired_difference
 from ..text import as_ranges
 from .config import AblateConfig, AmplifyConfig, IsolateConfig
@@ -71,7 +71,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     if not centres:
         raise InputError(f"values of {lens.name} are gated, so they have no such centre; need aggregated or none")
     chosen = list(setting.early_layers) if layers is None else list(layers)
-    check_attention(lens, chosen, what="values to amplify")
+    check_layers_have_attention(lens, chosen, what="values to amplify")
     if not chosen:
         raise InputError("the token grows before any layer with attention, so nothing can be amplified; name layers")
     after = [layer for layer in lens.attention_layers if layer > max(chosen)]

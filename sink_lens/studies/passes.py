@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..chain.config import ReadConfig
 from ..errors import InputError
 from ..estimate import Cost, Pass, Passes, Sizes, bytes_of_forward, estimate
-from ..models.header import check_fits
+from ..models.header import check_sequences_fit
 from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run_folder
 
 _LAYERS_OF_STEPS = 2
@@ -59,7 +59,7 @@ def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes
     Raises:
         InputError: sequences that the model cannot take.
     """
-    check_fits(config, n_context=sizes.header.n_context, has_tokenizer=sizes.header.has_tokenizer)
+    check_sequences_fit(config, n_context=sizes.header.n_context, has_tokenizer=sizes.header.has_tokenizer)
     sequences = len(config.prompts) or config.sequences
     tokens = sequences * config.length
     return Passes(

@@ -1,7 +1,7 @@
 """Count the passes of a sweep: the share of layers and positions that each cell runs, without torch."""
 
 from ..estimate import Pass, Passes, Sizes, bytes_of_forward
-from ..models.header import check_fits
+from ..models.header import check_sequences_fit
 from ..models.sites import SITES
 from .config import SweepConfig
 
@@ -16,7 +16,7 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
         InputError: what ``sweep`` would refuse, as far as it is known.
     """
     header = sizes.header
-    check_fits(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
+    check_sequences_fit(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     lengths = [config.length] * config.sequences
     if config.prompts:
         ids = sizes.prompt_ids(config.prompts, bos=config.bos)

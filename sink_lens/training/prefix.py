@@ -37,7 +37,7 @@ from ..models import checks
 from ..models.families import head_sizes
 from ..models.family import Family
 from ..models.interfaced import give_attention_interface
-from ..models.private_apis import config_name_of
+from ..models.private_apis import source_of_config
 from ..models.sites import SITES, bridge_hook_name, read_site
 from ..text import json_value
 
@@ -192,7 +192,7 @@ class PrefixModel(nn.Module):
         super().__init__()
         if not isinstance(model, PreTrainedModel):
             raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel, such as lens.plain")
-        family = checks.check_architecture(model)
+        family = checks.checked_family(model)
         if family.kv_latent is not None or family.own_sizes:
             why = "makes its queries inside its attention (latent attention), where no module gives them to this one"
             why = "has heads of another width in some layers" if family.own_sizes else why
@@ -304,7 +304,7 @@ class PrefixModel(nn.Module):
         about = {
             "peft_type": _TYPE,
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": config_name_of(config),
+            "base_model_name_or_path": source_of_config(config),
             "base_model_class": type(self.base_model).__name__,
         }
         text = json.dumps(about | asdict(self.prefix_config), indent=2)
@@ -366,7 +366,7 @@ class PrefixModel(nn.Module):
 
         The bridge is that of the model without the module; make it before ``get_prefix_model``, or after ``unload``.
         """
-        options: Any = {"phi": self.prefix_config.phi, "family": checks.check_architecture(self.get_base_model())}
+        options: Any = {"phi": self.prefix_config.phi, "family": checks.checked_family(self.get_base_model())}
         return [one for layer, each in self.memories.items() for one in bridge_hooks(layer, *each.matrices, **options)]
 
 

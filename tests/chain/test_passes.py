@@ -28,7 +28,7 @@ def test_tokens_are_counted_by_pass(planted_folder):
         "the other BOS condition": 256 + 160,
         "random-init baseline": 160,
     }
-    assert found.twin == read_header(planted_folder).weight_bytes
+    assert found.twin == read_header(planted_folder).weight_bytes()
 
 
 def test_the_estimate_of_a_quick_trace_is_within_a_quarter_of_the_tensors_that_it_holds(planted_folder, tmp_path):

@@ -81,7 +81,7 @@ def test_the_model_is_on_its_own_kernel_again_after_the_check():
     bridge = build_bridge_from_module(inner, "LlamaForCausalLM", hf_config=inner.config)
     plain.model.norm.weight.data.mul_(2)
     with pytest.raises(ModelError, match=r"differ from the plain model's by 5.0e-01 of their norm on 8 tokens"):
-        checks.check_logits(bridge, plain=plain)
+        checks.check_bridge_logits(bridge, plain=plain)
     assert plain.config._attn_implementation == "sdpa"
 
 

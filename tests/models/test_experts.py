@@ -11,7 +11,7 @@ from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.edits.constructors import edit, scalar, scale, zero
 from sink_lens.engine.forward import run_with
-from sink_lens.models.experts import expert_columns
+from sink_lens.models.experts import expert_down_projection
 from sink_lens.models.load import wrap
 from sink_lens.models.weights import mlp_weights
 
@@ -39,7 +39,7 @@ def test_every_token_uses_its_two_experts_and_no_other(family):
     assert lens.d_expert is not None
     neurons = capture(lens, tokens(), sites=["neurons"])["neurons", LAYER].unflatten(-1, (-1, lens.d_expert))
     assert ((neurons != 0).any(-1).sum(-1) == 2).all()
-    columns = expert_columns(experts_of(lens.plain), 3)
+    columns = expert_down_projection(experts_of(lens.plain), 3)
     own = mlp_weights(lens, layer=LAYER).w_down[:, 3 * lens.d_expert : 4 * lens.d_expert]
     assert torch.equal(columns, own)
 

@@ -104,7 +104,7 @@ def test_weights_give_the_keys_and_values_before_their_norms():
         query = torch.einsum("bpd,hed->bphe", read, weights.w_q)
         for made, site, norm in ((query, "q", "q_norm"), (weights.keys(read), "k", "k_norm")):
             of = norm_weights(lens, layer=layer, which=norm)
-            torch.testing.assert_close(made / of.scale(made)[..., None] * of.gain, found[site, layer])
+            torch.testing.assert_close(made / of.divisor(made)[..., None] * of.gain, found[site, layer])
         value = weights.values(read)
         scale_of = (value.square().mean(-1, keepdim=True) + 1e-6).sqrt()
         torch.testing.assert_close(value / scale_of, found["v", layer])

@@ -83,7 +83,7 @@ def test_sites_and_weights_are_those_of_one_layer(family):
         close(here["k"], torch.einsum("bpd,hed->bphe", here["attn_in"], weights.w_k) + weights.b_k)
         made = torch.einsum("bphe,hed->bpd", here["z"], weights.w_o) + weights.b_o
         if (norm := norm_weights(lens, layer=layer, which="attn_post_norm")) is not None:
-            made = made / norm.scale(made)[..., None] * norm.gain
+            made = made / norm.divisor(made)[..., None] * norm.gain
         close(here["attn_out"], made)
         close(here["resid_post"], here["resid_pre"] + here["attn_out"] + here["mlp_out"])
         if "neurons" in here:
@@ -92,7 +92,7 @@ def test_sites_and_weights_are_those_of_one_layer(family):
         first = here["q"][:, 0]
         if norm is not None:
             wide = first if lens.family.qk_norm == "head" else first.flatten(1)
-            first = (wide / norm.scale(wide)[..., None] * norm.gain).view_as(first)
+            first = (wide / norm.divisor(wide)[..., None] * norm.gain).view_as(first)
         rotated = stream(lens, tokens(), [reading])["q", layer][:, :, 0]  # nothing is rotated at position 0
         scaling = getattr(lens.config, "attention_multiplier", lens.d_head**-0.5)
         close(rotated, first * scaling)

@@ -76,10 +76,10 @@ def test_entries_that_change_places_behind_the_counter_are_noticed(shape, dtype)
         model.weight.data = weight.clone()
         then, version = TensorValues([("weight", model.weight)]), model.weight._version
         model.weight.data.copy_(weight.clone())
-        assert not then.changed()
+        assert not then.names_of_changed()
         model.weight.data.copy_(change(weight))
         assert model.weight._version == version
-        assert then.changed() == ["weight"], name
+        assert then.names_of_changed() == ["weight"], name
 
 
 def test_two_lenses_on_one_model_and_its_bridge_go_on():

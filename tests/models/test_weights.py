@@ -42,7 +42,7 @@ def through(family, which, layer, x):
     if norm is None:
         return x
     centre = x.mean(-1, keepdim=True) if norm.centred else 0
-    return (x - centre) / norm.scale(x)[..., None] * norm.gain + norm.bias
+    return (x - centre) / norm.divisor(x)[..., None] * norm.gain + norm.bias
 
 
 @pytest.mark.every_family
@@ -118,4 +118,4 @@ def test_the_scale_of_a_norm_by_hand(family, variance):
     x[0], x[1] = 3.0, 4.0
     norm = norm_weights(lens(family), layer=0, which="attn_norm")
     assert norm is not None
-    torch.testing.assert_close(norm.scale(x), torch.tensor(variance + norm.eps).sqrt())
+    torch.testing.assert_close(norm.divisor(x), torch.tensor(variance + norm.eps).sqrt())

@@ -122,8 +122,8 @@ def _key_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_h
     if norm is None:
         return 1.0
     if norm.gain.numel() == k.shape[-1]:
-        return (norm.gain / norm.scale(k)[..., None])[:, :, None]
-    return (norm.gain / norm.scale(k.flatten(1))[:, None]).unflatten(-1, k.shape[1:])[:, :, None]
+        return (norm.gain / norm.divisor(k)[..., None])[:, :, None]
+    return (norm.gain / norm.divisor(k.flatten(1))[:, None]).unflatten(-1, k.shape[1:])[:, :, None]
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:

@@ -54,7 +54,7 @@ class HeadOutputBridge(GeneralizedComponent):
     def forward(
         self, z_raw: Tensor, gamma: Tensor | None, gate: Tensor | None, positions: Tensor | None = None
     ) -> Tensor:
-        """Norm ``z_raw`` by ``gamma``, scale it by positions and gate it, each if given, between the two hooks."""
+        """Run the input hook, then norm, scale and gate ``z_raw`` (see ``HeadOutput``), then run the output hook."""
         assert self.original_component is not None
         return self.hook_out(self.original_component(self.hook_in(z_raw), gamma, gate, positions))
 
@@ -70,12 +70,12 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
     _positions: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the attention; keep the position ids, by which a variant scales the heads' output."""
+        """Run the attention; keep the position ids for the variant that scales the heads' output by position."""
         self._positions = self._attention.scaling_positions(kwargs.get("position_ids"))
         return super().forward(*args, **kwargs)
 
     def _masked_softmax(self, attn_scores: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Compute attention weights, in ``dtype`` if given, from masked scores by softmax, sink logit or sigmoid."""
+        """Compute attention weights from masked scores: by a sigmoid, or a softmax with or without a sink logit."""
         if self._attention.variant == "sigmoid":
             return attn_scores.to(dtype).sigmoid()
         if self._attention.key_bias is not None:

@@ -19,7 +19,7 @@ _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
 """Fields that earlier versions of transformers saved; they are accepted although they resemble other field names."""
 
 
-def _refuse_with_input_error(cls: type) -> type:
+def _raise_input_errors(cls: type) -> type:
     """Return the class, changed so that its ``__init__`` raises ``InputError`` for a field that transformers refuses.
 
     Most fields are checked before ``__post_init__``, by an ``__init__`` that transformers writes for each subclass.
@@ -37,7 +37,7 @@ def _refuse_with_input_error(cls: type) -> type:
     return cls
 
 
-@_refuse_with_input_error
+@_raise_input_errors
 @no_type_check  # its __init__ accepts more than its signature shows
 class HeadNormConfig(LlamaConfig):
     """Llama's configuration with the variant of the attention and the norm of the aggregated values.
@@ -96,20 +96,16 @@ class HeadNormConfig(LlamaConfig):
                 raise InputError(f"{name} is no field of HeadNormConfig; did you mean {near[0]}?")
         if self.output_bias is None:
             self.output_bias = self.attention_bias
-        self._check_variant()
+        self._check_own_fields()
         super().__post_init__(**kwargs)
 
     def validate(self) -> None:
-        """Check the fields again; transformers calls this before it saves.
-
-        Raises:
-            InputError: a value is not one of those listed.
-        """
-        self._check_variant()
+        """Raise InputError if a field has a value that is not allowed; transformers calls this before it saves."""
+        self._check_own_fields()
         super().validate()  # type: ignore[misc]  # huggingface_hub adds it to the class
 
-    def _check_variant(self) -> None:
-        """Raise InputError if a field has a value that is not known."""
+    def _check_own_fields(self) -> None:
+        """Raise InputError if one of this class's own fields has a value that is not allowed."""
         if isinstance(self.num_attention_heads, int) and self.num_attention_heads < 1:
             raise InputError(f"num_attention_heads is {self.num_attention_heads}; need at least 1")
         known = {"attention": ATTENTIONS, "norm": NORMS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}

@@ -1,4 +1,4 @@
-"""Convert checkpoints of families that differ from Llama only in biases and norms to ``HeadNormForCausalLM``."""
+"""Convert Llama-like checkpoints to ``HeadNormForCausalLM``; name the parameters that training must not decay."""
 
 import copy
 from typing import Any
@@ -28,7 +28,7 @@ _NOT_TAKEN = ("model_type", "architectures", "transformers_version", "layer_type
 
 
 def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNormForCausalLM:
-    """Copy a Llama, Mistral, Qwen2, Qwen3 or a model of this class, with changes of the configuration.
+    """Copy a Llama, Mistral, Qwen2, Qwen3 or HeadNorm model into a HeadNorm model, with changes of the configuration.
 
     Without changes the logits are equal within rounding. New weights are initialised as in a new model:
     a norm's gain from the checkpoint's own weights, a sink logit as 0, a gate at random.
@@ -85,8 +85,7 @@ def _check_windows(model: PreTrainedModel) -> None:
 def _copy_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
     """Copy from ``model`` to ``made`` the weights that both have in the same shape; return the names of these weights.
 
-    Raises:
-        InputError: the models differ in weights that the variants do not explain.
+    Raise InputError if they differ in another weight than those that a variant adds.
     """
     wanted, given = made.state_dict(), model.state_dict()
     common = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}

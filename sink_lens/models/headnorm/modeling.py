@@ -7,7 +7,6 @@ coordinate that is 1 in every query and 0 in every ordinary key contains the log
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -85,10 +84,10 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
-def calibrate(
+def scale_by_position(
     z: Float[Tensor, "batch position head d_head"], positions: Int[Tensor, "#batch position"]
 ) -> Float[Tensor, "batch position head d_head"]:
-    """Compute ``z * sqrt(position + 1)``: averaging t independent values divides their standard deviation by sqrt(t).
+    """Multiply ``z`` by ``sqrt(position + 1)``: averaging t independent values divides their deviation by sqrt(t).
 
     The idea is from arXiv 2602.05927 (variance calibration); the formula is ours.
     """
@@ -120,7 +119,7 @@ class HeadOutput(nn.Module):
         """
         z = z_raw if gamma is None else head_norm(z_raw, gamma, eps=self.eps)
         if positions is not None:
-            z = calibrate(z, positions)
+            z = scale_by_position(z, positions)
         if gate is not None:
             z = z * gate.sigmoid().unflatten(-1, (z.shape[-2], -1))
         return z.flatten(-2)
@@ -177,7 +176,12 @@ class HeadNormAttention(LlamaAttention):
             extra["weighting"] = "sigmoid"
         if self.sinks is not None:
             extra["s_aux"] = self.sinks
-        z_raw, pattern = self._kernel()(
+        kernel = kernel_of(self.config)
+        if kernel not in ("eager", "sdpa") or self.variant not in ("sigmoid", "key_bias", *_WITH_SINKS):
+            attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
+        else:
+            attend = fused_sink_attention if kernel == "sdpa" and self.variant != "sigmoid" else unfused_attention
+        z_raw, pattern = attend(
             self,
             query,
             key,
@@ -200,10 +204,9 @@ class HeadNormAttention(LlamaAttention):
         return (query * self.key_bias).sum(-1).transpose(1, 2) * self.scaling
 
     def scaling_positions(self, position_ids: Tensor | None) -> Tensor | None:
-        """Return the position ids by which the heads' output is scaled; None if the output is not scaled.
+        """Return the position ids by which the heads' output is scaled; None if the variant does not scale it.
 
-        Raises:
-            InputError: the output is scaled, but no positions were given.
+        Raise InputError if it does and ``position_ids`` is None.
         """
         if self.config.value_norm != "position":
             return None
@@ -211,19 +214,12 @@ class HeadNormAttention(LlamaAttention):
             raise InputError("value_norm 'position' was given no position_ids; need each token's position, from 0 on")
         return position_ids
 
-    def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
-        """Return the attention function that the configuration names or, if it lacks the variant, one that has it."""
-        implementation = kernel_of(self.config)
-        if implementation not in ("eager", "sdpa") or self.variant not in ("sigmoid", "key_bias", *_WITH_SINKS):
-            return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        return sink_attention if implementation == "sdpa" and self.variant != "sigmoid" else unfused_attention
-
     @torch.no_grad()
-    def first_token_size(self, *, draws: int = _DRAWS, biased: bool = False) -> Float[Tensor, " head"]:
-        """Return for each head the standard deviation over d_head of its output at the first token.
+    def first_token_std(self, *, draws: int = _DRAWS, biased: bool = False) -> Float[Tensor, " head"]:
+        """Return each head's standard deviation, over d_head, of its output at a first token with random inputs.
 
-        It is the mean over random inputs, which are standard normal numbers from torch's generator. The first token
-        attends only to itself, so the output of a head is the token's value.
+        It is a mean over ``draws`` inputs: standard normal numbers from torch's generator. The first token attends only
+        to itself, so the output of a head is the token's value.
 
         Args:
             draws: number of random inputs; the released code of arXiv 2605.06611 takes one.
@@ -246,13 +242,13 @@ class HeadNormAttention(LlamaAttention):
         if self.config.value_norm_init == "ones":
             initialization.ones_(self.value_norm)
         elif self.config.value_norm_init == "dummy_pass":
-            self.set_gamma(self.first_token_size(draws=1, biased=True))
+            self.set_gamma(self.first_token_std(draws=1, biased=True))
         elif self.config.value_norm_init == "first_token":
-            self.set_gamma(self.first_token_size())
+            self.set_gamma(self.first_token_std())
 
     @torch.no_grad()
     def set_gamma(self, sizes: Float[Tensor, " head"]) -> None:
-        """Set each head's gain to its entry of ``sizes``; set a gain that heads share to the mean of ``sizes``."""
+        """Set each head's gain to the head's entry of ``sizes``; set a gain that heads share to their mean."""
         assert self.value_norm is not None  # it has one to set
         sizes = sizes.mean() if self.value_norm.ndim == 1 else sizes[:, None]
         initialization.copy_(self.value_norm, sizes.to(self.value_norm.dtype).expand_as(self.value_norm))
@@ -289,7 +285,7 @@ def unfused_attention(
     return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
 
 
-def sink_attention(
+def fused_sink_attention(
     module: nn.Module,
     query: Float[Tensor, "batch head query d_head"],
     key: Float[Tensor, "batch kv_head key d_head"],
@@ -300,7 +296,7 @@ def sink_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute softmax attention with a sink logit by the fused kernel; return [batch query head d_head] and None.
+    """Compute softmax attention with a sink logit by SDPA; return the output [batch query head d_head], and None.
 
     The logit (``s_aux``, as in ``unfused_attention``) is an extra first key. Without a mask, an extra first
     query is added too, so that every query sees the extra key under the kernel's own causal mask. Heads are enlarged by
@@ -405,7 +401,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         loaded = all(was_loaded(one.value_norm) for one in with_gain)
         if loaded or any(parameter.is_meta for parameter in self.parameters()):
             return
-        for one, sizes in zip(with_gain, self.sizes_without_norm(), strict=True):
+        for one, sizes in zip(with_gain, self.rms_without_norm(), strict=True):
             one.set_gamma(sizes)
 
     @torch.no_grad()
@@ -414,7 +410,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         return [one.value_norm.float().mean().item() for one in self._attentions() if one.value_norm is not None]
 
     @torch.no_grad()
-    def sizes_without_norm(self) -> Float[Tensor, "layer head"]:
+    def rms_without_norm(self) -> Float[Tensor, "layer head"]:
         """Return the root mean square of each head's aggregated values over random tokens, without the heads' norms.
 
         The tokens are uniform, from a generator of their own: the caller's random state is neither used nor changed.

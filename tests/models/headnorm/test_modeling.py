@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM, StaticCache, Trainer, 
 from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM, convert, undecayed
-from sink_lens.models.headnorm.modeling import HeadOutput, head_norm, sink_attention, unfused_attention
+from sink_lens.models.headnorm.modeling import HeadOutput, fused_sink_attention, head_norm, unfused_attention
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ def test_a_sink_logit_by_hand():
     query, key = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3)
     value = torch.tensor([[[[4.0, 0, 0], [0, 4.0, 0]]]])
     sink = torch.tensor([2.0]).log()
-    out, _ = sink_attention(nn.Identity(), query, key, value, None, scaling=0.5, s_aux=sink)
+    out, _ = fused_sink_attention(nn.Identity(), query, key, value, None, scaling=0.5, s_aux=sink)
     assert out[0, 1, 0].tolist() == pytest.approx([1.0, 1.0, 0.0])
     assert out[0, 0, 0].tolist() == pytest.approx([4 / 3, 0.0, 0.0])
 
@@ -127,7 +127,7 @@ def test_a_key_bias_by_hand():
     value = torch.tensor([[[[3.0, 0, 0], [0, 10.0, 0]]]])
     beside = torch.tensor([[[2.0, 8.0]]]).log()
     causal = torch.zeros(2, 2).masked_fill(~torch.ones(2, 2, dtype=torch.bool).tril(), -1e9)[None, None]
-    for attend, mask in ((sink_attention, None), (sink_attention, causal), (unfused_attention, causal)):
+    for attend, mask in ((fused_sink_attention, None), (fused_sink_attention, causal), (unfused_attention, causal)):
         out, _ = attend(nn.Identity(), query, key, value, mask, scaling=0.5, s_aux=beside)
         assert out[0, 0, 0].tolist() == pytest.approx([1.0, 0.0, 0.0])
         assert out[0, 1, 0].tolist() == pytest.approx([0.3, 1.0, 0.0])
@@ -207,7 +207,7 @@ def test_the_dummy_pass_of_the_authors_is_one_draw_with_a_biased_deviation():
     wanted = (value - value.mean(1, keepdim=True)).square().mean(1).sqrt()  # over 12, not 11
     torch.testing.assert_close(attention.value_norm, wanted[:, None].expand(4, 12))
     torch.manual_seed(5)
-    assert not torch.allclose(attention.first_token_size(), wanted, rtol=1e-3)
+    assert not torch.allclose(attention.first_token_std(), wanted, rtol=1e-3)
 
 
 SMALL = {
@@ -245,7 +245,7 @@ def test_matched_gains_begin_at_the_size_of_z_without_the_norm(more):
         alike = shared.model.layers[layer].self_attn.value_norm
         torch.testing.assert_close(alike, gain[:, 0].mean().expand(12))
     if not more:
-        ratio = per_head.model.layers[0].self_attn.first_token_size() / wanted[0]
+        ratio = per_head.model.layers[0].self_attn.first_token_std() / wanted[0]
         assert (ratio > 1.5).all()  # the first token's is larger than the mean over 24
 
 
