@@ -17,7 +17,7 @@ from sink_lens.configuration import choices_of, field_docs, make_config
 from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.kinds import import_object, kinds
-from sink_lens.patching.run_pair import patch_config
+from sink_lens.patching.run_pair import merge_patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies.config import AblateConfig, CardConfig
 from sink_lens.studies.study import make_study_config
@@ -264,7 +264,7 @@ def from_python(command, name, given):
     if command == "trace":
         return _make_call_config(name, given=None, fields=rest)
     if command == "patch":
-        return patch_config(None, lens=types.SimpleNamespace(name=name), fields=rest)
+        return merge_patch_config(None, lens=types.SimpleNamespace(name=name), fields=rest)
     return make_study_config(kind, name, config=None, tokens=None, fields=rest)
 
 

@@ -17,13 +17,13 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .runs import Runs
-from .stream import HEADS, apply_norm, fill_layer, hook_name_of, output_biases
+from .runs import Runs, keep_from_position
+from .stream import HEADS, apply_norm, fill_outputs, hook_name_of, output_biases
 
 _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position head d_head"
 
 
-def circuit_values(
+def compute_circuit_metrics(
     runs: Runs, kept: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda passes: None
 ) -> Float[Tensor, "circuit pair"]:
     """Run the model with only the edges of each circuit in ``kept``, all others ablated; return each pair's metric.
@@ -36,7 +36,7 @@ def circuit_values(
     for rows in runs.batches(copies=2):
         begin = runs.first_difference(rows)
         replaced = runs.replacements(rows, begin=begin)
-        base = _replaced_streams(runs, replaced)
+        base = _fully_ablated_streams(runs, replaced)
         for number, matrix in enumerate(matrices):
             one = _CircuitPass(runs, rows, matrix.to(replaced.device), replaced=replaced, base=base, begin=begin)
             values[number, rows] = one.compute_metric().double()
@@ -44,7 +44,7 @@ def circuit_values(
     return values
 
 
-def _replaced_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
+def _fully_ablated_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
     """Return (attention, mlp or logits; layer) -> the stream there if all writers' outputs are ``replaced``."""
     graph = runs.graph
     of_heads = output_biases(graph, runs.weights)
@@ -88,7 +88,7 @@ class _CircuitPass:
     def compute_metric(self) -> Float[Tensor, " pair"]:
         """Run the model with only the circuit's edges, and return the metric of each pair."""
         runs, graph = self.runs, self.runs.graph
-        hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding)]
+        hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding_change)]
         for layer in range(graph.n_layers):
             kinds = HEADS if graph.gated else HEADS[:3]
             named: list[Any] = [(kind, partial(self._replace_projection, kind=kind, layer=layer)) for kind in kinds]
@@ -97,10 +97,11 @@ class _CircuitPass:
             if layer in graph.neurons:
                 sites = ("gate", "up") if runs.weights.layers[layer].w_gate is not None else ("up",)
                 named += [(site, partial(self._replace_neurons, layer=layer, site=site)) for site in sites]
-                named += [(site, partial(self._keep_site, layer=layer, site=site)) for site in ("neurons", "down_out")]
+                keep = partial(keep_from_position, into=self.kept, begin=self.begin)
+                named += [(site, partial(keep, key=(site, layer))) for site in ("neurons", "down_out")]
             named.append(("mlp_out", partial(self._store_output_change, layer=layer, which="mlp")))
             hooks += [(hook_name_of(runs.lens, site, layer), function) for site, function in named]
-        hooks.append((hook_name_of(runs.lens, "final", 0), self._replace_final))
+        hooks.append((hook_name_of(runs.lens, "final", 0), self._replace_final_norm))
         return runs.metric_values(runs.run_hooked(runs.pair_tokens(self.rows), self.rows, hooks))
 
     def _reader_streams(
@@ -125,11 +126,11 @@ class _CircuitPass:
             total = total + (one if self.masks is None else one * self.masks[span][:, None, :, None])
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
-    def _replace_late(self, x: Tensor, new: Tensor) -> Tensor:
+    def _replace_tail(self, x: Tensor, new: Tensor) -> Tensor:
         """Return ``x`` with ``new`` from the first position on at which the clean and the corrupted run differ."""
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
-    def _store_embedding(self, x: Tensor, hook: object) -> None:
+    def _store_embedding_change(self, x: Tensor, hook: object) -> None:
         """Store, as the input's change for later layers, the embedding ``x`` minus its replacement."""
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
@@ -139,12 +140,12 @@ class _CircuitPass:
         weight, bias = own.by_head[kind]
         read = apply_norm(self._reader_streams(("attention", layer), (kind,)), own.attn_norm)
         new = einsum(read, weight, _TO_HEADS) + bias
-        return self._replace_late(x, new if x.dim() == 4 else new.flatten(2))
+        return self._replace_tail(x, new if x.dim() == 4 else new.flatten(2))
 
     def _replace_mlp_input(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
         """Return, in place of ``x``, the input of a layer's MLP computed from the MLP's own stream."""
         own = self.runs.weights.layers[layer]
-        return self._replace_late(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
+        return self._replace_tail(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
         """Return ``x``, a layer's ``site`` (gate or up), with the neurons of their own node read from its stream."""
@@ -158,21 +159,17 @@ class _CircuitPass:
         x[:, self.begin :, chosen] += ((theirs - rest) @ weight.T).to(x.dtype)
         return x
 
-    def _replace_final(self, x: Tensor, hook: object) -> Tensor:
+    def _replace_final_norm(self, x: Tensor, hook: object) -> Tensor:
         """Return, in place of ``x``, the last norm's output computed from the stream that the logits read."""
         read = self._reader_streams(("logits", self.runs.graph.n_layers), ("logits",))
-        return self._replace_late(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
-
-    def _keep_site(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
-        """Hook that stores ``x``, the tensor of ``site`` in a layer, in ``kept``, from the position ``begin`` on."""
-        self.kept[site, layer] = x[:, self.begin :]
+        return self._replace_tail(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _store_output_change(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
         """Store the output of a layer's attention or MLP (``which``), computed from ``x``, minus its replacement."""
         graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
         self.kept[site, layer] = x[:, self.begin :]
         into, instead = (some[:, graph.writers_of_layer(layer)] for some in (self.moved, self.replaced))
-        fill_layer(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
+        fill_outputs(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
         part = slice(graph.n_heads) if which == "attention" else slice(graph.n_heads, None)
         into[:, part] -= instead[:, part]
         del self.kept[site, layer]

@@ -93,12 +93,12 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
                 by_writer = einsum(added[0, :first], back, "writer position d_model, position d_model -> writer").cpu()
                 by_dimension = einsum(x, back, "position d_model, position d_model -> d_model").cpu()
                 named = about | {"side": {"q": "query", "k": "key"}[side]}
-                rows += _part_rows(named, "writer", [writer.name for writer in graph.writers[:first]], by_writer)
-                rows += _part_rows(named, "dimension", [str(one) for one in range(len(by_dimension))], by_dimension)
+                rows += _largest_rows(named, "writer", [writer.name for writer in graph.writers[:first]], by_writer)
+                rows += _largest_rows(named, "dimension", [str(one) for one in range(len(by_dimension))], by_dimension)
     return pd.DataFrame(rows, columns=list(COLUMNS)), patterns
 
 
-def _part_rows(
+def _largest_rows(
     about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " sample"]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each of the 6 largest ``values``, with its name of ``names``, and one for the rest.

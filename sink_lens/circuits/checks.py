@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 
 from ..progress import tqdm
 from . import stability
-from .ablated import circuit_values
+from .ablated import compute_circuit_metrics
 from .choice import node_scores
 from .exact import exact_node_scores, exact_scores
 from .graph import Graph
@@ -65,7 +65,7 @@ class Check:
     def most_outside(self) -> int:
         """Upper 95% bound of the number of edges outside the circuit with more effect than its weakest score."""
         found, sampled = self.outside_counts
-        return stability.most_edges_outside(found, sampled=sampled, total=self.n_outside)
+        return stability.upper_bound_of_count(found, sampled=sampled, total=self.n_outside)
 
     @property
     def missed(self) -> float:
@@ -84,7 +84,7 @@ def check_edges(
     some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
     rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
     numbers = np.concatenate([some, rest])
-    rows, real = _patch_sample(runs, numbers, pairs=pairs, generator=generator, progress=progress)
+    rows, real = _patch_edges(runs, numbers, pairs=pairs, generator=generator, progress=progress)
     found = scores.values[rows][:, numbers].mean(0)
     frame = pd.DataFrame({"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real})
     frame["drawn"] = ["circuit"] * len(some) + ["other"] * len(rest)
@@ -126,7 +126,7 @@ def patch_core(
     Returns:
         The real effect of each edge, and a mask of the edges that can all be replaced together at no loss.
     """
-    rows, real = _patch_sample(runs, edges, pairs=pairs, generator=np.random.default_rng([seed, 7]), progress=progress)
+    rows, real = _patch_edges(runs, edges, pairs=pairs, generator=np.random.default_rng([seed, 7]), progress=progress)
     difference, runs = abs(difference), runs.select_pairs(rows)
     own = np.abs(real) >= CONFIRMED * difference
     groups = cancelling_groups(runs.graph, edges[own], real[own])
@@ -136,7 +136,7 @@ def patch_core(
         kept = np.ones((len(some), runs.graph.n_edges), dtype=bool)
         for row, group in enumerate(some):
             kept[row, group] = False
-        lost = runs.clean_values.double() - circuit_values(runs, kept)
+        lost = runs.clean_values.double() - compute_circuit_metrics(runs, kept)
         largest = np.array([max(size[edge] for edge in group.tolist()) for group in some])
         allowed = np.clip(_LOSS * largest, CONFIRMED * difference, _LOSS * difference)
         return np.abs(lost.mean(1).numpy()) < allowed
@@ -150,7 +150,7 @@ def patch_core(
     return real, np.isin(edges, gone)
 
 
-def _patch_sample(
+def _patch_edges(
     runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
     """Patch each of ``edges`` alone on ``pairs`` random pairs; return the pairs' indices and each mean effect."""

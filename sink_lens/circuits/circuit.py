@@ -24,21 +24,21 @@ from ..configuration import make_config
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..errors import InputError, refuse_tilde
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..patching.config import refuse_equal_tokens
 from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
 from ..text import name_in_words
 from . import checks, stability
-from .ablated import circuit_values
+from .ablated import compute_circuit_metrics
 from .checks import Check
 from .choice import choose_edges, connected_edges, node_scores, output_readers
-from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig, check_ending
+from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig, check_save_path
 from .curve import Curve, FaithfulnessJudge, compute_curve
 from .files import SavedCircuit, graphviz_text
 from .graph import Graph
-from .runs import Runs, make_runs
+from .runs import Runs, run_given_pairs
 from .scores import Scores
 from .scoring import score_edges
 from .tasks import Task
@@ -95,7 +95,7 @@ class Circuit:
         """
         if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
             return float(self.runs.gap.double().mean())
-        nothing = circuit_values(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[0]
+        nothing = compute_circuit_metrics(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[0]
         return float((self.runs.clean_values.double() - nothing).mean())
 
     @property
@@ -124,7 +124,7 @@ class Circuit:
     @cached_property
     def bootstrap_weights(self) -> Float[np.ndarray, "sample pair"]:
         """Weight of each pair in each of 1,000 bootstrap samples; pairs are drawn within their template."""
-        return stability.draw_weights(self.templates, draws=1000, generator=np.random.default_rng([self.seed, 1]))
+        return stability.bootstrap_weights(self.templates, draws=1000, generator=np.random.default_rng([self.seed, 1]))
 
     @cached_property
     def inclusion(self) -> Float[np.ndarray, " edge"]:
@@ -157,7 +157,7 @@ class Circuit:
         order = np.argsort(-np.abs(mean), kind="stable")
         others = np.flatnonzero(self.chosen)
         order = np.concatenate([order[:n], others[~np.isin(others, order[:n])]])
-        low, high = stability.interval_bounds(self.scores.values[:, order], self.bootstrap_weights)
+        low, high = stability.bootstrap_bounds(self.scores.values[:, order], self.bootstrap_weights)
         gap = float((self.scores.clean - self.scores.corrupted).mean()) or np.nan
         found = self.every_edge.iloc[order].reset_index(drop=True)
         found = found.assign(low=low.astype(float), high=high.astype(float), share=mean[order] / gap)
@@ -226,7 +226,7 @@ class Circuit:
         with ``nodes``, circuits of whole nodes are judged too.
         """
         asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
-        with tqdm(total=asked.n_circuits, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
+        with tqdm(total=asked.n_curve_circuits, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
             return compute_curve(
                 self.faithfulness_judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update
             )
@@ -286,7 +286,7 @@ class Circuit:
         Raises:
             InputError: another ending, or a graph that the format cannot hold.
         """
-        check_ending(path)
+        check_save_path(path)
         refuse_tilde(path, what="the file of the circuit")
         path = Path(path)
         ending = ".graph.json" if path.name.lower().endswith(".graph.json") else path.suffix.lower()
@@ -328,7 +328,7 @@ class Circuit:
         return edge_graph(
             select_edges(every) if others else every.loc[self.chosen],
             model=self.runs.lens.name,
-            tokens=first_prompt_tokens(self.runs),
+            tokens=self.runs.first_prompt_tokens,
             title=repr(self),
             n_layers=graph.n_layers,
             group=graph.heads_per_key,
@@ -376,12 +376,6 @@ class Circuit:
         return display.result_html(repr(self), self.draw(most=40), self.frame.head(12))
 
 
-def first_prompt_tokens(runs: Runs) -> list[str]:
-    """Return the tokens of the first clean prompt as texts, or as ids if there is no tokenizer."""
-    ids, tokenizer = runs.clean.tokens[0, : int(runs.clean.lengths[0])].tolist(), runs.lens.tokenizer
-    return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
-
-
 def find(
     lens: ModelLike,
     clean: Task | Sequences,
@@ -413,28 +407,12 @@ def find(
     config = make_config(CircuitConfig, config, fields, where="circuits.find")
     if isinstance(clean, Task):
         templates = templates or clean.templates
-    runs = make_pair_runs(lens, clean if isinstance(clean, Task) else (clean, corrupted), metric=metric, config=config)
+    runs = run_given_pairs(
+        lens, clean if isinstance(clean, Task) else (clean, corrupted), metric=metric, config=config
+    )
     if config.used_ablation == "resample" and runs.corrupted is not None:
         refuse_equal_tokens(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
     return find_in_runs(runs, config=config, templates=templates, progress=progress)
-
-
-def make_pair_runs(
-    lens: ModelLike,
-    pairs: Task | tuple[Sequences, Sequences | None],
-    *,
-    metric: Metric | Callable[[Outcome], Any] | None,
-    config: CircuitConfig,
-) -> Runs:
-    """Run ``pairs``, a task or (clean, corrupted) sequences, and read ``metric``; None takes the task's own metric."""
-    config.check_for_find()
-    task = pairs if isinstance(pairs, Task) else None
-    clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
-    metric = task.metric if metric is None and task is not None else metric
-    if metric is None:
-        raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
-    spans = None if task is None else task.spans
-    return make_runs(as_lens(lens), clean, corrupted, metric=metric, config=config, spans=spans)
 
 
 def find_in_runs(

@@ -169,7 +169,7 @@ class CircuitConfig:
         if not METHODS[self.method].integrates:
             refuse_unread_fields(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
         for path in self.save:
-            check_ending(path)
+            check_save_path(path)
         if self.task == "text" and self.metric_name == "logit_difference":
             raise InputError("text has no right and wrong answer; need metric sink_mass or loss, or another task")
         if self.task == "text" and self.used_ablation == "resample":
@@ -193,7 +193,7 @@ class CircuitConfig:
         check_method(self.method, self.used_ablation)
 
     @property
-    def n_circuits(self) -> int:
+    def n_curve_circuits(self) -> int:
         """Number of circuits that the curve evaluates, over all sizes, with circuits of nodes and random ones."""
         return len(self.sizes) * (1 + self.nodes) + self.random * sum(one < 1 for one in self.sizes)
 
@@ -225,7 +225,7 @@ class CircuitConfig:
             if name.strip() in found:
                 raise InputError(f"span {name.strip()} was given twice; need its positions once, as NAME=0,4-6")
             is_column = any(one.isalpha() for one in numbers)
-            found[name.strip()] = numbers.strip() if is_column else read_positions(numbers)
+            found[name.strip()] = numbers.strip() if is_column else parse_span_positions(numbers)
         return found
 
     @property
@@ -237,14 +237,14 @@ class CircuitConfig:
 ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html", ".parquet")
 
 
-def check_ending(path: str | Path) -> None:
+def check_save_path(path: str | Path) -> None:
     """Raise InputError if a circuit cannot be saved in the format of the path's ending; no ending means a folder."""
     path = Path(path)
     if path.suffix and not path.name.lower().endswith(ENDINGS):
         raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
 
 
-def read_positions(text: str) -> tuple[int, ...]:
+def parse_span_positions(text: str) -> tuple[int, ...]:
     """Parse positions of a span: "0,4-6" is 0, 4, 5, 6; "-2,-1" are the last two tokens, and stay negative."""
     if not text.strip().startswith("-"):
         return tuple(parse_ranges(text, name="span"))

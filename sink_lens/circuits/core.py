@@ -29,7 +29,7 @@ def inclusion_by_setting(
             continue
         values = circuit.scores.values[rows]
         generator = np.random.default_rng([circuit.seed, 5, len(sure)])
-        weights = stability.draw_weights([template] * len(rows), draws=300, generator=generator)
+        weights = stability.bootstrap_weights([template] * len(rows), draws=300, generator=generator)
         sure[template] = stability.inclusion_probabilities(values, weights, n=circuit.size)
         mask = largest_edges(values.mean(0), circuit.size)
         inside[template] = connected_edges(circuit.graph, mask, outputs=circuit.outputs)

@@ -11,9 +11,9 @@ size, with as many edges between every two layers, stands beside each. Where the
 is nothing to divide by, and f is not given.
 
 A curve need not climb: where heads cancel, a circuit of one of them keeps too much and one of both nothing. So the
-share that *carries* the metric (``steady_share``) is the smallest from which on every larger size that was run keeps at
-least 80%, by the lower end of its interval, and at most 120%. Sizes are asked from the largest downwards and the first
-that fails ends it, so that asking several does not make the 95% smaller.
+share that *carries* the metric (``smallest_faithful_share``) is the smallest from which on every larger size that was
+run keeps at least 80%, by the lower end of its interval, and at most 120%. Sizes are asked from the largest downwards
+and the first that fails ends it, so that asking several does not make the 95% smaller.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from ..stats import Interval, interval
-from .ablated import circuit_values
+from .ablated import compute_circuit_metrics
 from .choice import (
     choose_edges,
     connected_edges,
@@ -50,7 +50,7 @@ class FaithfulnessJudge:
     @cached_property
     def values_without_edges(self) -> Float[np.ndarray, " pair"]:
         """The metric of each pair if all edges are ablated."""
-        return circuit_values(self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool))[0].numpy()
+        return compute_circuit_metrics(self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool))[0].numpy()
 
     @property
     def values_of_model(self) -> Float[np.ndarray, " pair"]:
@@ -84,7 +84,7 @@ class FaithfulnessJudge:
         unlike: dict[bytes, int] = {}
         at = [unlike.setdefault(self.edges_on_paths(one).tobytes(), len(unlike)) for one in circuits]
         different = np.stack([np.frombuffer(one, dtype=bool) for one in unlike])
-        return circuit_values(self.runs, different, advance=advance).numpy()[at]
+        return compute_circuit_metrics(self.runs, different, advance=advance).numpy()[at]
 
     def faithfulness_table(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
         """Return a table with the faithfulness of each circuit, from ``values``, its metric on each pair.
@@ -135,7 +135,7 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["by", "cpr", "cmd", "cpr_log", "cmd_log"])
 
 
-def steady_share(frame: pd.DataFrame) -> float:
+def smallest_faithful_share(frame: pd.DataFrame) -> float:
     """Return the smallest share in ``frame`` from which on circuits keep 80% to 120% of the metric; nan if none."""
     own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
     holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
@@ -172,7 +172,7 @@ def compute_curve(
     masks: list[Bool[np.ndarray, " edge"]] = []
 
     def add_circuit(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
-        rows.append(size_fields(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw})
+        rows.append(connected_counts(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw})
         masks.append(mask)
 
     for share in sorted(asked.sizes):
@@ -190,7 +190,7 @@ def compute_curve(
     return Curve(frame=pd.concat([about, judged], axis=1), gap=judge.gap)
 
 
-def size_fields(judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
+def connected_counts(judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
     """Return how many edges of a circuit lie on paths (``connected``), and how many nodes these touch (``nodes``)."""
     connected = judge.edges_on_paths(circuit)
     return {"connected": int(connected.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1}

@@ -49,19 +49,21 @@ def exact_scores(
     streams = _clean_tensors(runs, sites, begin=begin)
     spans, writers, readers = graph.ends
 
-    def reader_change(edge: int) -> Tensor:
-        """The change of the stream that the edge's reader reads, if the edge alone is replaced."""
-        return difference[:, writers[edge]] * runs.span_masks(every, begin=begin)[spans[edge]][..., None]
-
     positions = tuple(range(begin, runs.clean.n_positions))
+
+    def make_edits(references: References, *, edge: int) -> tuple[Edit, ...]:
+        """Make the edits that take what the edge alone changes from the stream that its reader reads."""
+        change = difference[:, writers[edge]] * runs.span_masks(every, begin=begin)[spans[edge]][..., None]
+        return _reader_edits(runs, int(readers[edge]), streams, change, positions=positions)
+
     cells = []
     for edge in edges:
         reader = graph.readers[int(readers[edge])]
         if reader.kind == "g":
             raise InputError(f"{reader.name} is the gate of a head's output, which has no site; need another edge")
         site = {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}.get(reader.kind, reader.kind)
-        make = partial(_reader_edit, runs, int(readers[edge]), streams, partial(reader_change, edge), positions)
-        cells.append(Cell(touches=((site, None if site == "final" else (reader.layer,)),), begin=begin, make=make))
+        touches = ((site, None if site == "final" else (reader.layer,)),)
+        cells.append(Cell(touches=touches, begin=begin, make=partial(make_edits, edge=edge)))
     return _metric_drops(runs, cells, advance=advance)
 
 
@@ -111,31 +113,26 @@ def _metric_drops(
     return runs.clean_values.double().numpy()[:, None] - values
 
 
-def _reader_edit(
-    runs: Runs,
-    reader: int,
-    streams: dict[tuple[str, int], Tensor],
-    change: Callable[[], Tensor],
-    positions: tuple[int, ...],
-    references: References,
+def _reader_edits(
+    runs: Runs, reader: int, streams: dict[tuple[str, int], Tensor], change: Tensor, *, positions: tuple[int, ...]
 ) -> tuple[Edit, ...]:
-    """Return edits at ``positions`` under which the reader with this index sees the clean stream minus ``change()``.
+    """Return edits at ``positions`` under which the reader with this index reads the clean stream minus ``change``.
 
-    ``streams``: (site, layer) -> the clean run's tensor at these positions. ``references`` is not read.
+    ``streams``: (site, layer) -> the clean run's tensor at these positions.
     """
     own, graph = runs.graph.readers[reader], runs.graph
     layer, name = own.layer, place_of_reader(own.kind)
     weights = runs.weights
     where = {"positions": positions, "label": own.name}
     if name == "logits":
-        x = streams["resid_post", layer - 1] - change()
+        x = streams["resid_post", layer - 1] - change
         return (freeze("final", {0: apply_norm(x, weights.final_norm)}, layers=(0,), **where),)
     node = weights.layers[layer]
     x = streams["resid_pre", layer]
     if name == "mlp" and not graph.parallel:
         x = x + streams["attn_out", layer]
     norm = node.attn_norm if name == "attention" else node.mlp_norm
-    new = apply_norm(x - change(), norm)
+    new = apply_norm(x - change, norm)
     if name == "mlp":
         found = [freeze("mlp_in", {layer: new}, **where)] if own.kind == "mlp" else []
         shift = new - apply_norm(x, norm) if own.kind == "neurons" else torch.zeros_like(new)

@@ -91,7 +91,7 @@ class SavedCircuit:
             raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet or dot")
         # one span, whole MLPs, a key and value for every head; the score of a shared one is divided among its heads
         plain = replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
-        writers, readers = _eap_ig_nodes(graph, plain)
+        writers, readers = _match_nodes(graph, plain)
         scores = writers.T @ graph.matrix(self.scores.astype(float)).sum(0) @ (readers / readers.sum(1, keepdims=True))
         kept = writers.T @ graph.matrix(self.chosen.astype(float)).sum(0) @ readers > 0
         cfg = {"n_layers": plain.n_layers, "n_heads": plain.n_heads, "d_model": plain.d_model}
@@ -153,19 +153,19 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
     n_kv_heads = None if graph is None else graph.n_kv_heads
     try:
         if path.suffix == ".csv":
-            return _circuit_of_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
+            return _circuit_from_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
         if path.suffix == ".pt":
-            circuit = _circuit_of_tensors(_read_tensors(path), n_kv_heads)
+            circuit = _circuit_from_tensors(_read_tensors(path), n_kv_heads)
         elif path.name == "run.json":
             run = read_run(path.parent)
-            circuit = _circuit_of_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
+            circuit = _circuit_from_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
             if not run.config.get("circuit"):
                 circuit = replace(circuit, found_on=str(run.provenance.get("tokens_sha256") or ""))
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path)
-            circuit = _circuit_of_table(frame, frame.attrs.get("d_model"))
+            circuit = _circuit_from_table(frame, frame.attrs.get("d_model"))
         else:
-            circuit = _circuit_of_json(json_value(path.read_text("utf-8")), n_kv_heads)
+            circuit = _circuit_from_json(json_value(path.read_text("utf-8")), n_kv_heads)
     except _UNREADABLE as error:
         if isinstance(error, SinkLensError):
             raise
@@ -188,7 +188,7 @@ def _read_tensors(path: Path) -> Any:
         raise ValueError(f"damaged, or more than tensors, texts and numbers: {str(error).splitlines()[:1]}") from None
 
 
-def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
+def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
     """Make the circuit from ``frame``, which has a row for every edge of the model; ``d_model`` is None if unknown."""
     names = [str(name) for name in frame["edge"]]
     ends = [tuple(name.partition("@")[0].split("->")) for name in names]
@@ -212,14 +212,14 @@ def _circuit_of_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
     return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
 
 
-def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
+def _circuit_from_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
     """Make the circuit from ``frame``, which lists its edges or nodes, in ``graph``; InputError if that is None."""
     if graph is None:
         raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: lens=...")
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
     if "edge" in frame:
         for number, row in enumerate(frame.to_dict("records"), 2):
-            edge = _our_edge_name(str(row["edge"]).strip(), graph)
+            edge = _with_shared_kv_head(str(row["edge"]).strip(), graph)
             if edge not in graph.index:
                 raise ValueError(f"line {number}: {row['edge']!r} is no edge of the model, such as {graph.names[0]}")
             chosen[graph.index[edge]] |= str(row.get("in_circuit", "true")).lower() in ("true", "1", "yes")
@@ -228,7 +228,7 @@ def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
     if "node" not in frame and not {"layer", "head"} <= set(frame.columns):
         raise ValueError(f"its columns are {', '.join(map(str, frame.columns))}")
     names = [str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}") for row in frame.to_dict("records")]
-    nodes = {_our_node_name(name.replace(" ", "")) for name in names} - {"input", "logits"}
+    nodes = {_convert_node_name(name.replace(" ", "")) for name in names} - {"input", "logits"}
     if not any(one.startswith("m") for one in nodes):
         nodes |= {f"m{layer}" for layer in range(graph.n_layers)}
     known = [writer.name for writer in graph.writers]
@@ -237,13 +237,13 @@ def _circuit_of_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
     return SavedCircuit(graph=graph, scores=scores, chosen=edges_between(graph, np.isin(known, sorted(nodes))))
 
 
-def _our_node_name(name: str) -> str:
+def _convert_node_name(name: str) -> str:
     """Return our name of a node: a9.h9 for 9.9, L9H9 and L9.H9; m5 for MLP5; any other name as it is."""
     head, mlp = _HEAD.fullmatch(name), _MLP.fullmatch(name)
     return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
 
 
-def _our_edge_name(name: str, graph: Graph) -> str:
+def _with_shared_kv_head(name: str, graph: Graph) -> str:
     """Return the ``name`` of an edge or reader, with the shared key-value head of ``graph`` for a head's own."""
     reader = re.fullmatch(r"(.*a\d+)\.h(\d+)<([kv])>", name)
     if reader is None or graph.heads_per_key == 1:
@@ -251,12 +251,12 @@ def _our_edge_name(name: str, graph: Graph) -> str:
     return f"{reader[1]}.kv{int(reader[2]) // graph.heads_per_key}<{reader[3]}>"
 
 
-def _eap_ig_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
+def _match_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return masks [graph, plain] of writers and of readers: True where a node of one graph stands for the other's."""
     writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
     return (
         np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],
-        np.array(readers)[:, None] == np.array([_our_edge_name(one.name, graph) for one in plain.readers])[None],
+        np.array(readers)[:, None] == np.array([_with_shared_kv_head(one.name, graph) for one in plain.readers])[None],
     )
 
 
@@ -275,7 +275,7 @@ def _convert_from_eap_ig(
     if n_kv_heads < 1 or plain.n_heads % n_kv_heads:
         raise ValueError(f"{n_kv_heads} key-value heads for {plain.n_heads} heads")
     graph = replace(plain, n_kv_heads=n_kv_heads)
-    heads = _eap_ig_nodes(graph, plain)[1].T.astype(float)
+    heads = _match_nodes(graph, plain)[1].T.astype(float)
     inside, lacks = kept @ heads > 0, ~kept @ heads > 0
     if parted := int((inside & lacks).sum()):
         warnings.warn(
@@ -294,7 +294,7 @@ def _eap_ig_graph(cfg: Mapping[str, Any]) -> Graph:
     return Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
 
 
-def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
+def _circuit_from_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
     """Make the circuit from ``held``, EAP-IG's JSON, for a model with ``n_kv_heads`` (None: as in the file)."""
     plain, edges = _eap_ig_graph(held["cfg"]), held["edges"]
     if unknown := [name for name in edges if name not in plain.index]:
@@ -307,7 +307,7 @@ def _circuit_of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCi
     return _convert_from_eap_ig(plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads)
 
 
-def _circuit_of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
+def _circuit_from_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
     """Make a circuit from ``held``, what EAP-IG's .pt file holds; ``n_kv_heads`` (None: the file's) share its keys."""
     plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:

@@ -24,10 +24,11 @@ from ..patching.pairs import Sequences
 from ..stats import Interval
 from ..text import percent
 from .choice import draw_random_circuit
-from .circuit import Circuit, make_pair_runs
+from .circuit import Circuit
 from .config import CircuitConfig
-from .curve import FaithfulnessJudge, compute_curve, size_fields
+from .curve import FaithfulnessJudge, compute_curve, connected_counts
 from .files import SavedCircuit, read
+from .runs import run_given_pairs
 from .stability import jaccard
 from .tasks import Task
 
@@ -85,7 +86,7 @@ def evaluate(
         InputError: a circuit of another model, or an empty one; no metric; sizes without scores.
     """
     config = make_config(CircuitConfig, config, fields, where="circuits.evaluate")
-    runs = make_pair_runs(lens, pairs, metric=metric, config=config)
+    runs = run_given_pairs(lens, pairs, metric=metric, config=config)
     own, graph = as_saved_circuit(circuit, runs.lens).map_to_graph(runs.graph), runs.graph
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")
@@ -102,7 +103,7 @@ def evaluate(
     masks = [own.chosen, ~own.chosen]
     masks += [draw_random_circuit(graph, own.chosen, generator=generator) for _ in range(random)]
     names = ("circuit", "without", *["random"] * random)
-    rows = [{"by": by, "n": mask.sum()} | size_fields(judge, mask) for by, mask in zip(names, masks, strict=True)]
+    rows = [{"by": by, "n": mask.sum()} | connected_counts(judge, mask) for by, mask in zip(names, masks, strict=True)]
     frame = pd.concat([pd.DataFrame(rows), judge.faithfulness_table(judge.metric_values(np.stack(masks)))], axis=1)
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)

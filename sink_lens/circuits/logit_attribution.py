@@ -14,7 +14,7 @@ Reference: nostalgebraist 2020, "interpreting GPT: the logit lens"; Wang et al.,
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 import torch
@@ -137,7 +137,7 @@ def direct_logit_attribution(
         rows = torch.arange(part.stop - part.start)
         tensors = {place: tensor[rows, at[part]] for place, tensor in run.tensors.items()}
         own = [(sign, ids[part]) for sign, ids in signed]
-        found = _contributions(lens, tensors, own, by=by, edited=edited)
+        found = _part_contributions(lens, tensors, own, by=by, edited=edited)
         labels = [label for label, _ in found]
         values.append(torch.stack([value for _, value in found]))
         whole = uncapped_logits(lens, tensors["final", 0].to(lens.device)).detach().double().cpu()
@@ -147,7 +147,7 @@ def direct_logit_attribution(
     return _make_checked_result(lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what)
 
 
-def _contributions(
+def _part_contributions(
     lens: LensModel,
     tensors: Mapping[tuple[str, int], Tensor],
     signed: Sequence[tuple[int, Tensor]],
@@ -196,7 +196,8 @@ def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: i
     """Return (label, contribution by sequence) of heads and bias, from ``z``; ``through``: the logit's direction."""
     weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
-    through = through * _output_factor(torch.einsum("bhd,hdm->bm", z, w_o) + b_o, after)
+    total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
+    through = through * post_norm_factor(total[:, None], after)[:, 0].double().cpu()
     each = torch.einsum("bhd,hdm,bm->hb", z, w_o, through)
     found: list[tuple[Label, Tensor]] = [(("head", layer, head, None), value) for head, value in enumerate(each)]
     return [*found, (("attention", layer, None, None), through @ b_o)] if bool(b_o.any()) else found
@@ -207,7 +208,7 @@ def _neuron_contributions(
 ) -> list[tuple[Label, Tensor]]:
     """Return (label, contribution by sequence) of neurons and bias, from ``read``; ``through``: logit's direction."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
-    behind = through * _output_factor(read["down_out", layer], after)
+    behind = through * post_norm_factor(read["down_out", layer][:, None], after)[:, 0].double().cpu()
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
     each = (read["neurons", layer] * (behind @ w_down)).T
     rest = behind @ b_down
@@ -217,11 +218,6 @@ def _neuron_contributions(
         rest = (read["mlp_out", layer] * through).sum(-1) - each.sum(0)
     found: list[tuple[Label, Tensor]] = [(("neuron", layer, None, one), value) for one, value in enumerate(each)]
     return [*found, (("mlp", layer, None, None), rest)] if bool(rest.any()) else found
-
-
-def _output_factor(total: Tensor, after: Any) -> Tensor:
-    """Return the factor by which the norm ``after`` a sublayer multiplies its output ``total``; 1 if it is None."""
-    return post_norm_factor(total[:, None], after)[:, 0].double().cpu()
 
 
 def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, Tensor]]) -> Tensor:

@@ -8,7 +8,13 @@ from matplotlib.figure import Figure
 
 from sink_lens.circuits.config import SIZES
 from sink_lens.circuits.picture import EdgeCircuit, draw_curve, place_of_node
-from sink_lens.circuits.sentences import circuit_sentences, edges_sentence, faithfulness_text, is_complete, is_gap_clear
+from sink_lens.circuits.sentences import (
+    are_scores_complete,
+    circuit_sentences,
+    edge_count_text,
+    faithfulness_text,
+    is_gap_clear,
+)
 from sink_lens.records import Run
 from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, pattern_base64, select_edges
 from sink_lens.report.page import (
@@ -26,7 +32,7 @@ from sink_lens.report.page import (
 from sink_lens.text import as_text, edge_label, name_in_words, node_label, safe_line, token_text
 
 
-def edge_circuit(run: Run) -> EdgeCircuit:
+def read_edge_circuit(run: Run) -> EdgeCircuit:
     """Read the circuit of a run folder of ``sink-lens circuit``, ready to be drawn; RunError without its table."""
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
     circuit, group = run.need("circuit", columns=["writer", "reader", "score"]), max(1, heads // kv_heads)
@@ -35,7 +41,7 @@ def edge_circuit(run: Run) -> EdgeCircuit:
         edges=circuit,
         metric=name_in_words(_metric_name(run)),
         title=title,
-        make_graph=lambda: _graph_json(run, title=title, group=group),
+        make_graph=lambda: _explorer_json(run, title=title, group=group),
         n_layers=int(run.provenance.get("n_layers") or 0),
         group=group,
         outputs=_output_readers(run, circuit),
@@ -56,7 +62,7 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
     return [one for one in into if one[-3:] in ("<q>", "<k>") and (layers is None or place_of_node(one)[0] in layers)]
 
 
-def _graph_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
+def _explorer_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
     """Return the JSON of the page ``title`` to explore, in a model whose key-value heads serve ``group`` heads each."""
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
@@ -112,7 +118,7 @@ def _title(run: Run) -> str:
     if not is_gap_clear(row):
         return f"The circuit of {what}: what it carries is undefined"
     kept = f"keep {faithfulness_text(row)} of what all edges add to the {name_in_words(str(row['metric']))}"
-    return f"The circuit of {what}: {edges_sentence(row)} {kept}"
+    return f"The circuit of {what}: {edge_count_text(row)} {kept}"
 
 
 def _headline(run: Run) -> list[str]:
@@ -123,14 +129,14 @@ def _headline(run: Run) -> list[str]:
     heads = [] if nodes is None else nodes.loc[nodes["kind"].eq("head")].head(4).to_dict("records")
     if heads:
         named = ", ".join(f"{node_label(str(row['node']))} ({as_text(float(row['score']))})" for row in heads)
-        at = 1 if is_complete(summary.to_dict("records")[0]) else 4  # behind what warns of the scores
+        at = 1 if are_scores_complete(summary.to_dict("records")[0]) else 4  # behind what warns of the scores
         sentences.insert(at, f"Heads with the largest scores: {named}.")
     return sentences
 
 
-def _picture(run: Run) -> tuple[str, Figure]:
+def _circuit_figure(run: Run) -> tuple[str, Figure]:
     """Return caption and figure of the circuit's strongest edges; the caption says how much these keep alone."""
-    circuit, alone = edge_circuit(run), ""
+    circuit, alone = read_edge_circuit(run), ""
     summary = run.optional("summary", columns=["picture_edges", "picture_faithfulness", "gap_low", "gap_high"])
     if summary is not None and len(summary):
         row = summary.to_dict("records")[0]
@@ -145,7 +151,7 @@ def _picture(run: Run) -> tuple[str, Figure]:
     return see, circuit.draw()
 
 
-def _curve(run: Run) -> tuple[str, Figure]:
+def _curve_figure(run: Run) -> tuple[str, Figure]:
     """Return caption and figure of faithfulness over the share of edges that are kept."""
     see = (
         "How much of the metric is left if only that many edges are kept and all others are replaced, on pairs "
@@ -155,7 +161,7 @@ def _curve(run: Run) -> tuple[str, Figure]:
     return see, draw_curve(run.need("curve", columns=["by", "share", "faithfulness", "low", "high"]))
 
 
-def _listed_parts(
+def _listed_table(
     key: str, title: str, name: str, see: str, heads: Mapping[str, str] | None = None, *, first: Sequence[str] = ()
 ) -> Listed:
     """Make a table of the page from the run's table ``name``, with nodes and edges named as in the pictures.
@@ -197,24 +203,24 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
 
 _SCORE = {"edge": "edge", "score": "score"}
 CIRCUIT = Page(
-    circuit=edge_circuit,
-    explore=lambda run: edge_circuit(run).graph,
+    circuit=read_edge_circuit,
+    explore=lambda run: read_edge_circuit(run).graph,
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="circuit", title="The circuit", make=_picture, data=whole_table("circuit"), on_page=False),
-        paper_figure(edge_circuit, see="The strongest edges, one number each.", data=whole_table("circuit")),
-        Drawn(key="curve", title="How faithful it is", make=_curve, data=whole_table("curve")),
+        Drawn(key="circuit", title="The circuit", make=_circuit_figure, data=whole_table("circuit"), on_page=False),
+        paper_figure(read_edge_circuit, see="The strongest edges, one number each.", data=whole_table("circuit")),
+        Drawn(key="curve", title="How faithful it is", make=_curve_figure, data=whole_table("curve")),
     ),
     tables=(
-        _listed_parts(
+        _listed_table(
             "edge-table",
             "Edges",
             "circuit",
             "The edges of the circuit, the largest first.",
             _SCORE | {"low": "from", "high": "to", "share": "of the difference", "inclusion": "in bootstraps"},
         ),
-        _listed_parts(
+        _listed_table(
             "node-table",
             "Nodes",
             "nodes",
@@ -240,14 +246,14 @@ CIRCUIT = Page(
                 need=("by", "share", "connected", "faithfulness"),
             ),
         ),
-        _listed_parts(
+        _listed_table(
             "check-table",
             "Scores beside real patches",
             "check",
             "Scores beside real patches of the same edge.",
             _SCORE | {"exact": "real patch", "error": "error", "drawn": "drawn from"},
         ),
-        _listed_parts(
+        _listed_table(
             "node-check",
             "Real patches of nodes",
             "check_nodes",
@@ -255,7 +261,7 @@ CIRCUIT = Page(
             {"node": "node", "score": "score", "exact": "real patch", "unseen": "not seen by gradients"},
             first=("unseen", "exact"),
         ),
-        _listed_parts(
+        _listed_table(
             "core-table",
             "Core and contingent edges",
             "core",

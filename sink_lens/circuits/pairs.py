@@ -24,7 +24,7 @@ import numpy as np
 from ..data.described import BosCondition
 from ..errors import InputError, check_regular_file
 from ..text import json_value, plural, safe_line
-from .config import CircuitConfig, read_positions
+from .config import CircuitConfig, parse_span_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -219,7 +219,7 @@ def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
         return tuple(dict.fromkeys(value))
     if isinstance(value, str) or type(value) is int:
         with contextlib.suppress(InputError):
-            return tuple(dict.fromkeys(read_positions(str(value))))
+            return tuple(dict.fromkeys(parse_span_positions(str(value))))
     raise InputError(f"{said} is {safe_line(repr(value), limit=200)}; need positions, such as 4 or 4-6")
 
 

@@ -63,8 +63,7 @@ class EdgeCircuit(Drawable):
             InputError: another style, or more than fits into the width.
         """
         if style == "page":
-            sizes = {"n_layers": self.n_layers, "group": self.group}
-            return draw_edges(self.drawn_edges, **sizes, title=self.title, of=len(self.edges))
+            return draw_edges(self.drawn_edges, group=self.group, title=self.title, of=len(self.edges))
         end = "logits" if self.outputs == ["logits"] else self.metric
         named: dict[str, Any] = {"unit": f"of the {self.metric}", "outputs": self.outputs, "end": end}
         sketch = sketches.sketch_edges(self.edges, group=self.group, title=self.title, **named)
@@ -77,7 +76,7 @@ class EdgeCircuit(Drawable):
         return json.dumps({"format": "sink_lens edges 1", "about": about, "edges": rows}, ensure_ascii=False)
 
 
-def draw_edges(edges: pd.DataFrame, *, n_layers: int, group: int = 1, title: str = "", of: int | None = None) -> Figure:
+def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int | None = None) -> Figure:
     """Draw ``edges`` as arrows between nodes; the width of an arrow is the magnitude of the score.
 
     ``edges`` has the columns writer, reader and score, the largest first. An edge into a key-value head that ``group``

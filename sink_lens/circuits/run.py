@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..configuration import make_config
-from ..data.corpora import bundled_text
-from ..data.tokens import TokenBatch, from_text
+from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
 from ..edits.named_metrics import import_function, make_spec
 from ..engine.forward import baseline_logits
@@ -30,24 +29,24 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..stats import interval
 from .attention import explain_attention
 from .checks import CONFIRMED, make_check
-from .circuit import Circuit, choose_by_scores, first_prompt_tokens
+from .circuit import Circuit, choose_by_scores
 from .config import Ablation, CircuitConfig
 from .core import core_table
-from .curve import FaithfulnessJudge, curve_areas, size_fields, steady_share
+from .curve import FaithfulnessJudge, connected_counts, curve_areas, smallest_faithful_share
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
 from .pairs import read_pairs
-from .runs import Runs, make_runs
-from .scores import Scores, score_by_gradients
-from .scoring import divide_pairs, score_edges, scores_file_name
+from .runs import Runs, run_pairs
+from .scores import Scores
+from .scoring import divide_pairs, left_sum_completeness, score_edges, scores_file_name
 from .sink import sink_fields
-from .tasks import Task, task_of
+from .tasks import Task, make_task
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
 """What a finished run holds; with a check ``check`` and, of scores by gradients, ``check_nodes``; with core ``core``.
 ``attention`` says where the circuit's heads look in the first ``prompt``."""
-_LEFT_PAIRS, _NODE_PAIRS = 8, 4
+_NODE_PAIRS = 4
 _CORE: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
 """Ablations that the core is taken over; the first only with corrupted prompts. Zero is none of them: a norm does not
 see how long the stream is, so that to first order the embedding's edges into layer 0 are worth nothing against zero."""
@@ -119,8 +118,8 @@ def run(
         shard=shard,
         overwrite=overwrite,
         opened=partial(asked.open_run, reopen=shard is not None),
-        begin=lambda writer: asked.n_pairs_by_part(),
-        compute=partial(asked.score_parts, progress=progress),
+        begin=lambda writer: asked.n_pairs_by_group(),
+        compute=partial(asked.score_pair_groups, progress=progress),
         finish=partial(asked.finish_run, progress=progress),
     )
     if found is None:
@@ -187,7 +186,7 @@ class _Request:
         """
         task, config = self.task, replace(self.config, ablation=ablation)
         corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
-        found = make_runs(self.lens, task.clean, corrupted, metric=self.metric, config=config, spans=task.spans)
+        found = run_pairs(self.lens, task.clean, corrupted, metric=self.metric, config=config, spans=task.spans)
         gap = interval(found.gap.double().numpy(), generator=np.random.default_rng([config.seed, 6]))
         if ablation == self.config.used_ablation == "resample" and not (gap.low > 0 or gap.high < 0):
             raise InputError(
@@ -197,12 +196,12 @@ class _Request:
             )
         return found
 
-    def n_pairs_by_part(self) -> dict[str, int]:
+    def n_pairs_by_group(self) -> dict[str, int]:
         """Name of every part of the scores -> its number of pairs."""
         parts = divide_pairs(self.task.clean.n_sequences)
         return {scores_file_name(name, rows): len(rows) for name in self.ablation_by_scores for rows in parts}
 
-    def score_parts(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
+    def score_pair_groups(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
         """Score the pairs of the ``parts`` with these names, and write the scores by ``writer``."""
         for name, ablation in self.ablation_by_scores.items():
             if any(scores_file_name(name, rows) in parts for rows in divide_pairs(self.task.clean.n_sequences)):
@@ -232,26 +231,6 @@ def _make_request(
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
     given, task = None if asked.circuit is None else read(asked.circuit, lens=lens), make_task(lens, asked)
     return _Request(lens=lens, task=task, config=asked, metric=make_metric(lens, task, asked), given=given)
-
-
-def make_task(lens: LensModel, config: CircuitConfig) -> Task:
-    """Make the pairs of a configuration's task; for the task text, pieces of prose without answers."""
-    if config.task != "text":
-        return task_of(lens, config=config)
-    if lens.tokenizer is None:
-        raise InputError(f"{lens.name} has no tokenizer; need one to read text, or a task 'file' of token ids")
-    lengths: dict[str, Any] = {"sequences": config.pairs, "length": config.length, "bos": config.bos}
-    tokens = from_text(bundled_text(), lens.tokenizer, name="moby_dick", **lengths)
-    return Task(
-        name="text",
-        clean=tokens,
-        corrupted=tokens,
-        correct=(),
-        incorrect=(),
-        templates=("",) * tokens.n_sequences,
-        n_tried=tokens.n_sequences,
-        n_answered=tokens.n_sequences,
-    )
 
 
 def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
@@ -306,7 +285,7 @@ def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tupl
         "edges": circuit.n_edges,
         "asked_edges": circuit.size,
         "all_edges": circuit.graph.n_edges,
-        **_curve_fields(curve),
+        **_faithfulness_fields(curve),
         "gap": gap["estimate"],
         "gap_low": gap["low"],
         "gap_high": gap["high"],
@@ -337,8 +316,8 @@ def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tupl
     if config.core:
         core = writer.once("core", compute_core)
     row |= json.loads((writer.folder / "sink.json").read_text("utf-8"))
-    row |= _check_fields(circuit, check, nodes) | _core_fields(circuit, core, half.faithfulness_judge)
-    prompt = first_prompt_tokens(runs)
+    row |= _real_patch_fields(circuit, check, nodes) | _core_fields(circuit, core, half.faithfulness_judge)
+    prompt = runs.first_prompt_tokens
     writer.write_table("prompt", pd.DataFrame({"position": range(len(prompt)), "text": prompt}))
     if not writer.has("attention"):
         frame, patterns = explain_attention(circuit)
@@ -350,17 +329,6 @@ def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tupl
     writer.write_csv("summary", summary)
     sentences = [task.sentence] if config.task != "text" else []
     return circuit, (*sentences, *circuit_sentences(summary, sizes=config.sizes))
-
-
-def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
-    """Return the completeness of EAP-IG's own sum with ``steps`` points, and the number of pairs that it is a mean of.
-
-    It is (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
-    """
-    if not METHODS[config.method].doubles or runs.ablation == "zero":
-        return float("nan"), 0
-    few = runs.select_pairs(range(min(_LEFT_PAIRS, runs.n_pairs)))
-    return score_by_gradients(few, method="eap-ig-left", steps=config.steps).completeness_ratio, few.n_pairs
 
 
 def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
@@ -408,7 +376,7 @@ def choose_circuit(
     Raises:
         InputError: none of its edges lies on a path from the input to the metric.
     """
-    share = steady_share(curve)
+    share = smallest_faithful_share(curve)
     if given is not None:
         mask = given.map_to_graph(half.graph).chosen
         chosen = half.faithfulness_judge.edges_on_paths(mask)
@@ -441,13 +409,13 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
         (half.faithfulness_judge, [name for name in masks if name in of_scores]),
     ):
         some = np.stack([masks[name] for name in names])
-        rows = pd.DataFrame([size_fields(judge, mask) for mask in some]).assign(by=names, n=some.sum(1), draw=0)
+        rows = pd.DataFrame([connected_counts(judge, mask) for mask in some]).assign(by=names, n=some.sum(1), draw=0)
         rows["share"] = rows["n"] / circuit.graph.n_edges
         frames.append(pd.concat([rows, judge.faithfulness_table(judge.metric_values(some))], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
-def _curve_fields(curve: pd.DataFrame) -> dict[str, Any]:
+def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
     """Return the summary's fields on faithfulness, from ``curve``: of the circuit, its drawn part, all other edges."""
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
     parts = {"circuit": "", "without": "without_", "as_many": "as_many_", "picture": "picture_"}
@@ -457,7 +425,7 @@ def _curve_fields(curve: pd.DataFrame) -> dict[str, Any]:
         for end in ("", "_low", "_high")
     }
     of_edges = curve.loc[curve["by"].eq("edges")].sort_values("faithfulness", ascending=False)
-    most, share = of_edges.to_dict("records")[0], steady_share(curve)
+    most, share = of_edges.to_dict("records")[0], smallest_faithful_share(curve)
     row |= {"picture_edges": by["picture"]["n"], "share_at_80": share if share < 1 else np.nan}
     return row | {"most_kept": most["faithfulness"], "most_kept_at": most["share"]}
 
@@ -475,7 +443,7 @@ def _score_fields(scores: Scores) -> dict[str, float]:
     }
 
 
-def _check_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
+def _real_patch_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
     """Return the summary's fields on real patches: ``check`` of edges, ``nodes`` of nodes; -1, nan or "" if None."""
     row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
     row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)

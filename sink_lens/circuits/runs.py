@@ -33,11 +33,13 @@ from ..edits.outcome import Outcome
 from ..engine.gradients import run_with_hooks
 from ..errors import InputError
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.unchanged import TensorValues
 from ..patching.pairs import Sequences, pair_prompts
 from .config import REST, Ablation, CircuitConfig
 from .graph import Graph
 from .stream import Weights, hook_name_of, read_weights, writer_outputs, writer_sites
+from .tasks import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,12 @@ class Runs:
     def n_pairs(self) -> int:
         """Number of pairs."""
         return self.clean.n_sequences
+
+    @property
+    def first_prompt_tokens(self) -> list[str]:
+        """The tokens of the first clean prompt as texts, or as ids if there is no tokenizer."""
+        ids, tokenizer = self.clean.tokens[0, : int(self.clean.lengths[0])].tolist(), self.lens.tokenizer
+        return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
 
     @property
     def gap(self) -> Float[Tensor, " pair"]:
@@ -269,7 +277,7 @@ class Runs:
         return (total.sum(1) / counts.sum())[:, None]  # one position for all
 
 
-def make_runs(
+def run_pairs(
     lens: LensModel,
     clean: Sequences,
     corrupted: Sequences | None,
@@ -289,6 +297,24 @@ def make_runs(
                 "circuits.task(lens, 'file', pairs_file=..., spans=...), or positions"
             )
     return with_spans(found, at)
+
+
+def run_given_pairs(
+    lens: ModelLike,
+    pairs: Task | tuple[Sequences, Sequences | None],
+    *,
+    metric: Metric | Callable[[Outcome], Any] | None,
+    config: CircuitConfig,
+) -> Runs:
+    """Run ``pairs``, a task or (clean, corrupted) sequences, and read ``metric``; None takes the task's own metric."""
+    config.check_for_find()
+    task = pairs if isinstance(pairs, Task) else None
+    clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
+    metric = task.metric if metric is None and task is not None else metric
+    if metric is None:
+        raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
+    spans = None if task is None else task.spans
+    return run_pairs(as_lens(lens), clean, corrupted, metric=metric, config=config, spans=spans)
 
 
 def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence[int]]]) -> Runs:

@@ -128,7 +128,7 @@ def score_by_gradients(
     check_method(method, runs.ablation)
     found = zero_scores(runs, method=method)
     scale = abs(float(runs.gap.double().mean())) if scale is None else scale
-    of_batch = {"inputs": _scores_by_inputs, "activations": _scores_by_activations}[METHODS[method].along]
+    of_batch = {"inputs": _score_along_inputs, "activations": _score_along_activations}[METHODS[method].along]
     for rows in runs.batches(copies=3):
         values, points = of_batch(
             runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * (scale or 1.0)
@@ -150,7 +150,7 @@ def zero_scores(runs: Runs, *, method: Method) -> Scores:
     )
 
 
-def _scores_by_inputs(
+def _score_along_inputs(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
     """Return scores [pair edge] and points taken for the pairs ``rows``, by gradients between both embeddings.
@@ -182,7 +182,7 @@ def _scores_by_inputs(
     return found, used
 
 
-def _scores_by_activations(
+def _score_along_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
     """Return scores [pair edge] and points taken for ``rows``, by gradients at ``steps`` points along each sublayer."""

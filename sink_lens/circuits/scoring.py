@@ -16,18 +16,19 @@ from .methods import METHODS
 from .runs import Runs
 from .scores import Scores, score_by_gradients, zero_scores
 
-PART = 32
-"""Pairs in a part."""
+GROUP = 32
+"""Pairs in a group."""
+_LEFT_PAIRS = 8
 
 
 def divide_pairs(n_pairs: int) -> list[range]:
     """Divide the indices 0 to ``n_pairs`` - 1 into parts of 32; the scores of a part are one file."""
-    return [range(start, min(start + PART, n_pairs)) for start in range(0, n_pairs, PART)]
+    return [range(start, min(start + GROUP, n_pairs)) for start in range(0, n_pairs, GROUP)]
 
 
 def scores_file_name(name: str, rows: range) -> str:
     """Return the name of the file with the scores ``name`` (such as "scores") of the part ``rows``."""
-    return f"{name}-{rows.start // PART:03d}"
+    return f"{name}-{rows.start // GROUP:03d}"
 
 
 def score_edges(
@@ -87,3 +88,14 @@ def score_edges(
             if writer is not None:
                 writer.clear(f"{part}-pairs-")
     return found
+
+
+def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
+    """Return the completeness of EAP-IG's own sum with ``steps`` points, and the number of pairs that it is a mean of.
+
+    It is (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
+    """
+    if not METHODS[config.method].doubles or runs.ablation == "zero":
+        return float("nan"), 0
+    few = runs.select_pairs(range(min(_LEFT_PAIRS, runs.n_pairs)))
+    return score_by_gradients(few, method="eap-ig-left", steps=config.steps).completeness_ratio, few.n_pairs

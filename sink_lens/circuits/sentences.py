@@ -26,7 +26,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
     """Return sentences on a circuit from the one row of ``summary``; ``sizes`` are the shares of edges of its curve."""
     row = summary.to_dict("records")[0]
     sentences = [_faithfulness_sentence(row)]
-    if not is_complete(row):
+    if not are_scores_complete(row):
         at_sink = " The sink's position can be the cause; resample, or freeze the sink." * bool(row["sink_share"] > 0)
         sentences.append(
             "Do not rank edges by these scores: they should sum to the difference of the metric, and sum to "
@@ -46,7 +46,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
         f"halves of the pairs have {percent(row['jaccard_halves'])} of all their edges in common."
     )
     if row["core_edges"] >= 0:
-        sentences.append(_core_sentence(row))
+        sentences.append(_core_sentences(row))
     carried = _CARRIED.get(str(row["ablation"]), safe_line(row["ablation"]))
     replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
     frozen = f", but at position {row['frozen']}, which keeps its clean values" * (row["frozen"] >= 0)
@@ -82,7 +82,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
     return tuple(sentences)
 
 
-def is_complete(row: Mapping[str, Any]) -> bool:
+def are_scores_complete(row: Mapping[str, Any]) -> bool:
     """Check in the summary's ``row`` that scores sum to the metric's difference within 10%; True if they need not."""
     if not _has_integrated_scores(row):
         return True
@@ -132,7 +132,7 @@ def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
     return [said]
 
 
-def _core_sentence(row: Mapping[str, Any]) -> str:
+def _core_sentences(row: Mapping[str, Any]) -> str:
     """Return sentences on the numbers of core, confirmed, undecided and contingent edges in the summary's ``row``."""
     together = f", and {row['together_edges']} can go together at no loss, since they cancel"
     together = together if row["together_edges"] > 0 else ""
@@ -157,7 +157,7 @@ def faithfulness_text(row: Mapping[str, Any], name: str = "") -> str:
     return f"{percent(f)}{f' [{percent(low)}, {percent(high)}]' * bool(np.isfinite(low))}"
 
 
-def edges_sentence(row: Mapping[str, Any]) -> str:
+def edge_count_text(row: Mapping[str, Any]) -> str:
     """Return the number of a circuit's edges as a phrase, from the summary's ``row``: 20 of 1,000 edges (2%)."""
     return f"{row['edges']:,} of {row['all_edges']:,} edges ({_share_text(row['edges'] / row['all_edges'])})"
 
@@ -173,7 +173,7 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
     given = row["rule"] == "given"
     judges = f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
     return (
-        f"The circuit has {edges_sentence(row)} and keeps {faithfulness_text(row)} of what all edges add to the "
+        f"The circuit has {edge_count_text(row)} and keeps {faithfulness_text(row)} of what all edges add to the "
         f"{name_in_words(str(row['metric']))}, {gap}, {judges}. All other edges, without it, "
         f"keep {faithfulness_text(row, 'without_')}."
     )

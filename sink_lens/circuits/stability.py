@@ -21,7 +21,7 @@ CORE = 0.95
 _AT_ONCE = 32
 
 
-def draw_weights(
+def bootstrap_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
     """Draw ``draws`` bootstrap samples of the pairs within each template; return each pair's weight in each sample."""
@@ -45,7 +45,7 @@ def inclusion_probabilities(
     return counts / len(weights)
 
 
-def interval_bounds(
+def bootstrap_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
     """Return the lower and the upper 95% bound of each edge's mean of ``values``, by bootstrap samples ``weights``."""
@@ -77,7 +77,7 @@ def edge_verdicts(
     )
 
 
-def most_edges_outside(found: int, *, sampled: int, total: int) -> int:
+def upper_bound_of_count(found: int, *, sampled: int, total: int) -> int:
     """Return an upper 95% bound of how many of ``total`` edges are of some kind, from a sample without replacement.
 
     ``found`` of the ``sampled`` edges are of this kind. The bound is exact (hypergeometric).

@@ -211,11 +211,11 @@ def writer_outputs(
     found[:, 0] = first
     for layer in range(graph.n_layers):
         if ("z", layer) in tensors:
-            fill_layer(tensors, found[:, graph.writers_of_layer(layer)], layer=layer, graph=graph, weights=weights)
+            fill_outputs(tensors, found[:, graph.writers_of_layer(layer)], layer=layer, graph=graph, weights=weights)
     return found
 
 
-def fill_layer(
+def fill_outputs(
     tensors: Mapping[tuple[str, int], Tensor],
     into: Float[Tensor, "batch writer position d_model"],
     *,

@@ -14,8 +14,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..configuration import make_config
+from ..data.corpora import bundled_text
 from ..data.described import BosCondition
-from ..data.tokens import TokenBatch, from_tensor
+from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError
 from .config import CircuitConfig, ReadyTask
 from .pairs import TokenPair, make_token_pairs
@@ -69,6 +70,26 @@ class Task:
             f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "
             f"({share:.0%}); {self.clean.n_sequences} of these are used"
         )
+
+
+def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
+    """Make the pairs of a configuration's task; for the task text, pieces of prose without answers."""
+    if config.task != "text":
+        return task_of(lens, config=config)
+    if lens.tokenizer is None:
+        raise InputError(f"{lens.name} has no tokenizer; need one to read text, or a task 'file' of token ids")
+    lengths: dict[str, Any] = {"sequences": config.pairs, "length": config.length, "bos": config.bos}
+    tokens = from_text(bundled_text(), lens.tokenizer, name="moby_dick", **lengths)
+    return Task(
+        name="text",
+        clean=tokens,
+        corrupted=tokens,
+        correct=(),
+        incorrect=(),
+        templates=("",) * tokens.n_sequences,
+        n_tried=tokens.n_sequences,
+        n_answered=tokens.n_sequences,
+    )
 
 
 def task_of(

@@ -8,7 +8,7 @@ of ``scores`` and ``pattern``.
 
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 from zlib import crc32
@@ -144,6 +144,19 @@ def index_text(indices: Indices) -> int | str:
     if indices is None:
         return "all"
     return indices[0] if len(indices) == 1 else as_ranges(indices)
+
+
+def replace_full_axes_by_none(part: Part, *, sizes: Sequence[int]) -> Part:
+    """Copy a part, with None in place of the indices on each axis where it has all of them.
+
+    ``sizes``: the number of indices on each axis of the site after the axis of sequences.
+    """
+    whole = {
+        f"{axis}s": None
+        for axis, size in zip(SITES[part.site].parts, sizes, strict=True)
+        if part.indices_on(axis) == tuple(range(size))
+    }
+    return replace(part, **whole, **({} if SITES[part.site].per_layer else {"layers": None}))
 
 
 @lru_cache

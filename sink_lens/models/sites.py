@@ -282,6 +282,11 @@ def sites_of(family: Family) -> tuple[str, ...]:
     return tuple(name for name, site in SITES.items() if site.observed or site.address(family) is not None)
 
 
+def site_key(site: str, layer: int) -> tuple[str, int]:
+    """Return the key (site, layer) of a site's tensor in an outcome; the layer is 0 for a site without layers."""
+    return (site, layer if SITES[site].per_layer else 0)
+
+
 def bridge_hook_name(site: Site, *, family: Family, layer: int) -> str:
     """Return the name of the bridge's hook point for a site, in one layer of this family.
 

@@ -19,8 +19,8 @@ from ..models.load import ModelLike, as_lens
 from .config import PatchConfig
 from .first_order import first_order_effects
 from .pairs import Sequences
-from .results import AttributionResult, part_table, sweep_fields
-from .run_pair import patch_config, prepare_runs
+from .results import AttributionResult, part_table, sweep_result_fields
+from .run_pair import merge_patch_config, prepare_runs
 
 
 def attribution_patch(
@@ -41,7 +41,7 @@ def attribution_patch(
         SiteError: as in ``patch``.
     """
     lens = as_lens(lens)
-    settings = patch_config(config, lens=lens, fields=fields)
+    settings = merge_patch_config(config, lens=lens, fields=fields)
     if settings.edits:
         raise InputError("attribution_patch approximates patches of the unedited model; leave out edits")
     if settings.put != "source":
@@ -58,5 +58,5 @@ def attribution_patch(
     frame["changed"] = [runs.has_difference(part) for part in grid]
     frame["n"] = n.numpy()
     return AttributionResult(
-        frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **sweep_fields(runs, pair, settings)
+        frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **sweep_result_fields(runs, pair, settings)
     )

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from ..edits.constructors import At, Edit, edit
-from ..edits.part import Part
+from ..edits.part import Part, replace_full_axes_by_none
 from ..engine.cells import Cell, cell_of, cone
 from ..errors import InputError
 from ..models.memory import copy_to_device
-from ..models.sites import SITES
-from .parts import open_whole_axes, site_key
+from ..models.sites import SITES, site_key
 
 MakesEdit = Callable[..., Edit]
 """Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
@@ -40,7 +39,7 @@ def cell_of_patch(
             first = int(differing.any(0).int().argmax())
             part = replace(part, positions=part.positions[first:])
         begin = min(part.positions or (0,))
-    own = open_whole_axes(part, sizes=run[keys[0]].shape[1:])
+    own = replace_full_axes_by_none(part, sizes=run[keys[0]].shape[1:])
 
     def source_values(values: Tensor, at: At) -> Tensor:
         return copy_to_device(own.select(source[site, at.layer][at.sequences]), values.device, values.dtype)
@@ -58,7 +57,7 @@ def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tu
     Raises:
         InputError: ``make`` returned no edit of this site.
     """
-    made = make(part.site, **open_whole_axes(part, sizes=sizes).where)
+    made = make(part.site, **replace_full_axes_by_none(part, sizes=sizes).where)
     if not isinstance(made, Edit) or made.site != part.site:
         kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
         raise InputError(f"what was to be put into a part of {part.site!r} is {kind}; need an edit of that site")

@@ -98,11 +98,11 @@ def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "Pa
     return _text_table((*found.by, "token", *(heads[name] for name in names)), lines)
 
 
-def _text_table(heads: tuple[str, ...], lines: list[Any]) -> "PageTable":
-    """Make a table of texts with the headings ``heads`` and the rows ``lines``."""
+def _text_table(headings: tuple[str, ...], rows: list[Any]) -> "PageTable":
+    """Make a table of texts with these headings and rows."""
     from ..report.page import PageTable
 
-    return PageTable(heads=heads, numeric=tuple(False for _ in heads), rows=lines)
+    return PageTable(heads=headings, numeric=tuple(False for _ in headings), rows=rows)
 
 
 def answer(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:

@@ -38,7 +38,7 @@ def refuse_equal_tokens(differ: bool) -> None:
         )
 
 
-def check_lengths(
+def check_pair_lengths(
     clean: Sequence[int], corrupted: Sequence[int], told: Callable[[int], str] = lambda index: ""
 ) -> None:
     """Raise InputError if clean and corrupted sequences, given by their lengths, differ in number or length.

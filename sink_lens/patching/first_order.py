@@ -9,7 +9,7 @@ from torch import Tensor
 from ..edits.part import Part
 from ..engine.forward import run_with
 from ..engine.gradients import metric_gradients
-from .parts import site_key
+from ..models.sites import site_key
 from .run_pair import RunPair
 
 

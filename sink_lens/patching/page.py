@@ -25,7 +25,7 @@ from sink_lens.text import as_text, capitalise, join_and, name_in_words, percent
 
 _CARRIES = 0.5
 """A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
-_PLATEAU = 0.8
+_SAME_EFFECT = 0.8
 """Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
 _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
@@ -104,7 +104,7 @@ def _title(run: Run) -> str:
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
-    if moved := _decision_sentence(table, run):
+    if moved := _carrying_positions_text(table, run):
         return capitalise(f"{_metric_text(run)} {moved}")
     table = largest_first(table, "effect")
     strongest = table["effect"].to_numpy(float)
@@ -113,27 +113,27 @@ def _title(run: Run) -> str:
     return f"{title}: {_metric_text(run)} is moved most at {_strongest_text(table)}{also}"
 
 
-def _decision_sentence(table: pd.DataFrame, run: Run) -> str:
+def _carrying_positions_text(table: pd.DataFrame, run: Run) -> str:
     """Return a sentence on the positions and layers whose stream carries the metric; "" if ``table`` cannot tell."""
     by = [name for name in _BY if name in table.columns]
     if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
         return ""
     if "normalised_effect" not in table or not np.isfinite(table["normalised_effect"].to_numpy(float)).all():
         return ""
-    plateaus = [one for one in _plateaus(table) if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]]
-    plateaus = sorted(plateaus, key=lambda one: one["layers"])
-    if not plateaus or len({one["position"] for one in plateaus}) != len(plateaus):
+    ranges = [one for one in _layer_ranges(table) if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]]
+    ranges = sorted(ranges, key=lambda one: one["layers"])
+    if not ranges or len({one["position"] for one in ranges}) != len(ranges):
         return ""
-    first, *others = plateaus
+    first, *others = ranges
     texts = _position_labels(run)
-    names = [f"position {one['position']} {texts.get(int(one['position']), '')}".rstrip() for one in plateaus]
+    names = [f"position {one['position']} {texts.get(int(one['position']), '')}".rstrip() for one in ranges]
     sentence = f"is carried at {names[0]} up to layer {first['layers'][1]} ({percent(first['value'])})"
     for name, one in zip(names[1:], others, strict=True):
         sentence += f", at {name} from layer {one['layers'][0]} ({percent(one['value'])})"
     return sentence
 
 
-def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
+def _layer_ranges(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return position, layers and value of each range of layers in ``table`` with the same effect at a position."""
     runs: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
@@ -141,7 +141,7 @@ def _plateaus(table: pd.DataFrame) -> list[dict[str, Any]]:
         for row in part.sort_values("layer").to_dict("records"):
             layer, value = int(row["layer"]), float(row["normalised_effect"])
             before = runs[-1]["value"] if layers is not None and layer == layers[1] + 1 else 0.0
-            alike = before * value > 0 and min(abs(before), abs(value)) >= _PLATEAU * max(abs(before), abs(value))
+            alike = before * value > 0 and min(abs(before), abs(value)) >= _SAME_EFFECT * max(abs(before), abs(value))
             if layers is not None and alike:
                 runs[-1] |= {"layers": (layers[0], layer), "value": max(runs[-1]["value"], value, key=abs)}
             else:
@@ -197,7 +197,7 @@ def _headline(run: Run) -> list[str]:
     return [*sentences, f"{places}{alike}."]
 
 
-def _map_figure(run: Run) -> tuple[str, Figure]:
+def _heatmap_figure(run: Run) -> tuple[str, Figure]:
     """Return the caption and the figure of the heat map of effects."""
     table = run.need("patches", columns=["effect"])
     if not len(table):
@@ -241,7 +241,7 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
 PATCH = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="map", title="Where it is decided", make=_map_figure, data=whole_table("patches")),),
+    figures=(Drawn(key="map", title="Where it is decided", make=_heatmap_figure, data=whole_table("patches")),),
     tables=(
         Listed(key="patch-table", title="Strongest patches", make=_patch_table),
         Listed(key="difference-table", title="The prompts", make=_difference_table),

@@ -11,7 +11,7 @@ from ..data.described import BosCondition
 from ..data.tokens import Prompts as Sequences
 from ..data.tokens import TokenBatch, as_batch, decode_tokens
 from ..models.lens import LensModel
-from .config import Direction, check_lengths
+from .config import Direction, check_pair_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     def pair_text(index: int) -> str:
         return "".join(f" ({' | '.join(table[table['sequence'] == index]['text'])})" for table in tables)
 
-    check_lengths(first.lengths.tolist(), second.lengths.tolist(), pair_text)
+    check_pair_lengths(first.lengths.tolist(), second.lengths.tolist(), pair_text)
     joined = tables[0].merge(tables[1], on=["sequence", "position"], suffixes=("_clean", "_corrupted"))
     differing = joined.query("token_id_clean != token_id_corrupted")
     names = {"text_clean": "clean", "text_corrupted": "corrupted"}

@@ -83,21 +83,6 @@ def part_identity(part: Part) -> str:
     return json.dumps([part.layers, part.index])
 
 
-def open_whole_axes(part: Part, *, sizes: Sequence[int]) -> Part:
-    """Copy a part, with None (all) for each axis of which it has all indices; ``sizes``: those of the site's axes."""
-    whole = {
-        f"{axis}s": None
-        for axis, size in zip(SITES[part.site].parts, sizes, strict=True)
-        if part.indices_on(axis) == tuple(range(size))
-    }
-    return replace(part, **whole, **({} if SITES[part.site].per_layer else {"layers": None}))
-
-
-def site_key(site: str, layer: int) -> tuple[str, int]:
-    """Return the key (site, layer) of a site's tensor in an outcome; the layer is 0 for a site without layers."""
-    return (site, layer if SITES[site].per_layer else 0)
-
-
 def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
     """Draw by ``seed`` up to ``draws`` random parts like ``part``: other units, else heads, positions or keys.
 
@@ -137,7 +122,7 @@ def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tu
     return tuple(int(index) for index in given)
 
 
-def check_put(config: PatchConfig) -> None:
+def check_put_edit(config: PatchConfig) -> None:
     """Raise InputError if the edit in ``config.put`` does not fit the site, or has the wrong options."""
     if config.put != "source":
         make_put_spec(config, Part(site=config.sites[0]))

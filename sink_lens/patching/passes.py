@@ -8,8 +8,8 @@ from ..estimate import Pass, Passes, Sizes, bytes_of_forward, max_n_tokens
 from ..models.bundled import find_header
 from ..models.header import axis_sizes
 from ..models.sites import SITES
-from .config import PatchConfig, check_lengths, refuse_equal_tokens
-from .parts import check_put, draw_random_parts, indices_by_axis, part_identity, parts_to_patch
+from .config import PatchConfig, check_pair_lengths, refuse_equal_tokens
+from .parts import check_put_edit, draw_random_parts, indices_by_axis, part_identity, parts_to_patch
 
 _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
@@ -26,7 +26,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
         return None
     clean, corrupted = both[: len(config.clean)], both[len(config.clean) :]
     config.check_together()
-    check_put(config)
+    check_put_edit(config)
     first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
     if config.put == "source":
         refuse_equal_tokens(clean != corrupted)
@@ -76,12 +76,12 @@ def check_before_loading(config: PatchConfig) -> None:
             indices_by_axis(header, site, by=config.by, n_positions=longest, **config.chosen_indices)
         config.metric_spec().last_layer(header)
     if all(site in SITES for site in config.sites):
-        check_put(config)
+        check_put_edit(config)
 
 
 def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int:
     """Return the first position at which any pair of token ids differs; the longest length if no pair does."""
-    check_lengths([*map(len, clean)], [*map(len, corrupted)])
+    check_pair_lengths([*map(len, clean)], [*map(len, corrupted)])
     found = [max(map(len, clean))]
     for one, other in zip(clean, corrupted, strict=True):
         found += [place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b][:1]

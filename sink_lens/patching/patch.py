@@ -34,10 +34,10 @@ from ..records.shards import check_shard, compute_run
 from .config import ADDED, EVERY, PatchConfig
 from .first_order import first_order_effects
 from .pairs import PromptPair, Sequences
-from .parts import check_put, draw_random_parts, part_identity
-from .results import PatchResult, join_sites, part_table, sweep_fields, write_result
+from .parts import check_put_edit, draw_random_parts, part_identity
+from .results import PatchResult, join_sites, part_table, sweep_result_fields, write_result
 from .run_folder import KeptBlocks, MeasuredPatch, open_run
-from .run_pair import RunPair, patch_config, prepare_runs
+from .run_pair import RunPair, merge_patch_config, prepare_runs
 
 
 def patch(
@@ -90,7 +90,7 @@ def patch(
     """
     check_shard(shard, out=out, overwrite=overwrite)
     lens, how = as_lens(lens), {"shard": shard, "overwrite": overwrite, "progress": progress}
-    asked = patch_config(config, lens=lens, fields=fields)
+    asked = merge_patch_config(config, lens=lens, fields=fields)
     if asked.site == EVERY:
         found = {}
         for site in ADDED:
@@ -186,7 +186,7 @@ class _Request:
             frame=part_table(self.grid, self.config.by).join(effects),
             values=values.double(),
             baselines=every[:2],
-            **sweep_fields(runs, self.pair, self.config),
+            **sweep_result_fields(runs, self.pair, self.config),
         )
 
     def make_unfinished_result(self, folder: Path) -> PatchResult:
@@ -209,7 +209,7 @@ def _make_request(
         raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
     config.check_together()
     if not callable(config.put):
-        check_put(config)
+        check_put_edit(config)
     if config.edits and config.screen:
         raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
     if config.screen and config.put != "source":

@@ -45,12 +45,12 @@ from ..engine.trust import check_plan
 from ..errors import InputError
 from ..models.lens import LensModel, layers_from_zero
 from ..models.load import ModelLike, as_lens
-from ..models.sites import SITES
+from ..models.sites import SITES, site_key
 from ..progress import tqdm
 from ..records import display
 from .config import refuse_equal_tokens
 from .pairs import Direction, Sequences, pair_prompts
-from .parts import parts_to_patch, site_key
+from .parts import parts_to_patch
 from .run_pair import run_for_metric
 
 Frozen = Literal["all", "attention"]
@@ -154,19 +154,19 @@ def path_patch(
         raise InputError("no sender was given; need at least one, such as ('z', 3, 0)")
     end = _read_part(lens, asked.receiver, n_positions=run.n_positions)
     for start in senders:
-        if _order_of(start, lens) >= _order_of(end, lens):
+        if _computation_order(start, lens) >= _computation_order(end, lens):
             raise InputError(
-                f"the sender {start.site} of layer {_layer_of(start)} is not computed before the receiver {end.site} "
-                f"of layer {_layer_of(end)}; need an earlier sender"
+                f"the sender {start.site} of layer {_only_layer(start)} is not computed before the receiver {end.site} "
+                f"of layer {_only_layer(end)}; need an earlier sender"
             )
     sites = {*(name for name in _SUBLAYER if lens.layers_with(name)), end.site, *(start.site for start in senders)}
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     every = [*senders, end]
-    edits_for_model(lens, [_part_edit(part, own[_site_key(part)]) for part in every], n_positions=run.n_positions)
+    edits_for_model(lens, [_part_edit(part, own[_tensor_key(part)]) for part in every], n_positions=run.n_positions)
     edits = [
         [
-            _part_edit(start, other[_site_key(start)]),
+            _part_edit(start, other[_tensor_key(start)]),
             *make_frozen_edits(lens, sender=start, receiver=end, baseline=own, which=asked.freeze),
         ]
         for start in senders
@@ -174,7 +174,7 @@ def path_patch(
     ending, receiving = _baseline_runs(lens, run, receiver=end, edits=edits, metric=measured)
     baseline = evaluate(measured, ending.read_outcome(ending.needs)).double()
     wanted = evaluate(measured, run_for_metric(lens, source, metric=measured)).double()
-    key = _site_key(end)
+    key = _tensor_key(end)
     batches = len(ending.prompt_batches)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
         received = outcomes(receiving, edits, needs=receiving.needs, advance=bar.update)
@@ -192,7 +192,7 @@ def path_patch(
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
         head = start.heads[0] if start.heads is not None and len(start.heads) == 1 else None
         normalised = effect / span if span != 0 else math.nan
-        rows.append((start.site, _layer_of(start), head, float(values.nanmean()), effect, normalised, n))
+        rows.append((start.site, _only_layer(start), head, float(values.nanmean()), effect, normalised, n))
     columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
         frame=pd.DataFrame(rows, columns=columns).astype({"head": "Int64"}),
@@ -216,8 +216,8 @@ def make_frozen_edits(
         layers = []
         for layer in lens.layers_with(name):
             begins, ends = (layer, ORDER[first]), (layer, ORDER[last])
-            carries = begins <= _order_of(sender, lens) <= ends
-            if not carries and _order_of(sender, lens) < ends and ends < _order_of(receiver, lens):
+            carries = begins <= _computation_order(sender, lens) <= ends
+            if not carries and _computation_order(sender, lens) < ends and ends < _computation_order(receiver, lens):
                 layers.append(layer)
         if layers:
             values = {layer: baseline[name, layer] for layer in layers}
@@ -230,7 +230,7 @@ def _baseline_runs(
 ) -> tuple[BaselineRun, BaselineRun]:
     """Return two baseline runs for cells of ``edits``: one keeps what the metric reads, one the receiver's tensor."""
     needs, last = Needs.of_metrics([metric], lens=lens), not SITES[receiver.site].per_layer
-    at = {"keys": needs.keys or (0,), "layers": (_layer_of(receiver),), "sites": (receiver.site,), "positions": None}
+    at = {"keys": needs.keys or (0,), "layers": (_only_layer(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of(some) for some in edits]
     plan = check_plan(lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs))
@@ -251,24 +251,24 @@ def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
     return given
 
 
-def _layer_of(part: Part) -> int:
+def _only_layer(part: Part) -> int:
     """Return the only layer of a part."""
     assert part.layers is not None  # ``_read_part`` refuses it
     return part.layers[0]
 
 
-def _site_key(part: Part) -> tuple[str, int]:
+def _tensor_key(part: Part) -> tuple[str, int]:
     """Return (site, layer), the key of the tensor that a part belongs to."""
-    return site_key(part.site, _layer_of(part))
+    return site_key(part.site, _only_layer(part))
 
 
 def _part_edit(part: Part, value: Tensor) -> Edit:
     """Return the edit that sets a part of a site to its values in ``value``, the site's tensor in another run."""
-    _, layer = _site_key(part)
+    _, layer = _tensor_key(part)
     where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
     return freeze(part.site, {layer: part.select(value)}, **where)
 
 
-def _order_of(part: Part, lens: LensModel) -> tuple[int, int]:
+def _computation_order(part: Part, lens: LensModel) -> tuple[int, int]:
     """Return (layer, place of the site in its layer), which is larger for a part that is computed later."""
-    return (_layer_of(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])
+    return (_only_layer(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])

@@ -87,7 +87,7 @@ def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 
 
-def sweep_fields(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
+def sweep_result_fields(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
     """Return the fields of ``SweepResult`` except ``frame``, as keyword arguments."""
     return {
         "site": runs.site,
@@ -241,7 +241,7 @@ class AttributionResult(SweepResult):
         parts = {part_identity(self.grid[number]): self.grid[number] for number in numbers}
         found = self.runs.measure_all(parts, progress=progress)
         values = torch.stack([found[name].values for name in parts])
-        frame = _folder_columns(self.frame).iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
+        frame = _rename_for_folder(self.frame).iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
         frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]
         both = frame.dropna()
@@ -276,14 +276,14 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:
     """Write a result's tables, heat map and strongest patches (the table ``summary``) into the run folder."""
     for name, frame in result.tables.items():
-        writer.write_table(name, _folder_columns(frame))
+        writer.write_table(name, _rename_for_folder(frame))
     if result.by:
         writer.write_bytes("heatmap.png", display.figure_bytes(result.heatmap(), "png"))
     about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
-    writer.write_csv("summary", _folder_columns(result.strongest(SHOWN)).assign(**about))
+    writer.write_csv("summary", _rename_for_folder(result.strongest(SHOWN)).assign(**about))
 
 
-def _folder_columns(frame: pd.DataFrame) -> pd.DataFrame:
+def _rename_for_folder(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the table as the run folder has it: an approximation's column ``effect`` is named ``approximation``."""
     if "method" not in frame:
         return frame

@@ -16,7 +16,7 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
 from ..edits.outcome import Outcome
-from ..edits.part import Part, Where
+from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
 from ..engine.cells import Cell
 from ..engine.engine import Engine
@@ -24,12 +24,12 @@ from ..engine.forward import baseline_logits, run_with
 from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.sites import SITES
+from ..models.sites import SITES, site_key
 from ..progress import tqdm
 from .cells import MakesEdit, cell_of_edit, cell_of_patch
 from .config import PatchConfig, refuse_equal_tokens
 from .pairs import PromptPair, Sequences, pair_prompts
-from .parts import make_put_spec, open_whole_axes, part_identity, parts_to_patch, site_key
+from .parts import make_put_spec, part_identity, parts_to_patch
 from .run_folder import KeptBlocks, MeasuredPatch, Row
 
 
@@ -124,7 +124,7 @@ class RunPair:
 
     def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
         """Return ``values``, one a sequence, with nan for each sequence that is too short to have the part."""
-        short = self.run.lengths < open_whole_axes(part, sizes=self.sizes).tokens
+        short = self.run.lengths < replace_full_axes_by_none(part, sizes=self.sizes).tokens
         return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
@@ -166,7 +166,7 @@ class RunPair:
             patches = [cell_of_edit(part, sizes=self.sizes, make=make, edits=self.edits) for part in todo]
         if not patches:
             return found
-        engine = self._engine(patches, kept=kept, batch_size=batch_size)
+        engine = self._make_engine(patches, kept=kept, batch_size=batch_size)
         blocks = engine.blocks if kept is None else kept.blocks_to_measure(engine.blocks)
         rows: list[Row] = []
 
@@ -198,7 +198,7 @@ class RunPair:
                 rows.clear()
         return found
 
-    def _engine(self, patches: Sequence[Cell], *, kept: KeptBlocks | None, batch_size: int | None) -> Engine:
+    def _make_engine(self, patches: Sequence[Cell], *, kept: KeptBlocks | None, batch_size: int | None) -> Engine:
         """Return the engine that runs ``patches`` in passes of ``batch_size``, or by the plan in ``kept``, if any."""
         plan = None if kept is None else kept.plan
         if plan is not None:
@@ -235,7 +235,7 @@ def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig)
     return config.metric_spec(token=token).make_metric(lens, partial(baseline_logits, lens, pair.clean))
 
 
-def patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
+def merge_patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
     """Return ``config`` (or the default one) with each of ``fields`` that is not None put in."""
     given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
     found = make_config(PatchConfig, config, given, where="patch")

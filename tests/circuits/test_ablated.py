@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sink_lens.circuits.ablated import circuit_values
+from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.exact import exact_scores
 
 from .tiny_runs import DENSE, exact_lens, runs_of
@@ -18,7 +18,7 @@ def test_a_circuit_of_all_edges_is_the_clean_run_and_one_edge_less_is_its_exact_
     kept = np.ones((2 + len(edges), n), dtype=bool)
     kept[0] = False
     kept[np.arange(2, len(kept)), edges] = False
-    values = circuit_values(runs, kept)
+    values = compute_circuit_metrics(runs, kept)
     found = (values[1] - values[2:]).T.numpy()
     assert (values[0] - runs.corrupted_values).abs().max() < 2e-6, family
     assert (values[1] - runs.clean_values).abs().max() < 4e-6, family

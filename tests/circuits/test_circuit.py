@@ -10,7 +10,7 @@ from lenses import speaking
 
 from analyses.tiny_families import tiny
 from sink_lens import circuits
-from sink_lens.circuits.ablated import circuit_values
+from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.command import show
 from sink_lens.circuits.config import CircuitConfig, View
 from sink_lens.circuits.exact import exact_scores
@@ -34,7 +34,7 @@ scoring = import_module("sink_lens.circuits.scoring")
 def test_the_difference_that_shares_are_of_is_that_of_every_edge(ablation):
     one = circuit(ablation=ablation)
     rows, edges = list(range(one.runs.n_pairs)), np.zeros((1, one.graph.n_edges), dtype=bool)
-    nothing = circuit_values(one.runs.select_pairs(rows), edges)[0].mean()
+    nothing = compute_circuit_metrics(one.runs.select_pairs(rows), edges)[0].mean()
     expected = float(one.runs.clean_values.double().mean() - nothing)
     assert one.difference == pytest.approx(expected, rel=1e-5)
     alone = float(one.runs.gap.double().mean())

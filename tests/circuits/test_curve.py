@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.circuits.curve import steady_share, trapezoid_area
+from sink_lens.circuits.curve import smallest_faithful_share, trapezoid_area
 from sink_lens.errors import InputError
 
 from .tiny_runs import circuit
@@ -64,4 +64,4 @@ def test_sizes_that_are_no_shares_are_refused(sizes):
 )
 def test_a_size_carries_the_metric_if_every_larger_one_does(f, low, expected):
     frame = pd.DataFrame({"by": "edges", "share": [0.01, 0.02, 0.05, 1.0], "faithfulness": f, "low": low})
-    assert steady_share(frame.iloc[::-1]) == pytest.approx(expected, nan_ok=True)
+    assert smallest_faithful_share(frame.iloc[::-1]) == pytest.approx(expected, nan_ok=True)

@@ -6,7 +6,7 @@ import torch
 from lenses import lens_of
 
 from analyses.zoo.mechanisms import wire
-from sink_lens.circuits.ablated import circuit_values
+from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.circuit import find
 from sink_lens.circuits.exact import exact_node_scores, exact_scores
 from sink_lens.models.load import wrap
@@ -20,7 +20,7 @@ def test_a_node_that_is_patched_whole_is_a_circuit_without_its_edges(family):
     graph = runs.graph
     nodes = range(0, len(graph.writers), 4)
     kept = np.stack([graph.ends[1] != node for node in nodes])
-    expected = (runs.clean_values - circuit_values(runs, kept)).T.numpy()
+    expected = (runs.clean_values - compute_circuit_metrics(runs, kept)).T.numpy()
     found = exact_node_scores(runs)[:, nodes]
     assert np.abs(found).max() > 1e-3
     assert np.abs(found - expected).max() < 6e-6, family

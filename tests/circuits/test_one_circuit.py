@@ -13,9 +13,9 @@ from sink_lens import circuits, wrap
 from sink_lens.circuits.checks import cancelling_groups, patch_core
 from sink_lens.circuits.circuit import find_in_runs
 from sink_lens.circuits.config import CircuitConfig
-from sink_lens.circuits.curve import FaithfulnessJudge, steady_share
+from sink_lens.circuits.curve import FaithfulnessJudge, smallest_faithful_share
 from sink_lens.circuits.graph import Graph
-from sink_lens.circuits.page import CIRCUIT, edge_circuit
+from sink_lens.circuits.page import CIRCUIT, read_edge_circuit
 from sink_lens.circuits.runs import Runs
 from sink_lens.records import read_run
 
@@ -46,7 +46,7 @@ def test_a_size_at_which_parts_of_a_mechanism_cancel_is_no_answer(name, family):
     f = curve.frame.set_index("n")["faithfulness"]
     reached = int(f.index[f.ge(0.8).to_numpy()][0])
     assert f.loc[reached:].min() < 0.2
-    steady = round(steady_share(curve.frame) * n)
+    steady = round(smallest_faithful_share(curve.frame) * n)
     assert steady > reached
     assert f.loc[steady:].between(0.8, 1.2).all()
     assert circuit.with_size(steady).n_edges <= len(mechanism.carrying("resample"))
@@ -114,7 +114,7 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     low, high = (f"{summary[f'faithfulness_{end}']:.0%}" for end in ("low", "high"))
     of = "of what all edges add to the logit difference"
     assert CIRCUIT.title(read).endswith(f"9 of 110 edges (8.2%) keep 100% [{low}, {high}] {of}")
-    assert len(edge_circuit(read).drawn_edges) == 9
+    assert len(read_edge_circuit(read).drawn_edges) == 9
     held = circuits.read(tmp_path / "run")
     assert (held.chosen == run.circuit.chosen).all()
     half = circuits.read(tmp_path / "c.json").edges.head(6)

@@ -6,7 +6,7 @@ import torch
 from lenses import lens_of
 from transformer_lens.tools.analysis import attribution_patching as reference
 
-from sink_lens.circuits.ablated import circuit_values
+from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.scores import Gradients, score_by_gradients
 from sink_lens.edits import metrics
 
@@ -114,7 +114,7 @@ def test_spans_share_the_score_of_an_edge():
     assert "a0.h1->m2@late" in apart.graph.index
     runs = runs_of(lens, spans=("early", "late"), masks=masks)
     kept = np.ones((1, runs.graph.n_edges), dtype=bool)
-    assert (circuit_values(runs, kept)[0] - runs.clean_values).abs().max() < 1e-4
+    assert (compute_circuit_metrics(runs, kept)[0] - runs.clean_values).abs().max() < 1e-4
 
 
 def test_sink_mass_is_explained_by_queries_and_keys_up_to_its_layer():
@@ -127,4 +127,4 @@ def test_sink_mass_is_explained_by_queries_and_keys_up_to_its_layer():
     assert not any("a2." in name.split("->")[1] or "logits" in name or "a1.kv0<v>" in name for name in names)
     runs = runs_of(lens, metric=metrics.sink_mass(0, layers=[1]), ablation="mean_ordinary")
     kept = np.ones((1, runs.graph.n_edges), dtype=bool)
-    assert (circuit_values(runs, kept)[0] - runs.clean_values).abs().max() < 1e-5
+    assert (compute_circuit_metrics(runs, kept)[0] - runs.clean_values).abs().max() < 1e-5

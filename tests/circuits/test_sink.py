@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from lenses import lens_of
 
-from sink_lens.circuits.ablated import circuit_values
+from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.circuit import find_in_runs
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
@@ -34,7 +34,7 @@ def test_scores_parted_by_position_give_the_sinks_share_and_the_rest_its_faithfu
     kept = np.zeros((1, 2 * n), dtype=bool)
     kept[0, n:] = True
     m, nothing = (
-        circuit_values(with_sink_span(judged, 0), kept)[0].mean(),
+        compute_circuit_metrics(with_sink_span(judged, 0), kept)[0].mean(),
         circuit.faithfulness_judge.values_without_edges.mean(),
     )
     expected = (m - nothing) / (circuit.faithfulness_judge.values_of_model.mean() - nothing)
@@ -58,7 +58,7 @@ def test_a_frozen_sink_has_no_scores_and_all_edges_but_its_own_are_the_model(abl
     assert np.abs(score_by_gradients(parted, method="gim").mean[:n]).max() == 0
     kept = np.zeros((2, 2 * n), dtype=bool)
     kept[0, n:] = True
-    values = circuit_values(parted, kept)
+    values = compute_circuit_metrics(parted, kept)
     assert (values[0] - runs.clean_values).abs().max() < 1e-5
-    loose = circuit_values(with_sink_span(six(ablation), 0), kept)
+    loose = compute_circuit_metrics(with_sink_span(six(ablation), 0), kept)
     assert (loose[0] - runs.clean_values).abs().max() > 1e-3

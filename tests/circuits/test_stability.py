@@ -19,10 +19,10 @@ def test_an_edge_is_core_undecided_or_contingent_by_how_sure_each_setting_is():
 def test_a_sample_bounds_the_edges_that_are_missed():
     # 4 of 10 sampled, none found: with 5 such edges the sample avoids all with 5 C 4 / 10 C 4 = 5/210 = 2%, with 4 with
     # 15/210 = 7%; all sampled: what was found is all
-    assert stability.most_edges_outside(0, sampled=4, total=10) == 4
-    assert stability.most_edges_outside(2, sampled=10, total=10) == 2
-    assert stability.most_edges_outside(10, sampled=10, total=70_000) == 70_000
-    assert stability.most_edges_outside(0, sampled=10, total=70_000) == pytest.approx(
+    assert stability.upper_bound_of_count(0, sampled=4, total=10) == 4
+    assert stability.upper_bound_of_count(2, sampled=10, total=10) == 2
+    assert stability.upper_bound_of_count(10, sampled=10, total=70_000) == 70_000
+    assert stability.upper_bound_of_count(0, sampled=10, total=70_000) == pytest.approx(
         70_000 * (1 - 0.05**0.1), rel=1e-3
     )
     found = circuit()
@@ -34,7 +34,7 @@ def test_a_sample_bounds_the_edges_that_are_missed():
 
 
 def test_a_template_keeps_its_share_of_every_draw_and_of_both_halves():
-    weights = stability.draw_weights(["a"] * 10 + ["b"] * 30, draws=200, generator=np.random.default_rng(1))
+    weights = stability.bootstrap_weights(["a"] * 10 + ["b"] * 30, draws=200, generator=np.random.default_rng(1))
     assert weights.sum(1) == pytest.approx(np.ones(200))
     assert weights[:, :10].sum(1) == pytest.approx(np.full(200, 0.25))
     first, second = stability.random_halves(["a"] * 5 + ["b"] * 5, generator=np.random.default_rng(2))
@@ -44,14 +44,14 @@ def test_a_template_keeps_its_share_of_every_draw_and_of_both_halves():
 
 def test_inclusion_and_bounds_are_those_of_a_loop_over_draws():
     values = np.random.default_rng(0).normal(size=(12, 7)).astype(np.float32)
-    weights = stability.draw_weights(["a", "b"] * 6, draws=70, generator=np.random.default_rng(1))
+    weights = stability.bootstrap_weights(["a", "b"] * 6, draws=70, generator=np.random.default_rng(1))
     counts, means = np.zeros(7), []
     for row in weights:
         mean = sum(weight * one for weight, one in zip(row, values, strict=True))
         means.append(mean)
         counts[sorted(range(7), key=lambda edge: -abs(mean[edge]))[:3]] += 1
     assert stability.inclusion_probabilities(values, weights, n=3) == pytest.approx(counts / 70)
-    low, high = stability.interval_bounds(values, weights)
+    low, high = stability.bootstrap_bounds(values, weights)
     assert low == pytest.approx(np.percentile(means, 2.5, axis=0), abs=1e-6)
     assert high == pytest.approx(np.percentile(means, 97.5, axis=0), abs=1e-6)
 

@@ -136,7 +136,7 @@ def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
     tokens = {"position": [0, 1, 2], "text": [" In", " Paris/ Rome", ","]}
     changed = {"sequence": [0], "position": [1], "clean": [" Paris"], "corrupted": [" Rome"]}
     run = a_run(tmp_path / "run", "patch", patches=patches, tokens=tokens, differences=changed)
-    figure = patch._map_figure(run)[1]
+    figure = patch._heatmap_figure(run)[1]
     ticks = [label.get_text() for axes in figure.axes for label in (*axes.get_yticklabels(), *axes.get_xticklabels())]
     assert {"0 ·In", "1 ·Paris/·Rome", "2 ,"} <= set(ticks)
     assert patch._prompt_sentences(run) == ["changed (clean/corrupted): 1 ·Paris/·Rome"]

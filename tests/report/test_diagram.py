@@ -175,14 +175,14 @@ def arrows_of(figure):
 
 def test_a_page_of_a_large_circuit_says_how_many_edges_it_shows():
     many = pd.DataFrame({"writer": "m0", "reader": [f"m{n}" for n in range(1, 71)], "score": np.linspace(7, 1, 70)})
-    figure = draw_edges(many.head(60), n_layers=71, title="The circuit", of=70)
+    figure = draw_edges(many.head(60), title="The circuit", of=70)
     assert len(arrows_of(figure)) == 60
     assert figure.axes[0].get_title(loc="left") == "The circuit\nThe strongest 60 of 70 edges"
-    assert draw_edges(many.head(60), n_layers=71, title="T", of=60).axes[0].get_title(loc="left") == "T"
+    assert draw_edges(many.head(60), title="T", of=60).axes[0].get_title(loc="left") == "T"
 
 
 def test_an_edge_into_a_shared_key_is_divided_among_its_heads_in_the_picture():
     rows = [("m0", "a2.kv0<k>", 1.0), ("m0", "m1", 1.0), ("a2.h0", "logits", 0.5), ("a2.h1", "logits", 0.5)]
-    figure = draw_edges(pd.DataFrame(rows, columns=["writer", "reader", "score"]), n_layers=3, group=2)
+    figure = draw_edges(pd.DataFrame(rows, columns=["writer", "reader", "score"]), group=2)
     widths = sorted(arrow.get_linewidth() for arrow in arrows_of(figure))
     assert widths == pytest.approx([2.25] * 4 + [4.0])  # 0.5 + 3.5 * share: the whole edge is as wide as two halves

@@ -9,7 +9,7 @@ from analyses.zoo.edges import sink_edges
 from analyses.zoo.mechanisms import LATER, MECHANISMS, wire
 from analyses.zoo.wiring import WIRED
 from sink_lens import wrap
-from sink_lens.circuits.ablated import circuit_values
+from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
@@ -136,7 +136,7 @@ def runs_of(mechanism, ablation, *, n=3):
 def without(runs, edges):
     kept = np.ones((1, runs.graph.n_edges), dtype=bool)
     kept[0, [runs.graph.index[edge] for edge in edges]] = False
-    return float((runs.clean_values - circuit_values(runs, kept)[0]).mean())
+    return float((runs.clean_values - compute_circuit_metrics(runs, kept)[0]).mean())
 
 
 @pytest.mark.parametrize(("name", "family"), CONFIRMED)
