@@ -26,7 +26,7 @@ _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position 
 def compute_circuit_metrics(
     runs: Runs, kept: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda passes: None
 ) -> Float[Tensor, "circuit pair"]:
-    """Run the model with only the edges of each circuit in ``kept``, all others ablated; return each pair's metric.
+    """Run the model with only the edges of each circuit in ``kept``, and return the metric of each pair.
 
     Cost: for each batch of pairs two forwards, and for each circuit about two. ``advance`` is called with passes done.
     """
@@ -45,7 +45,7 @@ def compute_circuit_metrics(
 
 
 def _fully_ablated_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Return (attention, mlp or logits; layer) -> the stream there if all writers' outputs are ``replaced``."""
+    """Return the stream at each place, (attention, mlp or logits; layer), if all writers' outputs are ``replaced``."""
     graph = runs.graph
     of_heads = output_biases(graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
@@ -109,7 +109,7 @@ class _CircuitPass:
     ) -> Float[Tensor, "pair reader position d_model"]:
         """Compute the stream that each reader at ``place``, (attention, mlp or logits; layer), reads in this pass.
 
-        Only readers of these ``kinds`` (q, k, mlp, ...) are computed. Writers without an edge to a reader are replaced.
+        Only readers of these ``kinds`` (q, k, mlp, ...) are included. Writers without an edge to a reader are replaced.
         """
         graph = self.runs.graph
         index = [one for one in graph.places[place] if graph.readers[one].kind in kinds]
@@ -127,15 +127,15 @@ class _CircuitPass:
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
     def _replace_tail(self, x: Tensor, new: Tensor) -> Tensor:
-        """Return ``x`` with ``new`` from the first position on at which the clean and the corrupted run differ."""
+        """Return ``x`` with its values from the position ``begin`` on replaced by ``new``."""
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _store_embedding_change(self, x: Tensor, hook: object) -> None:
-        """Store, as the input's change for later layers, the embedding ``x`` minus its replacement."""
+        """Store the embedding ``x`` minus its replacement, which later layers read as the input's change."""
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
     def _replace_projection(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
-        """Return for ``x`` the layer's queries, keys, values or gates (``kind``), each head's from its own stream."""
+        """Return, in place of ``x``, a layer's q, k, v or g (``kind``), computed for each head from its own stream."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
         read = apply_norm(self._reader_streams(("attention", layer), (kind,)), own.attn_norm)
@@ -148,7 +148,7 @@ class _CircuitPass:
         return self._replace_tail(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
-        """Return ``x``, a layer's ``site`` (gate or up), with the neurons of their own node read from its stream."""
+        """Return ``x``, a layer's ``site`` (gate or up), in which separate neurons read their own node's stream."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
             apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")

@@ -41,9 +41,9 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
     Cost: two forward passes of one prompt, and a backward pass through one layer's scores for each head.
 
     Returns:
-        One row per part (``head``, ``query``, ``key``, ``share`` of the attention, ``advantage``, ``side`` query or
-        key, ``by`` writer, dimension or rest, ``part`` and its ``value``), and head -> its pattern. Both are empty
-        where the prompt has more than 128 tokens, or only one.
+        A table of what adds to each head's advantage, and head -> its pattern. Both are empty if the prompt has more
+        than 128 tokens, or only one. Columns: ``head``, ``query``, ``key``, ``share`` of the attention, ``advantage``,
+        ``side`` (query or key), ``by`` (writer or dimension), ``part`` (its name, or rest) and its ``value``.
     """
     runs, graph = circuit.runs.select_pairs([0]), circuit.graph
     length = int(runs.clean.lengths[0])
@@ -101,9 +101,9 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
 def _largest_rows(
     about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " sample"]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each of the 6 largest ``values``, with its name of ``names``, and one for the rest.
+    """Yield a row for each of the 6 largest ``values``, named by ``names``, and a row for the rest.
 
-    Each row has the fields ``about`` and the field ``by``, such as "writer". The rest is the advantage minus the six.
+    Each row also has the fields in ``about``, and ``by`` (writer or dimension). The rest is the advantage minus the 6.
     """
     order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
     for at in order:

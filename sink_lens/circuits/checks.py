@@ -69,7 +69,7 @@ class Check:
 
     @property
     def missed(self) -> float:
-        """Share of the effect that scores miss: sum of |score - exact| over sum of |exact|; nan without any effect."""
+        """Share of the effects that scores miss: sum of |score - exact| over sum of |exact|; nan if they are 0."""
         total = np.abs(self.frame["exact"].to_numpy(float)).sum()
         return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
 
@@ -77,7 +77,10 @@ class Check:
 def check_edges(
     runs: Runs, scores: Scores, chosen: Bool[np.ndarray, " edge"], *, seed: int, edges: int, pairs: int, progress: bool
 ) -> Check:
-    """Compare scores with real patches on ``pairs`` pairs, of ``edges`` edges drawn by ``seed``, half ``chosen``."""
+    """Draw edges at random, patch each on random pairs, and compare the effects with the edges' scores.
+
+    ``edges`` edges are drawn by ``seed``, half of them from the ``chosen`` ones, and patched on ``pairs`` pairs.
+    """
     generator, names = np.random.default_rng([seed, 4]), scores.graph.names
     able = patchable_edges(names)
     inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
@@ -92,7 +95,7 @@ def check_edges(
 
 
 def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> Check:
-    """Make the ``Check`` of ``chosen``, a circuit by ``scores``; ``frame`` has sampled edges with real effects."""
+    """Make the ``Check`` of the circuit ``chosen`` from all edges' scores and ``frame``, its table of real patches."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
     return Check(frame=frame, weakest=weakest, n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()))
@@ -118,13 +121,13 @@ def check_nodes(
 def patch_core(
     runs: Runs, edges: np.ndarray, *, difference: float, seed: int, pairs: int, progress: bool = False
 ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
-    """Patch each of ``edges``, a core, alone, and together the groups of these edges whose effects cancel.
+    """Patch each of ``edges``, a core, alone; then patch groups of them whose effects cancel.
 
     Cost: a run of ``pairs`` pairs, drawn by ``seed``, for each edge and group. ``difference`` is the effect of
     replacing all edges.
 
     Returns:
-        The real effect of each edge, and a mask of the edges that can all be replaced together at no loss.
+        The real effect of each edge, and a mask of edges whose joint replacement hardly changes the metric.
     """
     rows, real = _patch_edges(runs, edges, pairs=pairs, generator=np.random.default_rng([seed, 7]), progress=progress)
     difference, runs = abs(difference), runs.select_pairs(rows)
@@ -166,12 +169,12 @@ def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[
 
 
 def patchable_edges(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
-    """Mark the edges in ``names`` that can be patched alone: all but those into a gate of a head's output (``<g>``)."""
+    """Return a mask of the edges that can be patched alone: all but those into a gate of a head's output (``<g>``)."""
     return np.array(["<g>" not in name for name in names], dtype=bool)
 
 
 def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
-    """Return at most 60 groups of ``edges`` with a common writer or reader whose ``effects`` cancel."""
+    """Return at most 60 groups of ``edges`` that share a writer or reader, and whose ``effects`` sum to nearly 0."""
     spans, writers, readers = (one[edges] for one in graph.ends)
     found: dict[tuple[int, ...], float] = {}
 

@@ -27,7 +27,10 @@ def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray
 def greedy_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Choose ``n`` edges back from ``outputs`` (readers): each time the one of largest |value| into a chosen node."""
+    """Choose ``n`` edges one by one, beginning with those into the readers ``outputs``; return their mask.
+
+    Each is the one with the largest |value| among the edges into these readers and into nodes that were reached.
+    """
     _, writers, readers = graph.ends
     into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
     found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
@@ -84,7 +87,7 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
 def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of ``n`` edges: the largest values, or with ``how`` "greedy" by ``greedy_edges`` to ``outputs``."""
+    """Return a mask of ``n`` edges: those of ``greedy_edges`` if ``how`` is "greedy", else those of largest |value|."""
     return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
 
 
@@ -109,7 +112,7 @@ def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.n
 def draw_random_circuit(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
 ) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of random edges: between any two layers as many as ``chosen``, a circuit's mask, has there."""
+    """Return a mask of random edges: as many between any two layers as the circuit ``chosen`` has there."""
     _, writers, readers = graph.ends
     first = np.array([writer.layer for writer in graph.writers])[writers] + 1
     second = np.array([reader.layer for reader in graph.readers])[readers]

@@ -91,7 +91,7 @@ class Circuit:
     def difference(self) -> float:
         """The mean over pairs of the whole model's metric minus the metric with all edges ablated.
 
-        ``runs.gap`` differs from it: there the input alone is replaced, which may change little under means.
+        ``runs.gap`` is another difference: there only the input is replaced, which may change little under means.
         """
         if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
             return float(self.runs.gap.double().mean())
@@ -105,7 +105,7 @@ class Circuit:
 
     @cached_property
     def faithfulness_judge(self) -> FaithfulnessJudge:
-        """The judge of faithfulness, on the pairs that did not choose the edges (on all, if the user gave them).
+        """Computes faithfulness on the half of the pairs that chose no edges (on all pairs, if the circuit was given).
 
         Raises:
             InputError: there is one pair, and the circuit was chosen.
@@ -202,7 +202,7 @@ class Circuit:
     def strongest_edges(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
         """Return a mask of the edges that a picture shows: the circuit's largest that lie on paths, at most ``most``.
 
-        Paths lead from the input to an output. If so few edges form none, the ``most`` largest edges are marked.
+        A path leads from the input to an output. If ``most`` edges form no path, the ``most`` largest edges are marked.
         """
         inside = np.flatnonzero(self.chosen)
         order = inside[np.argsort(-np.abs(self.mean_scores[inside]), kind="stable")]
@@ -401,15 +401,13 @@ def find(
             ``spans=("sink=0",)``; they win over those of ``config``.
 
     Raises:
-        InputError: what cannot be used, and what is needed.
+        InputError: sequences, a metric or fields that cannot be used together.
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
     """
     config = make_config(CircuitConfig, config, fields, where="circuits.find")
     if isinstance(clean, Task):
         templates = templates or clean.templates
-    runs = run_given_pairs(
-        lens, clean if isinstance(clean, Task) else (clean, corrupted), metric=metric, config=config
-    )
+    runs = run_given_pairs(lens, clean if isinstance(clean, Task) else (clean, corrupted), metric=metric, config=config)
     if config.used_ablation == "resample" and runs.corrupted is not None:
         refuse_equal_tokens(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
     return find_in_runs(runs, config=config, templates=templates, progress=progress)
@@ -435,7 +433,7 @@ def find_in_runs(
 def choose_by_scores(
     runs: Runs, scores: Scores, config: CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
 ) -> Circuit:
-    """Choose a circuit by ``scores``, if ``halved`` on half of the pairs; ``templates``: template of each pair."""
+    """Choose a circuit by the scores of all pairs, or of half of them if ``halved``; ``templates``: one per pair."""
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
     given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
     found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)

@@ -194,7 +194,7 @@ class CircuitConfig:
 
     @property
     def n_curve_circuits(self) -> int:
-        """Number of circuits that the curve evaluates, over all sizes, with circuits of nodes and random ones."""
+        """Number of circuits that the curve evaluates: those of each size, of whole nodes, and random ones."""
         return len(self.sizes) * (1 + self.nodes) + self.random * sum(one < 1 for one in self.sizes)
 
     @property
@@ -216,7 +216,7 @@ class CircuitConfig:
 
     @property
     def positions_by_span(self) -> dict[str, tuple[int, ...] | str]:
-        """Name of a span of positions -> the positions, or the column of the pairs file that has them."""
+        """Name of each span -> its positions, or the column of the pairs file that has its positions."""
         found: dict[str, tuple[int, ...] | str] = {}
         for one in self.spans:
             name, equals, numbers = one.partition("=")
@@ -230,7 +230,7 @@ class CircuitConfig:
 
     @property
     def column_by_span(self) -> dict[str, str]:
-        """Name of a span -> the column of the pairs file that has its positions, for spans given by a column."""
+        """Name of each span that is given by a column of the pairs file -> that column."""
         return {name: at for name, at in self.positions_by_span.items() if isinstance(at, str)}
 
 
@@ -238,14 +238,14 @@ ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html
 
 
 def check_save_path(path: str | Path) -> None:
-    """Raise InputError if a circuit cannot be saved in the format of the path's ending; no ending means a folder."""
+    """Raise InputError if the path's ending is not that of a format for circuits; no ending means a folder."""
     path = Path(path)
     if path.suffix and not path.name.lower().endswith(ENDINGS):
         raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
 
 
 def parse_span_positions(text: str) -> tuple[int, ...]:
-    """Parse positions of a span: "0,4-6" is 0, 4, 5, 6; "-2,-1" are the last two tokens, and stay negative."""
+    """Parse the positions of a span: "0,4-6" gives (0, 4, 5, 6), and "-2,-1", the last two tokens, gives (-2, -1)."""
     if not text.strip().startswith("-"):
         return tuple(parse_ranges(text, name="span"))
     try:

@@ -119,12 +119,12 @@ class Curve:
 
     @property
     def areas(self) -> pd.DataFrame:
-        """A table of CPR and CMD (areas) of circuits of edges, nodes and random edges, over linear and log share."""
+        """A table of CPR and CMD (areas over share and log share) of circuits of edges, nodes and random edges."""
         return curve_areas(self.frame)
 
 
 def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of CPR and CMD (areas) for each kind of circuit in a curve's table, over linear and log share."""
+    """Return CPR and CMD (areas over share and log share) for each kind of circuit in a curve's table."""
     rows = []
     for by, own in frame.groupby("by", sort=False):
         f = own.groupby("share")["faithfulness"].agg(lambda draws: draws.to_numpy().mean())
@@ -136,7 +136,7 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def smallest_faithful_share(frame: pd.DataFrame) -> float:
-    """Return the smallest share in ``frame`` from which on circuits keep 80% to 120% of the metric; nan if none."""
+    """Return the smallest share of edges from which on all circuits in ``frame`` keep 80% to 120%; nan if none does."""
     own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
     holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
@@ -161,8 +161,9 @@ def compute_curve(
     asked: CircuitConfig,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> Curve:
-    """Choose circuits of the sizes in ``asked`` by ``mean``, edges' mean scores on other pairs, and judge each.
+    """Choose a circuit of each size in ``asked`` by the edges' scores ``mean``, and compute its faithfulness.
 
+    ``mean`` is taken over other pairs than those of ``judge``. Circuits of nodes and random ones are judged too.
     Cost: about two forwards of the judged pairs for each circuit. ``advance`` is called with circuits done.
     """
     graph, generator = judge.runs.graph, np.random.default_rng([judge.seed, 3])
@@ -191,6 +192,6 @@ def compute_curve(
 
 
 def connected_counts(judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
-    """Return how many edges of a circuit lie on paths (``connected``), and how many nodes these touch (``nodes``)."""
+    """Return the numbers of a circuit's edges that lie on paths (``connected``), and of their nodes (``nodes``)."""
     connected = judge.edges_on_paths(circuit)
     return {"connected": int(connected.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1}

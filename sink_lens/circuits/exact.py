@@ -70,7 +70,7 @@ def exact_scores(
 def exact_node_scores(
     runs: Runs, *, advance: Callable[[int], object] = lambda cells: None
 ) -> Float[np.ndarray, "pair writer"]:
-    """Ablate each writer (input, head, MLP) whole, and return by how much the metric of each pair falls.
+    """Ablate all of each writer (input, head, MLP), and return by how much the metric of each pair falls.
 
     Cost: three forwards, and for each writer one from its layer on; take a few pairs in a large model.
     """

@@ -181,7 +181,7 @@ _HEAD, _MLP = re.compile(r"[aAL]?(\d+)\.?[hH]?(\d+)"), re.compile(r"(?:m|mlp|MLP
 
 
 def _read_tensors(path: Path) -> Any:
-    """Read the content of a .pt file, of which no code is run; ValueError if it is damaged or holds other objects."""
+    """Read a .pt file without running code in it; ValueError if it is damaged or holds more than tensors and texts."""
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # noqa: BLE001 - the kinds are those of torch and of the pickle format
@@ -238,13 +238,13 @@ def _circuit_from_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit
 
 
 def _convert_node_name(name: str) -> str:
-    """Return our name of a node: a9.h9 for 9.9, L9H9 and L9.H9; m5 for MLP5; any other name as it is."""
+    """Return the library's name of a node: a9.h9 for 9.9, L9H9 and L9.H9; m5 for MLP5; any other name as it is."""
     head, mlp = _HEAD.fullmatch(name), _MLP.fullmatch(name)
     return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
 
 
 def _with_shared_kv_head(name: str, graph: Graph) -> str:
-    """Return the ``name`` of an edge or reader, with the shared key-value head of ``graph`` for a head's own."""
+    """Return an edge's or reader's name in ``graph``: a head's own key or value becomes that of its key-value head."""
     reader = re.fullmatch(r"(.*a\d+)\.h(\d+)<([kv])>", name)
     if reader is None or graph.heads_per_key == 1:
         return name
@@ -252,7 +252,7 @@ def _with_shared_kv_head(name: str, graph: Graph) -> str:
 
 
 def _match_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks [graph, plain] of writers and of readers: True where a node of one graph stands for the other's."""
+    """Return masks [``graph`` node, ``plain`` node] of writers and of readers: True if both are the same node."""
     writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
     return (
         np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],
@@ -289,7 +289,7 @@ def _convert_from_eap_ig(
 
 
 def _eap_ig_graph(cfg: Mapping[str, Any]) -> Graph:
-    """Make the graph of EAP-IG's file, which has a key and a value for every head, from ``cfg``, the file's sizes."""
+    """Make the graph of EAP-IG's file from its sizes ``cfg``; every head has a key and a value of its own in it."""
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
     return Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
 
@@ -308,7 +308,7 @@ def _circuit_from_json(held: Mapping[str, Any], n_kv_heads: int | None) -> Saved
 
 
 def _circuit_from_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """Make a circuit from ``held``, what EAP-IG's .pt file holds; ``n_kv_heads`` (None: the file's) share its keys."""
+    """Make the circuit from ``held``, EAP-IG's tensors, for a model with ``n_kv_heads`` (None: as in the file)."""
     plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
         raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")

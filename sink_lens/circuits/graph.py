@@ -80,7 +80,7 @@ class Graph:
         neurons: Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = ("",),
     ) -> "Graph":
-        """Make a model's graph: ``neurons`` (layer -> neurons) are nodes of their own, and each span has every edge.
+        """Make a model's graph; ``neurons``, layer -> neurons, are nodes of their own, and each span has every edge.
 
         Raises:
             ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
@@ -189,7 +189,7 @@ class Graph:
         return slice(start, start + self.n_heads + 1 + (layer in self.neurons))
 
     def n_pairs_per_pass(self, *, n_positions: int, itemsize: int = 4, copies: int = 1) -> int:
-        """Return how many pairs of ``n_positions`` (1 to 32) fit a pass with ``copies`` of all writers' outputs."""
+        """Return how many pairs (1 to 32) of ``n_positions`` tokens fit a pass that keeps ``copies`` of all outputs."""
         size = len(self.writers) * n_positions * self.d_model * itemsize * copies
         return min(max(_STACK_BYTES // size, 1), 32)
 

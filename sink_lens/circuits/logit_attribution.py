@@ -193,7 +193,7 @@ def _part_contributions(
 
 
 def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
-    """Return (label, contribution by sequence) of heads and bias, from ``z``; ``through``: the logit's direction."""
+    """Return (label, contribution by sequence) of each head and the bias; ``through``: the logit's direction."""
     weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
@@ -206,7 +206,7 @@ def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: i
 def _neuron_contributions(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
 ) -> list[tuple[Label, Tensor]]:
-    """Return (label, contribution by sequence) of neurons and bias, from ``read``; ``through``: logit's direction."""
+    """Return (label, contribution by sequence) of each neuron and the bias; ``through``: the logit's direction."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
     behind = through * post_norm_factor(read["down_out", layer][:, None], after)[:, 0].double().cpu()
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
@@ -228,7 +228,7 @@ def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, 
 def _make_checked_result(
     lens: LensModel, labels: Sequence[Label], values: Tensor, logits: Tensor, *, what: str
 ) -> LogitAttribution:
-    """Make the result for the answers ``what`` from labelled ``values``; ModelError unless ``logits`` is their sum."""
+    """Make the result from labelled ``values``; ModelError unless they sum to ``logits``. ``what`` names the logit."""
     off = (values.sum(0) - logits).abs()
     allowed = max(TOLERANCE, 8 * torch.finfo(lens.dtype).eps) * values.abs().sum(0).clamp(min=1)
     if not bool((off <= allowed).all()):

@@ -63,7 +63,7 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
 
 
 def _explorer_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
-    """Return the JSON of the page ``title`` to explore, in a model whose key-value heads serve ``group`` heads each."""
+    """Return the JSON from which the explorer draws its page; ``group`` heads share a key-value head."""
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
@@ -89,7 +89,7 @@ def _explorer_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
 
 
 def _attention_json(run: Run) -> dict[str, Any]:
-    """Return head -> its pattern on the first prompt, the key it attends to most, and what contributes to that."""
+    """Return head -> its pattern on the first prompt, the key that it attends to most, and what draws it there."""
     parts = run.optional("attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"])
     if parts is None or not len(parts):
         return {}
@@ -164,10 +164,10 @@ def _curve_figure(run: Run) -> tuple[str, Figure]:
 def _listed_table(
     key: str, title: str, name: str, see: str, heads: Mapping[str, str] | None = None, *, first: Sequence[str] = ()
 ) -> Listed:
-    """Make a table of the page from the run's table ``name``, with nodes and edges named as in the pictures.
+    """Make a table of the page from the run's table ``name``, in which nodes and edges are named as in the pictures.
 
-    ``key`` and ``title`` are the new table's, ``see`` is its caption. ``heads``: column -> its heading, all columns if
-    None. ``first``: columns by whose magnitude the rows are sorted.
+    ``see`` is the caption. ``heads``: column -> its heading, or None for all columns. ``first``: columns by whose
+    magnitude the rows are sorted.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:

@@ -100,7 +100,9 @@ class TokenPair:
 def make_token_pairs(
     config: CircuitConfig, tokenizer: "PreTrainedTokenizerBase", *, d_vocab: int, generator: np.random.Generator
 ) -> list[TokenPair]:
-    """Return pairs of the configuration's task, no two alike, whose tokens fit; at most twice ``config.pairs``.
+    """Return different pairs of the configuration's task as tokens, at most twice ``config.pairs``.
+
+    Left out are pairs whose prompts differ in length, or whose answers are not one token each.
 
     Raises:
         InputError: no file of pairs, or one that cannot be read; a span outside its prompt.
@@ -146,7 +148,7 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
         spans: span -> the field, or column, that has its positions in each pair, such as 4 or 4-6.
 
     Raises:
-        InputError: the file cannot be read, a line lacks what a pair needs, or a span has more positions in one pair.
+        InputError: the file cannot be read, a line lacks what a pair needs, or a span differs in length between pairs.
     """
     path = Path(file)
     check_regular_file(path, what="the file of pairs")
@@ -212,7 +214,7 @@ def _is_token_id(value: object) -> bool:
 
 
 def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
-    """Read the positions of a span in one pair from ``value``, a cell of the file; errors call the cell ``said``."""
+    """Read the positions of a span in one pair from ``value``, a field of the file, which errors call ``said``."""
     if value is None or value in ("", []):
         raise InputError(f"{said} has no positions; need them in every pair, such as 4 or 4-6")
     if isinstance(value, list) and all(type(one) is int for one in value):
@@ -262,7 +264,7 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
 
 def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Return an answer's token id behind both prompts of ``pair``; None if it is several tokens, or differs."""
+    """Return the id of ``answer`` behind both prompts of ``pair``; None if it is several tokens or not the same."""
     from ..data.token_ids import answer_id, continuation_ids
 
     if pair.goes_on:
@@ -343,18 +345,17 @@ def _draw_capitals(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_induction(
-    tokenizer: "PreTrainedTokenizerBase",
-    d_vocab: int,
-    generator: np.random.Generator,
-    *,
-    bos: BosCondition,
-    length: int = 10,
+    tokenizer: "PreTrainedTokenizerBase", d_vocab: int, generator: np.random.Generator, *, bos: BosCondition
 ) -> Iterator[Pair]:
-    """Draw pairs of ``length`` random tokens below ``d_vocab`` that start to repeat; ``bos`` says if BOS leads."""
+    """Draw pairs of prompts without end: 10 random tokens, then the first few again; the answer is the next.
+
+    ``bos``: whether BOS is the first token.
+    """
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))
     begin = bos_ids(tokenizer, "with" if bos == "auto" and tokenizer.bos_token_id is not None else bos)
+    length = 10
     while True:
         drawn = generator.choice(ids, length, replace=False).tolist()
         at = int(generator.integers(length // 2, length - 1))

@@ -151,7 +151,7 @@ def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int 
 
 
 def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
-    """Return the points from a node's middle to its box's border towards ``along``; ``inches``: a unit of each axis."""
+    """Return the points from a node's middle to its border towards ``along``; ``inches``: unit of each axis."""
     size = 0.85 * FONT
     half = (0.3 * size * len(node_label(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
     across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
@@ -160,7 +160,7 @@ def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float
 
 
 def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
-    """Return (writer, reader, score) of each arrow; an edge into a key-value head of ``group`` heads is parted."""
+    """Return (writer, reader, score) of each arrow; an edge into a key-value head is divided among its heads."""
     rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
     ends = []

@@ -50,7 +50,7 @@ def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -
 
 
 def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:
-    """Return a norm's output ``out`` with a gradient that takes the divisor as constant; ``seen[key]``: its input."""
+    """Return a norm's output ``out`` with the gradient of a norm with constant divisor; ``seen[key]``: its input."""
     x = seen[key].to(norm.gain.dtype)
     x = x - x.mean(-1, keepdim=True) if norm.centred else x
     inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt().detach()
@@ -58,11 +58,11 @@ def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], k
 
 
 def _with_smooth_softmax(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
-    """Return the pattern with the gradient of a softmax at temperature 2 of ``seen[key]``, its scores."""
+    """Return ``pattern`` with the gradient of the softmax at temperature 2 of its scores, ``seen[key]``."""
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
     return _replace_gradient(pattern, (TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)).to(pattern.dtype))
 
 
 def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:
-    """Return ``value`` as it is, but with the gradient of the tensor ``gradient``."""
+    """Return a tensor that has the values of ``value`` and the gradient of ``gradient``."""
     return value.detach() + (gradient - gradient.detach())

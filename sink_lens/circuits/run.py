@@ -164,7 +164,7 @@ class _Request:
         )
 
     def metric_code_field(self) -> dict[str, Any]:
-        """Return {"code": hash of the user's own metric}, for the run's configuration; {} for a named metric."""
+        """Return the configuration's field ``code``, the hash of a metric of the user's own; {} for a named metric."""
         return {"code": metric_config(self.metric)["code"]} if ":" in self.config.metric_name else {}
 
     @property
@@ -197,16 +197,16 @@ class _Request:
         return found
 
     def n_pairs_by_group(self) -> dict[str, int]:
-        """Name of every part of the scores -> its number of pairs."""
-        parts = divide_pairs(self.task.clean.n_sequences)
-        return {scores_file_name(name, rows): len(rows) for name in self.ablation_by_scores for rows in parts}
+        """Name of every file of scores -> the number of pairs whose scores it holds."""
+        groups = divide_pairs(self.task.clean.n_sequences)
+        return {scores_file_name(name, rows): len(rows) for name in self.ablation_by_scores for rows in groups}
 
-    def score_pair_groups(self, writer: RunWriter, parts: Collection[str], *, progress: bool) -> None:
-        """Score the pairs of the ``parts`` with these names, and write the scores by ``writer``."""
+    def score_pair_groups(self, writer: RunWriter, names: Collection[str], *, progress: bool) -> None:
+        """Score the groups of pairs whose scores belong into the files ``names``, and write these by ``writer``."""
         for name, ablation in self.ablation_by_scores.items():
-            if any(scores_file_name(name, rows) in parts for rows in divide_pairs(self.task.clean.n_sequences)):
+            if any(scores_file_name(name, rows) in names for rows in divide_pairs(self.task.clean.n_sequences)):
                 runs = self.make_runs(ablation)
-                score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=parts)
+                score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=names)
 
     def finish_run(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
         """Score the pairs that the folder lacks, choose and judge the circuit, and write tables by ``writer``."""
@@ -364,7 +364,7 @@ def choose_circuit(
     """Choose the circuit of a run, and return it with the rule that chose it.
 
     Args:
-        half: a circuit whose edges were chosen on the half of the pairs that judges none.
+        half: a circuit whose edges were chosen on one half of the pairs.
         curve: circuits of several sizes, judged on the other half.
         config: says the number of edges, or a threshold, if they are known.
         given: the circuit that is judged, where one was given.
@@ -395,10 +395,10 @@ def choose_circuit(
 
 
 def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
-    """Make the curve's rows for four sets: the circuit, its drawn part, all other edges, equally many of largest score.
+    """Make the curve's rows for the circuit, its drawn edges, all other edges, and as many edges of largest score.
 
-    ``half`` is the circuit whose edges were chosen on half of the pairs. The largest scores, and a drawn part smaller
-    than the circuit, are tested on the other half alone; a circuit that the user gave is tested on all pairs.
+    ``half`` is the circuit whose edges were chosen on half of the pairs. All are judged on the
+    other half; a circuit that the user gave, and the edges outside it, are judged on all pairs.
     """
     drawn, like = circuit.strongest_edges(), half.with_size(circuit.size) if circuit.given else circuit
     masks = {"circuit": circuit.chosen, "picture": drawn, "without": ~circuit.chosen, "as_many": like.chosen}
@@ -416,7 +416,7 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
 
 
 def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
-    """Return the summary's fields on faithfulness, from ``curve``: of the circuit, its drawn part, all other edges."""
+    """Return the summary's fields on faithfulness: that of the circuit, its drawn edges and all others."""
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
     parts = {"circuit": "", "without": "without_", "as_many": "as_many_", "picture": "picture_"}
     row = {
@@ -444,7 +444,7 @@ def _score_fields(scores: Scores) -> dict[str, float]:
 
 
 def _real_patch_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the summary's fields on real patches: ``check`` of edges, ``nodes`` of nodes; -1, nan or "" if None."""
+    """Return the summary's fields on real patches, from the tables of patched edges and nodes, if there are any."""
     row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
     row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
     row["unseen_nodes"] = ""
@@ -460,7 +460,7 @@ def _real_patch_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.D
 
 
 def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge) -> dict[str, Any]:
-    """Return the summary's fields on ``core``: numbers of edges (-1 if None), and its faithfulness by ``judge``."""
+    """Return the summary's fields on the core: numbers of its edges (-1 without a core), and its faithfulness."""
     if core is None:
         return dict.fromkeys(
             [f"{name}_edges" for name in ("core", "confirmed", "together", "undecided", "contingent")], -1

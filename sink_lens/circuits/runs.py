@@ -86,7 +86,7 @@ class Runs:
         Ablation by means or zero needs no corrupted sequences.
 
         Raises:
-            InputError: what is missing, or a metric that reads the stream.
+            InputError: corrupted sequences are missing, or the metric reads the stream.
         """
         config = make_config(CircuitConfig, config, fields, where="Runs.make")
         if config.used_ablation == "resample" and corrupted is None:
@@ -154,7 +154,7 @@ class Runs:
         )
 
     def batches(self, *, copies: int = 1) -> Iterator[slice]:
-        """Yield slices of ``batch_size`` pairs, or of as many as leave memory for ``copies`` of all outputs."""
+        """Yield slices of ``batch_size`` pairs; if that is None, of as many as fit with ``copies`` of all outputs."""
         late = self.clean.n_positions - self.first_difference(slice(None))
         fit = self.graph.n_pairs_per_pass(n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies)
         step = self.batch_size or fit
@@ -214,7 +214,7 @@ class Runs:
         return found
 
     def output_difference(self, rows: slice) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
-        """Return the first position at which the runs of ``rows`` differ, and from it on outputs minus replacements."""
+        """Return the first position at which both runs differ, and writers' outputs from there minus replacements."""
         begin = self.first_difference(rows)
         difference, _ = self.writer_outputs(rows, begin=begin)
         difference -= self.replacements(rows, begin=begin)
@@ -286,7 +286,7 @@ def run_pairs(
     config: CircuitConfig,
     spans: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Runs:
-    """Run the pairs, with the configuration's spans and with ``spans``: name -> positions in each pair."""
+    """Run clean and corrupted sequences, with the configuration's spans and ``spans``, name -> positions by pair."""
     graph = Graph.of(lens, neurons=config.neurons_by_layer)
     found = Runs.make(lens, clean, corrupted, graph=graph, metric=metric, config=config)
     at: dict[str, Any] = config.positions_by_span | dict(spans or {})
@@ -306,7 +306,7 @@ def run_given_pairs(
     metric: Metric | Callable[[Outcome], Any] | None,
     config: CircuitConfig,
 ) -> Runs:
-    """Run ``pairs``, a task or (clean, corrupted) sequences, and read ``metric``; None takes the task's own metric."""
+    """Run ``pairs``, a task or (clean, corrupted) sequences; a ``metric`` of None is the task's own."""
     config.check_for_find()
     task = pairs if isinstance(pairs, Task) else None
     clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
@@ -323,7 +323,7 @@ def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence
     ``spans``: name -> positions, the same for all pairs or a list for each pair.
 
     Raises:
-        InputError: a position that does not exist, or one in two spans; positions are left and a span is called rest.
+        InputError: a position does not exist or is in two spans, or the name rest is taken although positions are left.
     """
     if not spans:
         return runs

@@ -153,9 +153,10 @@ def zero_scores(runs: Runs, *, method: Method) -> Scores:
 def _score_along_inputs(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Return scores [pair edge] and points taken for the pairs ``rows``, by gradients between both embeddings.
+    """Score the edges on the pairs ``rows`` by gradients at points between the replaced and the clean embedding.
 
-    The number of points is ``steps``, doubled up to ``most`` while a pair's error is above ``allowed``.
+    Return the scores [pair edge] and each pair's number of points: ``steps``, doubled up to ``most`` while the pair's
+    error is above ``allowed``.
     """
     how, (begin, difference) = METHODS[method], runs.output_difference(rows)
     start, end = runs.embedding_ends(rows)
@@ -185,7 +186,10 @@ def _score_along_inputs(
 def _score_along_activations(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Return scores [pair edge] and points taken for ``rows``, by gradients at ``steps`` points along each sublayer."""
+    """Score the edges on the pairs ``rows`` by gradients at ``steps`` points of each sublayer's output.
+
+    Return the scores [pair edge] and each pair's number of points.
+    """
     graph, (begin, difference) = runs.graph, runs.output_difference(rows)
     kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
     groups: dict[tuple[str, int], list[int]] = {}
@@ -300,7 +304,7 @@ class Gradients:
         return self._scores[:, spans, writers, readers].float().cpu()
 
     def _add_products(self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]) -> None:
-        """Add each writer's change times the ``gradient`` of the readers at ``place`` (half, layer) to the scores."""
+        """Add each writer's change times the ``gradient`` of the readers at ``place`` to the scores."""
         index = list(self.runs.graph.places[place])
         first = self.runs.graph.n_writers_before(index[0])
         for span, mask in enumerate(self._masks):

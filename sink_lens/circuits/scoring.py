@@ -1,6 +1,6 @@
-"""Score every edge of all pairs by any method: in memory, or in parts of 32 pairs that a run folder keeps.
+"""Score every edge of all pairs by any method: in memory, or in groups of 32 pairs that a run folder keeps.
 
-A part is written pass by pass, so that a run that was killed loses one pass.
+A group is written pass by pass, so that a run that was killed loses one pass.
 """
 
 from collections.abc import Collection
@@ -22,12 +22,12 @@ _LEFT_PAIRS = 8
 
 
 def divide_pairs(n_pairs: int) -> list[range]:
-    """Divide the indices 0 to ``n_pairs`` - 1 into parts of 32; the scores of a part are one file."""
+    """Divide the indices 0 to ``n_pairs`` - 1 into groups of 32; the scores of a group are one file."""
     return [range(start, min(start + GROUP, n_pairs)) for start in range(0, n_pairs, GROUP)]
 
 
 def scores_file_name(name: str, rows: range) -> str:
-    """Return the name of the file with the scores ``name`` (such as "scores") of the part ``rows``."""
+    """Return the name of the file that holds the set of scores ``name`` for the group of pairs ``rows``."""
     return f"{name}-{rows.start // GROUP:03d}"
 
 
@@ -42,8 +42,8 @@ def score_edges(
 ) -> Scores:
     """Score every edge of all pairs by the configuration's method.
 
-    With ``writer``, parts that the run folder has under ``name`` are read, and others are written to it. With ``only``,
-    the names of a shard's parts, the scores of all other parts stay 0.
+    With ``writer``, scores that the run folder has under ``name`` are read, and others are written to it. With
+    ``only``, the names of a shard's files, the scores of all other pairs stay 0.
     """
     method = config.method
     limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps, "tolerance": config.tolerance}
@@ -72,26 +72,26 @@ def score_edges(
                 writer.write_tensors(file, {"scores": found.values[rows], "steps": found.steps[rows]})
 
         for rows in [range(runs.n_pairs)] if writer is None else divide_pairs(runs.n_pairs):
-            part = scores_file_name(name, rows)
-            if only is not None and part not in only:
+            file = scores_file_name(name, rows)
+            if only is not None and file not in only:
                 continue
-            if not read_if_kept(part, rows):
+            if not read_if_kept(file, rows):
                 some = runs.select_pairs(rows)
                 for batch in some.batches(copies=3):
                     own = rows[batch]
-                    name_of_pass = part if own == rows else f"{part}-pairs-{own.start}-{own.stop}"
+                    name_of_pass = file if own == rows else f"{file}-pairs-{own.start}-{own.stop}"
                     if not read_if_kept(name_of_pass, own):
                         one = score_batch(some.select_pairs(range(batch.start, batch.stop)))
                         found.values[own], found.steps[own] = one.values, one.steps
                         write_once(name_of_pass, own)
-                write_once(part, rows)
+                write_once(file, rows)
             if writer is not None:
-                writer.clear(f"{part}-pairs-")
+                writer.clear(f"{file}-pairs-")
     return found
 
 
 def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
-    """Return the completeness of EAP-IG's own sum with ``steps`` points, and the number of pairs that it is a mean of.
+    """Return the completeness of EAP-IG's own sum with ``steps`` points over the first 8 pairs, and their number.
 
     It is (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
     """

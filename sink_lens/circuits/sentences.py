@@ -83,7 +83,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
 
 
 def are_scores_complete(row: Mapping[str, Any]) -> bool:
-    """Check in the summary's ``row`` that scores sum to the metric's difference within 10%; True if they need not."""
+    """Check that the scores sum to the metric's difference within 10%; True for methods without such a sum."""
     if not _has_integrated_scores(row):
         return True
     return not any(abs(off) > _OFF for off in (row["completeness"] - 1, row["completeness_error_median"]))
@@ -96,7 +96,7 @@ def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
 
 
 def _nodes_sentence(row: Mapping[str, Any]) -> str:
-    """Return a sentence, from the summary's ``row``, that names nodes which gradients miss, and says what follows."""
+    """Return sentences, from the summary's ``row``, on nodes whose effect the edges' scores miss."""
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     of_zero = row["ablation"] == "zero"
     if not unseen:
@@ -158,7 +158,7 @@ def faithfulness_text(row: Mapping[str, Any], name: str = "") -> str:
 
 
 def edge_count_text(row: Mapping[str, Any]) -> str:
-    """Return the number of a circuit's edges as a phrase, from the summary's ``row``: 20 of 1,000 edges (2%)."""
+    """Return the number of a circuit's edges from the summary's ``row``, such as "20 of 1,000 edges (2%)"."""
     return f"{row['edges']:,} of {row['all_edges']:,} edges ({_share_text(row['edges'] / row['all_edges'])})"
 
 

@@ -37,7 +37,10 @@ def bootstrap_weights(
 def inclusion_probabilities(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"], *, n: int
 ) -> Float[np.ndarray, " edge"]:
-    """Return the share of bootstrap samples (``weights``) with each edge's mean ``values`` among the ``n`` largest."""
+    """Return for each edge the share of bootstrap samples in which its mean score is among the ``n`` largest.
+
+    ``values``: scores. ``weights``: weight of each pair in each sample.
+    """
     counts = np.zeros(values.shape[1])
     for start in range(0, len(weights), _AT_ONCE):
         for mean in weights[start : start + _AT_ONCE] @ values:
@@ -48,7 +51,7 @@ def inclusion_probabilities(
 def bootstrap_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
-    """Return the lower and the upper 95% bound of each edge's mean of ``values``, by bootstrap samples ``weights``."""
+    """Return the lower and upper 95% bounds of each edge's mean score; ``weights``: of each pair in each bootstrap."""
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return low, high
 
@@ -78,9 +81,9 @@ def edge_verdicts(
 
 
 def upper_bound_of_count(found: int, *, sampled: int, total: int) -> int:
-    """Return an upper 95% bound of how many of ``total`` edges are of some kind, from a sample without replacement.
+    """Return an upper 95% bound of how many of ``total`` edges are of some kind, if ``found`` of ``sampled`` ones are.
 
-    ``found`` of the ``sampled`` edges are of this kind. The bound is exact (hypergeometric).
+    The sample is drawn without replacement, and the bound is exact (hypergeometric).
     """
     counts = range(found, total - sampled + found + 1)
     return found - 1 + bisect_left(counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05))
@@ -93,7 +96,7 @@ def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"])
 
 
 def random_halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Divide the pairs of each template at random; return indices to choose edges on, and indices to judge them on."""
+    """Divide the pairs of each template at random; return the indices of the pairs in either half."""
     names = np.asarray(templates, dtype=object)
     halves: tuple[list[int], list[int]] = [], []
     for name in dict.fromkeys(names.tolist()):

@@ -133,7 +133,10 @@ def gradient_before_norm(
     *,
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
-    """Turn gradients ``u`` after a norm into those of the stream ``x`` before it; ``held``: its divisor is constant."""
+    """Return the gradients of a norm's input ``x`` from those of its output, ``u``; None is no norm.
+
+    With ``held``, the norm's divisor is a constant.
+    """
     if norm is None:
         return u
     u = u * norm.gain
@@ -204,7 +207,7 @@ def writer_sites(graph: Graph) -> list[tuple[str, int]]:
 def writer_outputs(
     tensors: Mapping[tuple[str, int], Tensor], *, graph: Graph, weights: Weights
 ) -> Float[Tensor, "batch writer position d_model"]:
-    """Compute what each writer adds to the stream from ``tensors`` at ``writer_sites``; 0 in layers not run."""
+    """Compute what each writer adds to the stream from ``tensors`` at ``writer_sites``; 0 if a layer did not run."""
     first = tensors["resid_pre", 0].to(weights.dtype)
     batch, positions, width = first.shape
     found = first.new_zeros(batch, len(graph.writers), positions, width)
@@ -224,7 +227,7 @@ def fill_outputs(
     weights: Weights,
     which: str = "both",
 ) -> None:
-    """Write the outputs of a layer's nodes, from ``tensors``, into ``into``; ``which``: both, attention or mlp."""
+    """Write the outputs of a layer's attention, mlp or both (``which``), computed from ``tensors``, into ``into``."""
     own = weights.layers[layer]
     if which in ("both", "attention"):
         heads = einsum(tensors["z", layer].to(weights.dtype), own.w_o, _TO_READERS)

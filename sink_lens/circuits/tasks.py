@@ -73,7 +73,7 @@ class Task:
 
 
 def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
-    """Make the pairs of a configuration's task; for the task text, pieces of prose without answers."""
+    """Make the pairs of a configuration's task; the task "text" has pieces of prose, without answers."""
     if config.task != "text":
         return task_of(lens, config=config)
     if lens.tokenizer is None:
@@ -109,7 +109,7 @@ def task_of(
         generator: draws names, nouns and tokens; one of the configuration's seed if None.
         least: smallest share of prompts that the model must get right.
         config: the number of pairs, a file of them, spans of its columns, BOS; the default one if None.
-        **fields: fields of ``CircuitConfig``, such as ``pairs=64`` or ``pairs_file="pairs.csv"``; they win.
+        **fields: fields of ``CircuitConfig``, such as ``pairs=64``; they win over those of ``config``.
 
     Raises:
         InputError: no pair whose tokens fit, or a task that the model does not do.

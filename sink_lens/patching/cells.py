@@ -24,7 +24,7 @@ def cell_of_patch(
     source: Mapping[tuple[str, int], Tensor],
     edits: tuple[Edit, ...] = (),
 ) -> Cell:
-    """Make the cell that puts the source run's values into one part of a site, beside the other ``edits``.
+    """Make the cell of ``edits`` and of the patch that puts the source run's values into a part of a site.
 
     ``run`` and ``source``: (site, layer) -> tensor in the baseline run and in the source run. Positions before the
     first at which these differ are left as they are.
@@ -52,7 +52,7 @@ def cell_of_patch(
 
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
-    """Make the cell that changes a part of a site with axes of ``sizes`` by the edit of ``make``, beside ``edits``.
+    """Make the cell of ``edits`` and of the edit that ``make`` returns for a part of a site with axes of ``sizes``.
 
     Raises:
         InputError: ``make`` returned no edit of this site.

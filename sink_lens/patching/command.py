@@ -55,7 +55,7 @@ def run(
 
 
 def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
-    """Yield what the terminal shows of ``found``: conclusion, differing tokens, ``view.top`` patches, check."""
+    """Yield what the terminal shows: conclusion, tokens that differ, the ``view.top`` strongest patches, the check."""
     from rich.text import Text
 
     from ..report.html import conclusion

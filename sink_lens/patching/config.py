@@ -1,4 +1,4 @@
-"""Configuration of ``patch``: a frozen record; torch is not imported."""
+"""Configuration of ``patch``, a frozen record, and what its prompts must fulfil; torch is not imported."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
 def refuse_equal_tokens(differ: bool) -> None:
-    """Raise InputError if ``differ`` is False: prompts with equal tokens, between which a patch changes nothing."""
+    """Raise InputError unless the prompts ``differ`` in a token: between equal ones a patch changes nothing."""
     if not differ:
         raise InputError(
             "the clean and the corrupted prompts have the same tokens, so that every patch puts in what is there; need "
@@ -43,7 +43,7 @@ def check_pair_lengths(
 ) -> None:
     """Raise InputError if clean and corrupted sequences, given by their lengths, differ in number or length.
 
-    ``told`` is a function of a pair's index; the error has the text that it returns.
+    ``told`` returns a text on the pair with an index, which the error adds.
     """
     if len(clean) != len(corrupted):
         raise InputError(

@@ -16,7 +16,7 @@ from .run_pair import RunPair
 def first_order_effects(
     runs: RunPair, grid: Sequence[Part], *, steps: int = 1
 ) -> tuple[Float[Tensor, " sample"], Int[Tensor, " sample"]]:
-    """Approximate the patch of each part in ``grid``: its change times the metric's mean gradient at ``steps`` points.
+    """Approximate the effect of each patch: its part's change times the metric's mean gradient at ``steps`` points.
 
     Returns:
         Each part's mean effect over the sequences that are long enough and have a metric (a sum, if the metric is one

@@ -82,7 +82,7 @@ def patch_map(
 
 
 def _position_labels(run: Run) -> dict[int, str]:
-    """Return position -> the tokens of both prompts there (of several pairs, the first pair that differs there)."""
+    """Return position -> label: its token, or both prompts' tokens if they differ (in the first pair that does)."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
     return {int(row["position"]): token_text(row["text"]) for row in rows} | _changed_labels(run)
@@ -114,7 +114,7 @@ def _title(run: Run) -> str:
 
 
 def _carrying_positions_text(table: pd.DataFrame, run: Run) -> str:
-    """Return a sentence on the positions and layers whose stream carries the metric; "" if ``table`` cannot tell."""
+    """Return in words at which positions and layers the stream carries the metric; "" if ``table`` cannot tell."""
     by = [name for name in _BY if name in table.columns]
     if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
         return ""
@@ -134,7 +134,7 @@ def _carrying_positions_text(table: pd.DataFrame, run: Run) -> str:
 
 
 def _layer_ranges(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return position, layers and value of each range of layers in ``table`` with the same effect at a position."""
+    """Return position, layers and value of each range of layers in which a position has nearly the same effect."""
     runs: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
         layers: tuple[int, int] | None = None

@@ -73,7 +73,7 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
 
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
-    """Make a table with the columns position and text from ``labels``, position -> text; several prompts have none."""
+    """Make a table of position and text from ``labels``, position -> text; no rows if there are several prompts."""
     known = {position: text.removesuffix("*") for position, text in labels.items() if text.strip("*")}
     frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
     return frame.astype({"position": int, "text": str})

@@ -79,16 +79,16 @@ def indices_by_axis(
 
 
 def part_identity(part: Part) -> str:
-    """Return a text that identifies a part of a site (its layers, positions, heads, ...) in every sweep."""
+    """Return a text of a part's layers, positions, heads, ..., by which patches of one site are told apart."""
     return json.dumps([part.layers, part.index])
 
 
 def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
     """Draw by ``seed`` up to ``draws`` random parts like ``part``: other units, else heads, positions or keys.
 
-    They have the same size and layers, none of the part's own indices, and no position from ``shortest``, the shortest
-    sequence's length, on. There are fewer if ``sizes``, those of the site's axes, leave too few indices, and none for a
-    part that is whole on all axes. Parts that differ only in the drawn axis share their draws.
+    They have the same size and layers, none of the part's own indices, and no position outside the shortest sequence,
+    of length ``shortest``. There are fewer if the site's axes, of these ``sizes``, have too few other indices, and none
+    for a part that is whole on all axes. Parts that differ only in the drawn axis share their draws.
     """
     names = SITES[part.site].parts
     size_of = dict(zip(names, sizes, strict=True))

@@ -80,7 +80,7 @@ def check_before_loading(config: PatchConfig) -> None:
 
 
 def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int:
-    """Return the first position at which any pair of token ids differs; the longest length if no pair does."""
+    """Return the first position at which the token ids of any pair differ; the longest length if none do."""
     check_pair_lengths([*map(len, clean)], [*map(len, corrupted)])
     found = [max(map(len, clean))]
     for one, other in zip(clean, corrupted, strict=True):

@@ -156,7 +156,7 @@ class _Request:
         return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
 
     def measure_patches(self, kept: KeptBlocks | None, *, progress: bool) -> dict[str, MeasuredPatch]:
-        """Return part identity -> metric under its patch, for patches and controls; ``kept``: the folder's blocks."""
+        """Return part identity -> metric, for patches and controls; ``kept`` has the patches that are in the folder."""
         make = self.runs.edit_maker(self.config)
         named = {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
         return self.runs.measure_all(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)

@@ -208,7 +208,7 @@ def path_patch(
 def make_frozen_edits(
     lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
-    """Return edits that keep outputs between sender and receiver (``which``: all, attention) at ``baseline`` values."""
+    """Return edits that keep the outputs of all sublayers (or of attention) between the two at ``baseline`` values."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if which == "attention" and name == "mlp_out":
@@ -252,7 +252,7 @@ def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
 
 
 def _only_layer(part: Part) -> int:
-    """Return the only layer of a part."""
+    """Return the layer of a part that has only one."""
     assert part.layers is not None  # ``_read_part`` refuses it
     return part.layers[0]
 
@@ -270,5 +270,5 @@ def _part_edit(part: Part, value: Tensor) -> Edit:
 
 
 def _computation_order(part: Part, lens: LensModel) -> tuple[int, int]:
-    """Return (layer, place of the site in its layer), which is larger for a part that is computed later."""
+    """Return (layer, place of the site in its layer), the order in which parts are computed."""
     return (_only_layer(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])

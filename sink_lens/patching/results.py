@@ -136,8 +136,8 @@ class PatchResult(SweepResult):
     def to_transformer_lens(self) -> PatchingResult:
         """Convert to the result object of ``transformer_lens.patching``: the same numbers, with its axis names.
 
-        ``values`` has one axis a swept axis if all their combinations were patched, else one axis of all patches, and
-        the sequences last. ``normalized(result.baselines[1])`` is 0 at the baseline run and 1 at the source run.
+        ``values`` has an axis for each swept axis if all their combinations were patched, else one axis of all patches;
+        its last axis has the sequences. ``normalized(result.baselines[1])`` is 0 at the baseline, 1 at the source run.
         """
         theirs = _THEIR_MATRIX_AXES if self.site in SITES and SITES[self.site].observed else _THEIR_AXES
         names = [theirs.get(axis, axis) for axis in self.by]
@@ -260,7 +260,7 @@ class AttributionResult(SweepResult):
 
 
 def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
-    """Join site -> result into one result, whose ``frame`` has the further column ``site``."""
+    """Join the results of several sites, site -> result, into one whose ``frame`` also has the column ``site``."""
     first, names = next(iter(results.values())), list(results)
     order = np.arange(len(first.frame) * len(names)).reshape(len(names), -1).T.flatten()  # the sites vary fastest
     frames = [one.frame.assign(site=name) for name, one in results.items()]

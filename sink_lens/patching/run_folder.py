@@ -52,7 +52,7 @@ class KeptBlocks:
         return read_plan(self._writer.folder / "plan.json") if held else self._planned
 
     def blocks_to_measure(self, blocks: Sequence[Block]) -> list[Block]:
-        """Return those of ``blocks`` that this process measures (all, or a shard's); store each block's size."""
+        """Return the ``blocks`` that this process measures, all or its shard's; store the size of every block."""
         self.sizes = {_BLOCK.format(block.number): len(block.cells) for block in blocks}
         return [one for one in blocks if self._only is None or _BLOCK.format(one.number) in self._only]
 
@@ -87,8 +87,8 @@ def open_run(
 ) -> RunWriter:
     """Open the run folder of ``patch``: a new one, or one in which the same run was stopped.
 
-    Functions and edits are recorded by name and by ``code``, the hashes of what they do. ``part`` has the number of a
-    shard, ``how`` goes to ``create_run``.
+    Functions and edits are recorded by name and by ``code``, the hashes of what they do. ``part`` is the
+    number of a shard, ``how`` is passed to ``create_run``.
     """
     provenance = describe_provenance(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}

@@ -123,12 +123,12 @@ class RunPair:
         return any(not torch.equal(part.select(self.held[key]), part.select(self.given[key])) for key in keys)
 
     def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
-        """Return ``values``, one a sequence, with nan for each sequence that is too short to have the part."""
+        """Return ``values``, one per sequence, with nan for each sequence that is too short to have the part."""
         short = self.run.lengths < replace_full_axes_by_none(part, sizes=self.sizes).tokens
         return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
-        """Return the function from a part to the edit that ``config.put`` names; None if it puts in source values."""
+        """Return the function that makes the edit in ``config.put`` for a part; None if source values are put in."""
         if callable(config.put):
             return config.put
         if config.put == "source":
@@ -223,7 +223,7 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
 
 
 def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
-    """Return the metric in ``config.metric``; a name becomes a metric for the tokens of the prompts ``pair``."""
+    """Return the configuration's metric; a name becomes a metric for the tokens of the prompts ``pair``."""
 
     def token(text: str, *, option: str) -> str:
         if lens.tokenizer is None:
