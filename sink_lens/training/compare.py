@@ -22,7 +22,7 @@ from ..schema import MIN_SINK_RATE
 from ..stats import Difference, summarise_differences, t_intervals
 from ..text import as_text, interval_text, join_and, name_in_words, plural, short_count, signed_change
 from .config import CompareConfig
-from .loss_curves import band_table, curve_table, final_table, seed_means
+from .loss_curves import curve_table, final_table, mean_curve_table, seed_means
 from .sink_birth import Birth, find_birth, whole_model_rows
 from .variants import DATA, FEWEST_SEEDS, Variants, group_runs
 
@@ -95,13 +95,14 @@ def compare(
         told = one.excludes_zero and one.n >= FEWEST_SEEDS
         said = of_training if curve == "training" else sentences
         said.append(_final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline))
-        said.append(_reaching_sentence(variant, curve, finals) if told else _undecided_sentence(variant, curve, finals))
-    tables = {"curves": curves, "bands": band_table(curves), "finals": finals, "differences": pd.DataFrame(differences)}
+        said.append(_speed_up_sentence(variant, curve, finals) if told else _speed_up_by_seed(variant, curve, finals))
+    tables = {"curves": curves, "bands": mean_curve_table(curves), "finals": finals}
+    tables["differences"] = pd.DataFrame(differences)
     watched, why_not = read_watch_tables(variants)
     if why_not:
         notes.append(why_not)
     else:
-        side = pd.concat([_compared_measures(frame) for frame in watched], ignore_index=True)
+        side = pd.concat([_rows_to_compare(frame) for frame in watched], ignore_index=True)
         rates = side.loc[side["measure"] == "sink_rate"].groupby(["variant", "seed"])
         known = sorted(set.intersection(*(set(rows["threshold"].tolist()) for _, rows in rates)))
         if not np.isclose(known, config.threshold).any():
@@ -112,25 +113,24 @@ def compare(
             notes.append(
                 "weights of sigmoid attention do not sum to 1: its mass is a mean weight, not a share of a row"
             )
-        tables["measures"] = measure_table(variants, side)
+        tables["measures"] = final_measure_table(variants, side)
         tables["course"] = course_table(variants, side)
         born: dict[str, list[Birth]] = {}
         for frame in watched:
             born.setdefault(frame["variant"].iloc[0], []).append(find_birth(frame, threshold=config.threshold))
         sentences += [_sink_sentences(variant, one) for variant, one in born.items()]
-        sentences += _disparity_sentences(variants, tables["measures"])
+        sentences += _dominance_and_rank_sentences(variants, tables["measures"])
     told_all = "\n".join([*sentences, *of_training])  # the training loss says the same as the evaluation, less well
     found = Comparison(config=config, variants=variants, tables=tables, headline=told_all, notes=tuple(notes))
-    return found if out is None else replace(found, folder=write(found, os.fspath(out), overwrite=overwrite))
+    return found if out is None else replace(found, folder=write_comparison(found, os.fspath(out), overwrite=overwrite))
 
 
 def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
-    """Return the rows of the table ``finals`` that have this variant and this curve (training or evaluation)."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
-    """Return a comparison's first sentence: fields that differ, seeds, and tokens per run (the most in ``finals``)."""
+    """Return a comparison's first sentence: the fields that differ, variants, seeds, and tokens per run."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = join_and(map(_quote, variants.others))
     differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.by]
@@ -146,30 +146,30 @@ def _quote(variant: str) -> str:
     return f"“{variant}”"  # the variant “none” would read as the word
 
 
-def _final_loss_sentences(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
+def _final_loss_sentences(variant: str, curve: str, gap: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
     """Return sentences that compare a variant's final ``curve`` loss with the baseline's; both are in ``finals``.
 
-    ``one`` is the difference between them, paired by seed, with its interval and p values.
+    ``gap`` is variant minus baseline, paired by seed, with its interval and p values.
     """
     own, base = (float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
     ends = f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for {_quote(baseline)}"
-    change = signed_change(one.mean, 4)
-    if one.n < 2:
+    change = signed_change(gap.mean, 4)
+    if gap.n < 2:
         return f"{ends}. The difference, {change}, is of one seed, so it has no interval."
-    bounds = interval_text(one.low, one.high)
-    sure = f"{one.n} seeds; " + (f"paired t test: p = {as_text(one.t_p)}; " if one.t_p == one.t_p else "")
-    sure += f"sign flips: p = {as_text(one.flip_p)}, at least {as_text(one.flip_smallest)} with so many seeds"
-    if one.n < FEWEST_SEEDS:
+    bounds = interval_text(gap.low, gap.high)
+    sure = f"{gap.n} seeds; " + (f"paired t test: p = {as_text(gap.t_p)}; " if gap.t_p == gap.t_p else "")
+    sure += f"sign flips: p = {as_text(gap.flip_p)}, at least {as_text(gap.flip_smallest)} with so many seeds"
+    if gap.n < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
-    elif not one.excludes_zero:
+    elif not gap.excludes_zero:
         told = "No difference can be told"
     else:
-        told = f"{_quote(variant)} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"
+        told = f"{_quote(variant)} is {'behind' if gap.mean > 0 else 'ahead of'} the baseline"
     return f"{ends}. {told}: {change} {bounds} ({sure})."
 
 
-def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Return a sentence, from ``finals``, on if and how soon a variant reaches the baseline's final ``curve`` loss."""
+def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
+    """Return a sentence that says if a variant reaches the baseline's final ``curve`` loss, and when."""
     rows = _rows_of_curve(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"{_quote(variant)} {{}} the baseline's final {curve} loss"
@@ -191,8 +191,8 @@ def _reaching_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     return f"{target.format('reaches')} {word}: {when}, {told} times as fast (by seed {each})."
 
 
-def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Return the sentence if final ``curve`` losses cannot be told apart: a variant's speed-ups in ``finals``."""
+def _speed_up_by_seed(variant: str, curve: str, finals: pd.DataFrame) -> str:
+    """Return a sentence with a variant's speed-up in each seed, for ``curve`` losses that cannot be told apart."""
     ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
@@ -203,7 +203,7 @@ def _undecided_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
-    """Return sentences that say in how many seeds of a variant a sink is born (``born``), when, and how strong."""
+    """Return sentences that say in how many seeds of a variant a sink is born, when, and how strong it is."""
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
         f"At the end {rate:.1%} of heads have a sink score above {born[0].threshold:g}; in the layer with the most, "
@@ -217,7 +217,7 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
     return f"{_quote(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
 
 
-def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
+def _dominance_and_rank_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
     """Return sentences with each variant's dominance ratio and effective rank, means over layers in ``measures``."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
@@ -227,7 +227,7 @@ def _disparity_sentences(variants: Variants, measures: pd.DataFrame) -> list[str
     return sentences
 
 
-def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
+def write_comparison(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write a comparison into the run folder ``folder`` and return it; ``overwrite`` replaces the run that it holds."""
     variants = comparison.variants
     config = asdict(comparison.config) | {"by": list(variants.by), "baseline": variants.baseline}
@@ -287,8 +287,8 @@ def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
     return frames, ""
 
 
-def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table ``watch`` to compare: the whole model's, and each step's largest mass of a layer."""
+def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table ``watch`` to compare: the whole model's, and the mass of each step's top layer."""
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
@@ -296,7 +296,7 @@ def _compared_measures(frame: pd.DataFrame) -> pd.DataFrame:
     return every.reindex(columns=["variant", "seed", "step", "tokens", "measure", "threshold", "value", "unit"])
 
 
-def measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
+def final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """Return the variants' measures at the last checkpoint that every run has, one row per variant and measure.
 
     ``table`` has the compared rows of all runs' ``watch``. Columns of the result: variant, measure, threshold, unit,

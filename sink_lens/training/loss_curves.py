@@ -16,7 +16,7 @@ CURVES = {"evaluation": "eval_loss", "training": "loss"}
 _MOST_POINTS = 400
 
 
-def smooth(loss: np.ndarray, *, window: int) -> np.ndarray:
+def running_mean(loss: np.ndarray, *, window: int) -> np.ndarray:
     """Return the running mean of a loss: each value averaged with the ``window - 1`` before it (fewer at the start)."""
     window = max(1, min(window, len(loss)))
     total = np.concatenate([[0.0], np.cumsum(loss, dtype=np.float64)])
@@ -54,7 +54,7 @@ def read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
     if not np.isfinite(loss).all():
         raise RunError(f"{run.folder}/log.parquet has a loss that is not finite; need a run that did not diverge.")
     if curve == "training":
-        loss = smooth(loss, window=round(0.02 * len(loss)))  # over 2% of the steps
+        loss = running_mean(loss, window=round(0.02 * len(loss)))  # over 2% of the steps
     return tokens, loss
 
 
@@ -89,10 +89,11 @@ def curve_table(variants: Variants) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def band_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return means over seeds, with 95% intervals, of the losses and differences in ``curves`` (see ``curve_table``).
+def mean_curve_table(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean over seeds, with a 95% interval, of each variant's loss and of its difference to the baseline.
 
-    Columns: variant, curve, quantity (loss or difference), tokens, mean, low, high, n.
+    ``curves`` is what ``curve_table`` returned. Columns of the result: variant, curve, quantity (loss or difference),
+    tokens, mean, low, high, n.
     """
     frames = []
     by_curve: Any = curves.groupby(["variant", "curve"], sort=False)
@@ -103,16 +104,16 @@ def band_table(curves: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def seed_means(table: pd.DataFrame, known: Mapping[str, Any]) -> pd.DataFrame:
+def seed_means(table: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFrame:
     """Return the mean over seeds, with a 95% t interval, at each number of tokens.
 
-    ``table`` has a row for each number of tokens and a column for each seed. Columns of the result: those of ``known``,
-    which have one value each, such as the variant; then tokens, mean, low, high, n.
+    ``table`` has a row for each number of tokens and a column for each seed. Columns of the result: tokens, mean, low,
+    high, n, and before them ``constants`` (name -> value), which are the same in all rows, such as the variant.
     """
     found = t_intervals(table.to_numpy(dtype=float))
     return pd.DataFrame(
         {
-            **known,
+            **constants,
             "tokens": table.index.to_numpy(dtype=float),
             "mean": [one.estimate for one in found],
             "low": [one.low for one in found],

@@ -1,4 +1,4 @@
-"""Birth of a sink: the first checkpoint from which it stays, in tokens, or never."""
+"""Birth of a sink, found in the table of ``watch``: the first checkpoint from which it stays, in tokens, or never."""
 
 from dataclasses import dataclass
 

@@ -90,8 +90,8 @@ def group_runs(
         raise InputError(f"no variant is {first!r}; need one of {', '.join(variants)}")
     if len(variants) < 2:
         raise RunError(f"all runs are {first}; need two variants at least. Give runs that differ in {join_and(names)}.")
-    _check_pairs(variants, runs)
-    notes = _allowed_differences(runs, configs)
+    _check_same_seeds_and_data(variants, runs)
+    notes = _warn_of_differences(runs, configs)
     n = len(variants[first])
     if n < FEWEST_SEEDS:
         few = "one seed has no interval: no difference can be told from chance"
@@ -117,7 +117,7 @@ def _check_finished(run: Run) -> Run:
 def _find_compared_fields(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, by: str | Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Return the fields that variants differ in, or ``by`` if given; refuse runs that differ in any further field."""
+    """Return the fields that variants differ in: ``by`` if it is given. Refuse runs that differ in a further field."""
     fields = sorted({name for config in configs for name in config} - IGNORED)
     differing = [name for name in fields if _field_differs(configs, name) and name not in WARNED]
     if by is not None:
@@ -147,7 +147,7 @@ def _find_compared_fields(
 
 
 def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
-    """Check whether ``configs`` differ in the field ``name``, leaving out those that make no use of the field."""
+    """Check whether ``configs`` differ in the field ``name``; those that make no use of the field are left out."""
     if name in ONLY_WITH:
         switch, values = ONLY_WITH[name]
         configs = [config for config in configs if config.get(switch) in values]
@@ -155,7 +155,7 @@ def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
 
 
 def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
-    """Return an error text with the values that the runs have in each field of ``names``, and a run for each value."""
+    """Return an error text: for each field of ``names``, the values that the runs have, and a run with each value."""
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
@@ -168,7 +168,7 @@ def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], na
     )
 
 
-def _check_pairs(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> None:
+def _check_same_seeds_and_data(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> None:
     """Refuse variants whose runs have different sets of seeds, and runs that were trained on different data."""
     seeds = {variant: sorted(runs) for variant, runs in variants.items()}
     if len({tuple(one) for one in seeds.values()}) > 1:
@@ -184,8 +184,8 @@ def _check_pairs(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> No
             raise RunError(f"the runs have another {name}: {told}; need the same data in all. Train on the same.")
 
 
-def _allowed_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Return a sentence for each difference that is allowed, such as the device, and warn with it."""
+def _warn_of_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Warn of each difference between runs that is allowed, such as the device; return the warnings' sentences."""
     sentences: dict[str, None] = {}
     for given, names in (([run.provenance for run in runs], (*CIRCUMSTANCE, "processes")), (configs, WARNED)):
         for name in names:

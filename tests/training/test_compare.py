@@ -9,9 +9,9 @@ import pytest
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.stats import summarise_differences
-from sink_lens.training.compare import compare, write
+from sink_lens.training.compare import compare, write_comparison
 from sink_lens.training.config import CompareConfig
-from sink_lens.training.loss_curves import smooth, tokens_to_reach
+from sink_lens.training.loss_curves import running_mean, tokens_to_reach
 from sink_lens.training.pages.training import COMPARE
 from sink_lens.training.variants import group_runs
 
@@ -39,9 +39,9 @@ def variants(tmp_path, *, seeds=(0, 1, 2), masses=None, other=None, **options):
 
 
 def test_a_moving_mean_looks_backwards_only():
-    assert smooth(np.array([4.0, 2.0, 6.0, 0.0]), window=2).tolist() == [4.0, 3.0, 4.0, 3.0]
-    assert smooth(np.array([4.0, 2.0]), window=0).tolist() == [4.0, 2.0]
-    assert smooth(np.array([4.0, 2.0, 0.0]), window=9).tolist() == [4.0, 3.0, 2.0]
+    assert running_mean(np.array([4.0, 2.0, 6.0, 0.0]), window=2).tolist() == [4.0, 3.0, 4.0, 3.0]
+    assert running_mean(np.array([4.0, 2.0]), window=0).tolist() == [4.0, 2.0]
+    assert running_mean(np.array([4.0, 2.0, 0.0]), window=9).tolist() == [4.0, 3.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -310,4 +310,4 @@ def test_a_comparison_is_kept_as_a_run(tmp_path):
     assert kept.config["runs"]["per_head"]["2"].endswith("norm-2")
     assert COMPARE.headline(kept) == list(found.sentences)
     with pytest.raises(RunError, match=r"holds a finished run \(compare, "):
-        write(found, folder)
+        write_comparison(found, folder)
