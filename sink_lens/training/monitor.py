@@ -35,7 +35,7 @@ from ..models.family import Family
 from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of
 from ..models.running import switch_to_eval_mode
 from .monitor_alarms import Alarm, Alarms
-from .monitor_attention import Seen, first_sequences, keeps_documents_apart, read_queries_and_keys, uncached_autocast
+from .monitor_attention import Seen, keeps_documents_apart, read_queries_and_keys, take_sequences, uncached_autocast
 from .monitor_documents import Documents, find_documents, mask_without_window
 from .monitor_keys import PREFIX, KeySums, Reading
 from .monitor_readings import ReadingLog, Readings
@@ -109,7 +109,7 @@ class SinkMonitor:
             ModelError: no known family.
             InputError: an option out of its range.
         """
-        check_options(every=every, sequences=sequences, threshold=threshold)
+        check_monitor_options(every=every, sequences=sequences, threshold=threshold)
         self.alarms: list[Alarm] = []
         """Alarms of the rules in ``monitor_alarms``; each is logged as a warning too."""
         self.stopped = False
@@ -242,7 +242,7 @@ class SinkMonitor:
         self._sums = None
         if not self.stopped:
             with self._stop_on_error():
-                if sums is not None and self._has_all_layers(sums):
+                if sums is not None and sums.is_complete(len(self._layers), attention=self._attending):
                     sums.sum_values()
                     state = _READY
                 else:
@@ -323,10 +323,6 @@ class SinkMonitor:
             self._end = None
         self._inputs = self._valid = self._documents = self._apart = None
 
-    def _has_all_layers(self, sums: KeySums) -> bool:
-        """Check whether the totals ``sums`` have the stream and the attention of every layer."""
-        return sums.is_complete(range(len(self._layers)), attention=self._attending)
-
     def _hook_layers(self) -> None:
         """Put hooks on every layer, for its residual stream, and on every attention module."""
         once = iter([-1])
@@ -358,13 +354,13 @@ class SinkMonitor:
             raise InputError("the forward was given no input_ids and no inputs_embeds; need one of them by name")
         batch = tokens.shape[0]
         found = {name: named[name] for name in _INPUTS if named.get(name) is not None}
-        self._find_documents(found, batch=batch, length=tokens.shape[1])
+        self._set_documents(found, batch=batch, length=tokens.shape[1])
         n = self._sequences if self._documents is None else self._documents.n_rows
-        self._inputs = {name: first_sequences(one, n, batch) for name, one in found.items()}
+        self._inputs = {name: take_sequences(one, n, batch) for name, one in found.items()}
         self._valid = _token_mask(self._inputs, length=tokens.shape[1])
 
-    def _find_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
-        """Set ``_documents`` to the documents to read in ``inputs`` (``batch`` x ``length``), or None if not packed."""
+    def _set_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
+        """Set ``_documents`` to the documents to read in the packed rows of ``inputs``; None if rows are not packed."""
         self._documents = find_documents(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None
@@ -381,7 +377,7 @@ class SinkMonitor:
         )
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Take the hooks off after a forward; run the model again if it gave an ``output`` but a layer was not read."""
+        """Take the hooks off after a forward pass; if some layer was not read, run the model once more."""
         inputs, kept = self._inputs, None
         if output is None and self._end is not None and next(reversed(self._model._forward_hooks)) != self._end.id:
             # After an error torch goes on over these hooks, and one before the last must not be removed.
@@ -390,7 +386,8 @@ class SinkMonitor:
         self._end = kept
         if inputs is not None and output is not None and not self.stopped:
             with self._stop_on_error():
-                if self._sums is not None and not self._has_all_layers(self._sums):
+                sums, n_layers = self._sums, len(self._layers)
+                if sums is not None and not sums.is_complete(n_layers, attention=self._attending):
                     self._rerun_forward(inputs, call=self._model.forward)
 
     def _make_attention_hook(self, numbers: Iterator[int]) -> Callable[..., None]:
@@ -456,10 +453,10 @@ class SinkMonitor:
             )
 
     def _rerun_forward(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
-        """Read one more forward pass, ``call(**inputs)``, in evaluation mode and without gradients."""
+        """Run the forward pass ``call(**inputs)`` with hooks on, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
-        self._find_documents(inputs, batch=tokens.shape[0], length=tokens.shape[1])
+        self._set_documents(inputs, batch=tokens.shape[0], length=tokens.shape[1])
         self._valid = _token_mask(inputs, length=tokens.shape[1])
         self._hook_layers()
         try:
@@ -492,7 +489,7 @@ def _token_mask(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batc
     return valid & valid[:, :1]
 
 
-def check_options(**options: Any) -> None:
+def check_monitor_options(**options: Any) -> None:
     """Refuse monitor options that do not exist, have the wrong type or are out of range."""
     known = list(inspect.signature(SinkMonitor).parameters)[1:]
     if others := sorted(set(options) - set(known)):
@@ -508,7 +505,7 @@ def check_options(**options: Any) -> None:
 def _layers_by_module(
     modules: Sequence[nn.Module], *, layers: Sequence[int]
 ) -> Iterator[tuple[nn.Module, Iterator[int]]]:
-    """Yield each distinct module of ``modules`` and an endless cycle of the ``layers`` at its places in ``modules``."""
+    """Yield each distinct module, with an endless cycle of the layers that share it; ``layers`` names each entry's."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
             yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])

@@ -104,7 +104,7 @@ class Alarms:
         for rule in self.rules:
             values = {layer: value for (key, layer), value in reading.items() if key == rule.key and layer != -1}
             before = {layer: self._earlier.setdefault((rule.name, layer), []) for layer in values}
-            excess = {layer: _excess(value, before[layer], rule=rule) for layer, value in values.items()}
+            excess = {layer: _excess_over_median(value, before[layer], rule=rule) for layer, value in values.items()}
             if (whole := excess.get(None)) is not None:
                 total = self._sums[rule.name] = max(0.0, self._sums.get(rule.name, 0.0) + whole)
                 if total == 0:
@@ -123,10 +123,10 @@ class Alarms:
         return found
 
 
-def _excess(value: float, before: Sequence[float], *, rule: Rule) -> float | None:
-    """Return the amount by which ``value`` exceeds the median of earlier values, ``before``, plus the rule's allowance.
+def _excess_over_median(value: float, before: Sequence[float], *, rule: Rule) -> float | None:
+    """Return ``value`` minus the median of the earlier values, ``before``, and minus the rule's allowance.
 
-    If the rule says so, logarithms are compared. None if too few values came before, or a logarithm is undefined.
+    Some rules compare logarithms instead. None if there are too few earlier values, or if a logarithm is undefined.
     """
     if len(before) < rule.fewest:
         return None

@@ -62,9 +62,9 @@ def read_queries_and_keys(
     ours = copy.copy(config if own is None else own)
     vars(ours)[INNER_KERNEL] = _NAME
     device = next(module.parameters()).device
-    given = {name: None if isinstance(one, Cache) else first_sequences(one, n, batch) for name, one in kwargs.items()}
+    given = {name: None if isinstance(one, Cache) else take_sequences(one, n, batch) for name, one in kwargs.items()}
     given |= {"use_cache": False} if "use_cache" in given else {}
-    few = (None if isinstance(one, Cache) else first_sequences(one, n, batch) for one in args)
+    few = (None if isinstance(one, Cache) else take_sequences(one, n, batch) for one in args)
     kind = type(module)
     try:
         module.config = ours
@@ -93,14 +93,14 @@ def uncached_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-def first_sequences(value: Any, n: int, batch: int) -> Any:
+def take_sequences(value: Any, n: int, batch: int) -> Any:
     """Return ``value`` with each tensor in it whose first axis has ``batch`` entries cut to the first ``n`` of them."""
     if isinstance(value, Tensor):
         return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
     if isinstance(value, tuple | list) and not isinstance(value, Cache | BlockMask):
-        return type(value)(first_sequences(one, n, batch) for one in value)
+        return type(value)(take_sequences(one, n, batch) for one in value)
     if type(value) is dict:  # a mask for each kind of layer
-        return {name: first_sequences(one, n, batch) for name, one in value.items()}
+        return {name: take_sequences(one, n, batch) for name, one in value.items()}
     return value
 
 
@@ -115,7 +115,7 @@ def keeps_documents_apart(
     given = [kwargs.get("attention_mask"), *args]
     visible = next((found for one in given if (found := visible_keys(one)) is not None), None)
     if visible is not None:
-        visible = first_sequences(visible, documents.n_rows, batch)
+        visible = take_sequences(visible, documents.n_rows, batch)
         length = documents.segment.shape[1]
         return visible.shape[-2:] == (length, length) and documents.to(visible.device).are_kept_apart(visible)
     if "flash" not in kernel or kwargs.get("attention_mask") is not None:

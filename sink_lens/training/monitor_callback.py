@@ -7,7 +7,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from ..arguments import check_calls
-from .monitor import SinkMonitor, check_options
+from .monitor import SinkMonitor, check_monitor_options
 
 _LOGGER = logging.getLogger(__name__)
 STEP = "sinks/step"
@@ -36,7 +36,7 @@ class SinkMonitorCallback(TrainerCallback):
         Raises:
             InputError: an option does not exist or is out of its range.
         """
-        check_options(every=every, **options)
+        check_monitor_options(every=every, **options)
         self._every, self._options = every, options
         self._trainer = trainer
         self._refused = False

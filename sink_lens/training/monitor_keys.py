@@ -89,7 +89,7 @@ class KeySums:
     _values: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     """Few values each, whose sums are taken for all layers at once."""
     _seen: dict[int | None, tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    """Reach -> what ``_count_queries`` gives, which is the same in all such layers of a reading."""
+    """Reach -> what ``_count_queries_by_key`` gives, which is the same in all such layers of a reading."""
 
     def add_state(
         self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
@@ -148,7 +148,7 @@ class KeySums:
         self._values["entropy", layer] = attention.mean_over_rows(entropy, row_valid=real).float()
         self.largest["max_logit", layer] = highest.masked_fill(~real[:, None], -math.inf).amax().float()
         if reach not in self._seen or self._seen[reach][0].device != rows.device:
-            self._seen[reach] = _count_queries(
+            self._seen[reach] = _count_queries_by_key(
                 row_positions, real=real, n_keys=rows.shape[-1], reach=reach, threshold=self.threshold
             )
         seen, told, seen_later, told_later = (one[:, None] for one in self._seen[reach])
@@ -160,13 +160,13 @@ class KeySums:
         self._add_by_key("rate_by_key", (by_key > self.threshold).float(), where=told, layer=layer)
         self._add_by_key("mass_by_key", later / seen_later, where=told_later, layer=layer)
 
-    def is_complete(self, layers: range, *, attention: Sequence[int]) -> bool:
-        """Check whether the stream of all ``layers`` and the attention of the layers ``attention`` were added."""
-        read = {"kurtosis": layers, "entropy": attention}
+    def is_complete(self, n_layers: int, *, attention: Sequence[int]) -> bool:
+        """Check whether the stream of all layers and the attention of the layers ``attention`` were added."""
+        read = {"kurtosis": range(n_layers), "entropy": attention}
         return all((name, one) in self._values for name, some in read.items() for one in some)
 
     def sum_values(self) -> None:
-        """Replace the values collected so far by their sums and counts."""
+        """Replace the values that were collected of each layer by their sum and their count."""
         for name in sorted({name for name, _ in self._values}):
             layers = [layer for one, layer in self._values if one == name]
             device = self._values[name, layers[0]].device
@@ -199,9 +199,9 @@ class KeySums:
         attention = [layer for layer in layers if ("score_by_key", layer) in added]
         by_layer: dict[str, list[float]] = {}
         for name in ("rate_first", "mass_first", "entropy", "kurtosis"):
-            by_layer[name] = [_ratio(added.get((name, layer), _NOTHING)) for layer in layers]
+            by_layer[name] = [float(torch.div(*added.get((name, layer), _NOTHING))) for layer in layers]
         for name in ("norm_ratio", "dominance"):
-            by_layer[name] = [_ratio(added[name, layer]) for layer in range(-1, n_layers)]
+            by_layer[name] = [float(torch.div(*added[name, layer])) for layer in range(-1, n_layers)]
         for name in ("max_activation", "max_logit"):
             by_layer[name] = [float(self.largest.get((name, layer), math.nan)) for layer in layers]
         whole: dict[str, float] = {}
@@ -217,34 +217,34 @@ class KeySums:
                 if strongest == 0:  # known from every query
                     by_layer[f"{name}_strongest"] = by_layer[f"{name}_first"]
                 else:
-                    found = {layer: _ratio(added[f"{name}_by_key", layer][:, strongest]) for layer in attention}
-                    by_layer[f"{name}_strongest"] = [found.get(layer, math.nan) for layer in layers]
+                    pairs = {layer: added[f"{name}_by_key", layer][:, strongest] for layer in attention}
+                    by_layer[f"{name}_strongest"] = [float(torch.div(*pairs.get(layer, _NOTHING))) for layer in layers]
         shares = [added["coverage", layer] for layer in layers]
         by_layer["coverage"] = [float(share[:-1].max() / share[-1]) for share in shares]
-        widest = _argmax(by_layer["coverage"])
+        widest = _argmax_without_nan(by_layer["coverage"])
         if widest is not None:
             whole["coverage_dimension"] = int(shares[widest][:-1].argmax())
-        peak = _argmax(by_layer["dominance"][1:])
+        peak = _argmax_without_nan(by_layer["dominance"][1:])
         if peak is not None:
             whole["dimension"] = int(added["energy", peak].argmax())
         return _finite_reading(by_layer, whole, n_layers=n_layers)
 
     def _add_by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
-        """Store a layer's sum and count of ``values`` as ``name``, by key, over sequences and heads in ``where``."""
+        """Store as ``name`` the sum and count of each key's ``values``, over the sequences and heads in ``where``."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
         self.added[name, layer] = torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]).float()
 
 
-def _count_queries(
+def _count_queries_by_key(
     row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Count the sampled queries that see each attention key, and mark the keys that enough queries see.
+    """Count the sampled queries that see each key of the attention, and mark the keys that enough queries see.
 
     ``real`` is False at padding. A query sees ``reach`` positions (None: all). ``threshold`` decides how many suffice.
 
     Returns:
-        Counts for the sink score, mask of keys with enough; the same two for the mass. Each is "batch key".
+        Counts and mask for the sink score, which takes a key's own query; then both for the mass, which does not.
     """
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
@@ -266,13 +266,8 @@ def _reduce_over_processes(
     return {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
-def _ratio(pair: Tensor) -> float:
-    """Return the mean from a pair (sum, count); nan if both are 0."""
-    return float(pair[0] / pair[1])
-
-
-def _argmax(values: Sequence[float]) -> int | None:
-    """Return the index of the largest value, leaving out nan; None if all values are nan."""
+def _argmax_without_nan(values: Sequence[float]) -> int | None:
+    """Return the index of the largest value that is not nan; None if all values are nan."""
     known = [index for index, value in enumerate(values) if not math.isnan(value)]
     return max(known, key=lambda index: values[index]) if known else None
 
@@ -282,7 +277,8 @@ def _finite_reading(
 ) -> dict[tuple[str, int | None], float]:
     """Return the finite numbers as (key, layer) -> number, with None as layer for the whole model.
 
-    The model's number is in ``whole``, or the mean or largest of ``by_layer``, whose lists may begin with layer -1.
+    ``by_layer`` has a list for each key, which may begin with layer -1. The number of the whole model is taken from
+    ``whole``; if it is not there, it is the mean or the largest of the layers.
     """
     reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
