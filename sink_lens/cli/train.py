@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
-from ..training.config import EXAMPLE, TrainConfig, train_config
+from ..training.config import EXAMPLE, TrainConfig, build_train_config
 from .console import INTERRUPTED, app, console, echo, render_report
 from .options import Answer, DryRun, File, Out, Overwrite, Quiet, add_config_options, example_option
-from .run_kinds import print_parts
+from .run_kinds import print_items
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -31,15 +31,15 @@ Exit codes: 0 trained to the end, 2 bad input, 130 interrupted.
 """
 
 
-def _make_config(settings: Mapping[str, Any], where: str) -> TrainConfig:
+def _build_train_config(settings: Mapping[str, Any], where: str) -> TrainConfig:
     """Return the configuration of a training for settings (field -> value); ``where`` names their file, or is empty."""
     if not settings and not where:
         raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
-    return train_config(settings, where=where or "train")
+    return build_train_config(settings, where=where or "train")
 
 
 @app.command(epilog=_EXAMPLES)
-@add_config_options(TrainConfig, make=_make_config)
+@add_config_options(TrainConfig, make=_build_train_config)
 def train(
     config: TrainConfig,
     file: File = None,
@@ -53,7 +53,7 @@ def train(
     if dry_run:
         from ..training.passes import estimate_cost
 
-        return print_parts([estimate_cost(config)])
+        return print_items([estimate_cost(config)])
     from ..records import RUN_FILE
     from ..training.train import leave_process_group
     from ..training.train import train as run

@@ -27,9 +27,9 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     from ..training.pages.training import BRIEF, checkpoint_table
     from ..training.sink_birth import find_birth
     from ..training.watch import watch as measure
-    from ..training.watch import watch_folder
+    from ..training.watch import watch_output_folder
 
-    run, threshold = watch_folder(config), config.threshold
+    run, threshold = watch_output_folder(config), config.threshold
     frame = measure(config.run, config=config, progress=not quiet)
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")

@@ -218,12 +218,12 @@ def _read_tables(kind: str) -> tuple[Table, ...]:
     described = tomllib.loads(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
     tables = []
     for name, rest in described.items():
-        columns = [column for line in rest.pop("columns").items() for column in _parse_column(*line)]
+        columns = [column for line in rest.pop("columns").items() for column in _parse_column_line(*line)]
         tables.append(Table(name=name, columns=tuple(columns), **rest))
     return tuple(tables)
 
 
-def _parse_column(name: str, text: str) -> list[Column]:
+def _parse_column_line(name: str, text: str) -> list[Column]:
     """Parse a line of a TOML file, ``name = "float, nats. Meaning."``; two columns if it names two ends."""
     first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
     dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]

@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 from torch.utils.data import Subset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -39,7 +40,7 @@ class TrainingRows:
     """Hash of the training tokens."""
 
 
-def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
+def load_training_rows(config: TrainConfig, *, progress: bool) -> TrainingRows:
     """Load the rows to train on and the held-out rows of a configuration.
 
     They are packed from the text that the configuration names, or read from the cache if it has them.
@@ -72,10 +73,12 @@ def load_corpus(config: TrainConfig, *, progress: bool) -> TrainingRows:
 def check_given_rows(
     config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
 ) -> TrainingRows:
-    """Check ``data``, the (training, held-out) rows that ``train`` got with ``tokenizer``; hash the training rows.
+    """Check the rows that were given to ``train``, and return them with a hash of the training rows.
+
+    ``data`` is (rows to train on, rows held out); ``tokenizer`` is the one that made them, if it was given.
 
     Raises:
-        InputError: there are none, a row has not the configuration's length, or an id is too large for the model.
+        InputError: there are no rows, a row has not the configuration's length, or an id is too large for the model.
     """
     train, evaluation = data
     digest = hashlib.sha256()
@@ -103,7 +106,7 @@ def check_given_rows(
 
 
 def load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
-    """Load a configuration's tokenizer; ``bpe`` is trained once on the text and cached by ``source``, the text's hash.
+    """Load a training's tokenizer; ``bpe`` is trained on its text once and cached under the text's hash, ``source``.
 
     Raises:
         InputError: it cannot be read.
@@ -136,6 +139,10 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def stack_batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack rows of one length into the tensors ``input_ids`` and ``labels`` ("batch position")."""
+    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
+
+
 def _first_rows(rows: Rows, n: int) -> Rows:
-    """Return the first ``n`` of the rows, or all if there are fewer."""
     return Subset(cast("Any", rows), range(min(n, len(rows))))

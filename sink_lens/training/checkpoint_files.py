@@ -57,7 +57,7 @@ def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> Non
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """Return step -> folder of each checkpoint in ``folder``, newest first; ``checkpoint-N`` wins over ``latest-N``."""
+    """Return step -> folder of each checkpoint in ``folder``, newest first: ``checkpoint-N``, or else ``latest-N``."""
     by_step: dict[int, Path] = {}
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
@@ -117,11 +117,11 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 
 
 def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
-    """Remove from ``folder`` old ``latest-N`` checkpoints, and the optimizer's state of old ``checkpoint-N``.
+    """Remove old checkpoints from ``folder``: ``latest-N`` wholly, of ``checkpoint-N`` the optimizer's state alone.
 
-    All are old but the two newest whole checkpoints; once the run has ``finished``, all but the newest one.
+    The two newest whole checkpoints are not old; once the run has ``finished``, only the newest one is not.
     """
-    whole = [path for path in list_checkpoints(folder).values() if _sizes_fit(path)]
+    whole = [path for path in list_checkpoints(folder).values() if _looks_resumable(path)]
     for path in folder.iterdir():
         name, _, number = path.name.rpartition("-")
         if not number.isdecimal() or path in whole[: 1 if finished else 2]:
@@ -130,7 +130,7 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
             shutil.rmtree(path)
         elif f"{name}-" == KEPT:
             state = [part for pattern in _STATE for part in path.glob(pattern)]
-            if not state or not _sizes_fit(path):
+            if not state or not _looks_resumable(path):
                 continue
             listed = json_value((path / _MANIFEST).read_text(encoding="utf-8"))
             gone = {part.name for part in state}
@@ -143,8 +143,8 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
                     part.unlink()
 
 
-def _sizes_fit(folder: Path) -> bool:
-    """Check that a checkpoint can be resumed from and its files have the sizes in the manifest, without hashing."""
+def _looks_resumable(folder: Path) -> bool:
+    """Check that the checkpoint has the optimizer's state and that its files have the sizes in its manifest."""
     try:
         files = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
         return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)

@@ -323,24 +323,24 @@ watch = false             # measure the chain on every checkpoint that is kept
 
 
 def resolve_train_config(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """Return a training's configuration: ``config`` itself, read from that file, or the default; ``fields`` win."""
+    """Return ``config``, the configuration in the file ``config``, or the default (None), with ``fields`` changed."""
     if isinstance(config, TrainConfig):
         if "size" in fields:
             raise InputError("a configuration and a size were given; the configuration has its own: leave one out")
         return make_config(TrainConfig, config, fields, where="train")
-    return train_config({}, **fields) if config is None else read_train(config, **fields)
+    return build_train_config({}, **fields) if config is None else read_train_config(config, **fields)
 
 
-def read_train(path: str | Path, **changes: Any) -> TrainConfig:
+def read_train_config(path: str | Path, **changes: Any) -> TrainConfig:
     """Read a training's configuration from a TOML or JSON file; ``changes`` win over it.
 
     Raises:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
     """
-    return train_config(read_settings(path, what="a training"), where=str(path), **changes)
+    return build_train_config(read_settings(path, what="a training"), where=str(path), **changes)
 
 
-def train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
+def build_train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
     """Build a training's configuration from the mapping ``given``, called ``where`` in errors; ``changes`` win over it.
 
     Raises:

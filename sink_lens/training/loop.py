@@ -29,7 +29,7 @@ from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RunWriter
 from . import checkpoint_files
-from .batches import TrainingRows
+from .batches import TrainingRows, stack_batch
 from .config import TrainConfig
 from .muon import MuonWithAdamW
 
@@ -180,7 +180,10 @@ class Loop(Trainer):
     def _maybe_log_save_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride]  # it is called so
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, *rest: Any, learning_rate: float | None = None
     ) -> None:
-        """After a step, log ``tr_loss``, ``grad_norm``, ``learning_rate``, evaluate, save ``model``: each if due."""
+        """After a step, evaluate ``model``, add a row to the log and write a checkpoint, if this step asks for it.
+
+        ``tr_loss`` (the sum of the losses since the last row), ``grad_norm`` and ``learning_rate`` go into the log.
+        """
         del rest
         step, config = self.state.global_step, self.config
         if step == self._done:
@@ -224,7 +227,7 @@ class Loop(Trainer):
             safetensors.torch.load_model(cast("nn.Module", self.model), weights)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load optimizer and schedule from the folder ``checkpoint``; refuse a state of other shapes or other step."""
+        """Load optimizer and schedule from the folder ``checkpoint``; refuse them if shapes or step do not fit."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or self._resumed is None or self.is_fsdp_enabled:
             return
@@ -288,11 +291,9 @@ class Loop(Trainer):
         self._written = time.perf_counter()
 
     def _mean_over_processes(self, value: Tensor) -> float:
-        """Return the mean over all processes of a tensor with a single number."""
         return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
 
     def _seconds_so_far(self) -> float:
-        """Return the seconds of training so far, including the time before a resume."""
         return self._seconds + time.perf_counter() - self._begun
 
     def _check_finite(self) -> None:
@@ -301,7 +302,7 @@ class Loop(Trainer):
             return
         broken = "gradient" if self._last_loss is not None and bool(torch.isfinite(self._last_loss)) else "loss"
         raise RunError(
-            f"the {broken} is not finite at step {step:.0f}; need numbers. {self._last_good_text()} "
+            f"the {broken} is not finite at step {step:.0f}; need numbers. {self._last_checkpoint_text()} "
             f"Nothing later was saved. Lower lr ({self.config.lr:g}), lengthen warmup or "
             f"{'lower clip' if self.config.clip else 'set clip'}, and train into another folder."
         )
@@ -309,7 +310,10 @@ class Loop(Trainer):
     # --- checkpoints
 
     def _write_checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
-        """Write a checkpoint of ``model`` and ``tr_loss``, and name its folder ``prefix`` + step when it is whole."""
+        """Write a checkpoint of ``model`` into a temporary folder, renamed to ``prefix`` + step when it is whole.
+
+        The checkpoint also keeps ``tr_loss``, the sum of the losses since the last row of the log.
+        """
         self._check_finite()
         since_row = self._mean_over_processes(tr_loss)
         step, first = self.state.global_step, self.args.should_save
@@ -317,7 +321,7 @@ class Loop(Trainer):
         self._part = self._folder / f".part-{step}"
         if first:
             self.write_log()
-            self._prepare_folder()
+            self._prepare_checkpoint_folder()
         self.accelerator.wait_for_everyone()
         try:
             save_checkpoint(self, model)
@@ -335,7 +339,7 @@ class Loop(Trainer):
                 checkpoint_files.remove_superseded_checkpoints(self._folder, finished=step == self.config.steps)
         except (OSError, RuntimeError, SafetensorError) as error:  # a full disk; torch's is a RuntimeError
             shutil.rmtree(self._part, ignore_errors=True)
-            raise self._write_error(target, first_line_of_error(error)) from error
+            raise self._unwritten_checkpoint_error(target, first_line_of_error(error)) from error
         self.accelerator.wait_for_everyone()
         if first and prefix == checkpoint_files.KEPT and self._watch is not None:
             begun = time.perf_counter()
@@ -344,30 +348,30 @@ class Loop(Trainer):
             self._begun += time.perf_counter() - begun  # the seconds of the log are those of training
         self.accelerator.wait_for_everyone()
 
-    def _prepare_folder(self) -> None:
+    def _prepare_checkpoint_folder(self) -> None:
         """Empty the temporary folder of a checkpoint; refuse weights that are not finite or do not fit on the disk."""
         parameters = list(cast("nn.Module", self.model).parameters())
         if not self.is_fsdp_enabled and not all(bool(torch.isfinite(one).all()) for one in parameters):
             raise RunError(
                 f"the weights are not finite after step {self.state.global_step}; need finite ones. "
-                f"{self._last_good_text()} Nothing later was saved. Lower lr, and train into another folder."
+                f"{self._last_checkpoint_text()} Nothing later was saved. Lower lr, and train into another folder."
             )
         shutil.rmtree(self._part, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         needed = 3 * sum(one.numel() * one.element_size() for one in parameters)  # AdamW has two moments
         if shutil.disk_usage(self._folder).free < needed:
-            raise self._write_error(self._part, f"it needs about {needed:,} bytes: the disk is full")
+            raise self._unwritten_checkpoint_error(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
-    def _write_error(self, path: Path, reason: str) -> RunError:
-        """Return the error if a checkpoint cannot be written to ``path`` for ``reason``; it names the last good one."""
+    def _unwritten_checkpoint_error(self, path: Path, reason: str) -> RunError:
+        """Return the error for a checkpoint that ``reason`` keeps from ``path``; it names the last good checkpoint."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
-            f"are free). {self._last_good_text()} Free some space and run the same again: it goes on from there."
+            f"are free). {self._last_checkpoint_text()} Free some space and run the same again: it goes on from there."
         )
 
-    def _last_good_text(self) -> str:
-        """Return a sentence for errors that names the newest checkpoint, or says that there is none yet."""
+    def _last_checkpoint_text(self) -> str:
+        """Return a sentence that names the newest checkpoint, or says that there is none yet."""
         there = checkpoint_files.list_checkpoints(self._folder)
         return f"The last good checkpoint is {there[max(there)]}." if there else "There is no checkpoint yet."
 
@@ -415,8 +419,3 @@ class Order(Sampler[int]):
             passed = torch.randperm(self._n_sequences, generator=generator)[:left].tolist()
             yield from passed
             left -= len(passed)
-
-
-def stack_batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack rows of one length into the tensors ``input_ids`` and ``labels`` ("batch position")."""
-    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}

@@ -22,10 +22,10 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
     """
     if tokenizer is not None:
         check_vocabulary(tokenizer, vocab_size=config.vocab_size)
-    model = _draw_weights(config, tokenizer, attention=config.attention, value_norm=config.value_norm)
+    model = _build_variant(config, tokenizer, attention=config.attention, value_norm=config.value_norm)
     if (config.attention, config.value_norm) == ("softmax", "none"):
         return model
-    alike = dict(_draw_weights(config, tokenizer, attention="softmax", value_norm="none").named_parameters())
+    alike = dict(_build_variant(config, tokenizer, attention="softmax", value_norm="none").named_parameters())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in alike:
@@ -46,10 +46,10 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
         )
 
 
-def _draw_weights(
+def _build_variant(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
 ) -> HeadNormForCausalLM:
-    """Build the model of ``config`` with another ``attention`` and ``value_norm``; the config's seed draws weights."""
+    """Build the model of ``config``, but with this ``attention`` and ``value_norm``, with weights from its seed."""
     asked: Any = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

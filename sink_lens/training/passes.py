@@ -13,8 +13,8 @@ _COPIES = 4
 """Copies of the parameters: weights, gradients and the two moments of the optimizer."""
 
 
-def count_passes(config: TrainConfig) -> Passes:
-    """Count the steps of a training and the memory of its parameters and activations."""
+def count_training_passes(config: TrainConfig) -> Passes:
+    """Return the forward and backward passes of a training, with the memory of its parameters and activations."""
     n_parameters, undecayed = count_parameters(config)
     micro, tokens = config.batch // config.accumulation, config.batch * config.length
     width = config.n_layers * (16 * config.d_model + 4 * config.d_mlp) + 4 * config.vocab_size
@@ -43,7 +43,7 @@ def estimate_cost(config: TrainConfig) -> Cost:
     Raises:
         InputError: what ``train`` would refuse, the data apart.
     """
-    asked, n_parameters = count_passes(config), count_parameters(config)[0]
+    asked, n_parameters = count_training_passes(config), count_parameters(config)[0]
     shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
     on_cpu = config.device == "cpu"
     if config.device is None:
@@ -59,12 +59,12 @@ def estimate_cost(config: TrainConfig) -> Cost:
             source=OF_A_MATRIX,
             **shared,
         )
-    seconds, peak, device = time_step(config)
+    seconds, peak, device = time_training_step(config)
     a_token = seconds / (BACKWARD * config.batch * config.length)
     return Cost(device=device, seconds_a_token=a_token, bytes_peak=peak, source="one timed step", **shared)
 
 
-def time_step(config: TrainConfig) -> tuple[float, int, str]:
+def time_training_step(config: TrainConfig) -> tuple[float, int, str]:
     """Time a training step on random tokens, after one that is not timed; nothing is written, and no data is read.
 
     Returns:

@@ -332,7 +332,7 @@ class PrefixModel(nn.Module):
         """
         folder = Path(model_id)
         if config is None:
-            config = _saved_config(folder, architecture=type(model).__name__)
+            config = _read_saved_config(folder, architecture=type(model).__name__)
         files = [folder / name for name in (WEIGHTS_FILE, "model.safetensors") if (folder / name).is_file()]
         if not files:
             raise ModelError(f"{folder} has no {WEIGHTS_FILE}; need the folder that save_pretrained wrote")
@@ -351,7 +351,7 @@ class PrefixModel(nn.Module):
         return made
 
     def unload(self) -> PreTrainedModel:
-        """Take the module off and return the model, whose parameters can be trained again if they could before."""
+        """Take the prefix off the heads; return the model, whose parameters are trainable again if they were before."""
         for hook in self._hooks:
             hook.remove()
         for module in list(self.base_model.modules()):
@@ -387,7 +387,7 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
     return PrefixModel(model, make_config(PrefixConfig, config, fields))
 
 
-def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
+def _read_saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
     """Read the configuration of the adapter saved in ``folder``; refuse another model class than ``architecture``."""
     try:
         saved = json_value((folder / CONFIG_FILE).read_text(encoding="utf-8"))

@@ -27,7 +27,7 @@ from ..models.private_apis import use_one_gpu
 from ..models.wrapping import keep_random_state
 from ..records import Result, RunWriter, create_run, versions
 from . import checkpoint_files
-from .batches import Rows, TrainingRows, check_given_rows, load_corpus, tokenizer_hash
+from .batches import Rows, TrainingRows, check_given_rows, load_training_rows, tokenizer_hash
 from .checkpoint_files import Checkpoint
 from .config import TrainConfig, resolve_train_config
 from .loop import Loop
@@ -95,10 +95,10 @@ def train(
     folder = Path(out)
     with keep_random_state(), silence_transformers():
         args = trainer_arguments(config, folder, device=device)
-        check_processes(config, args.world_size)
+        check_batch_divisible(config, args.world_size)
         with args.main_process_first(local=False, desc="packing"):
             corpus = (
-                load_corpus(config, progress=progress and args.should_save)
+                load_training_rows(config, progress=progress and args.should_save)
                 if rows is None
                 else check_given_rows(config, rows, tokenizer=own_tokenizer)
             )
@@ -233,8 +233,8 @@ def choose_device(config: TrainConfig) -> str:
     return device
 
 
-def check_processes(config: TrainConfig, n_processes: int) -> None:
-    """Refuse a batch that ``n_processes`` cannot share evenly."""
+def check_batch_divisible(config: TrainConfig, n_processes: int) -> None:
+    """Refuse a batch that cannot be split evenly over the processes and the forwards of a step."""
     if config.batch % (config.accumulation * n_processes):
         raise InputError(
             f"batch is {config.batch} sequences, for {n_processes} processes with {config.accumulation} "
@@ -339,7 +339,10 @@ def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *
 
 @contextlib.contextmanager
 def _handle_interrupt(loop: Loop, args: TrainingArguments) -> Iterator[None]:
-    """Within the block, a Ctrl-C lets ``loop`` save and stop; a second one stops at once. Then write the log."""
+    """Within the block, a first Ctrl-C lets ``loop`` save and stop, and a second one stops at once.
+
+    The log is written when the block ends, also after an error.
+    """
     own = args.world_size == 1 and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
 

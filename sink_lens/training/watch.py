@@ -26,13 +26,10 @@ from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, read_run, versions
 from ..records.checkpoints import checkpoint_folders
 from ..schema import SINK_THRESHOLD
-from .batches import load_corpus
+from .batches import load_training_rows
 from .checkpoint_files import read_checkpoint
 from .checkpoint_folders import Checkpoints, count_tokens_seen, find_checkpoints
-from .config import WatchConfig, train_config
-from .sink_birth import Birth, find_birth
-
-__all__ = ["Birth", "find_birth", "measure_checkpoint", "watch"]
+from .config import WatchConfig, build_train_config
 
 COLUMNS = {
     "step": "int64",
@@ -114,7 +111,7 @@ def watch(
     """
     named = {"run": run_folder if isinstance(run_folder, str | Path) else "checkpoints"}
     config = make_config(WatchConfig, config, named | fields, where="watch")
-    if not _is_run(run_folder):
+    if not _is_run_folder(run_folder):
         return _watch_other_checkpoints(run_folder, config=config, tokens=tokens, progress=progress)
     if config.out is not None or config.step_tokens is not None:
         raise InputError(
@@ -123,15 +120,15 @@ def watch(
         )
     run = read_run(run_folder)
     checkpoints = checkpoint_folders(run)
-    tokenizer = run_tokenizer(run)
+    tokenizer = load_run_tokenizer(run)
     if tokens is None:
-        tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
+        tokens = load_evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
     step_tokens = run.config["length"] * run.config["batch"]
     with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
-        return _measure_missing(
+        return _measure_missing_checkpoints(
             checkpoints,
             tokens,
-            kept=kept,
+            writer=kept,
             tokenizer=tokenizer,
             seen=lambda step: step * step_tokens,
             config=config,
@@ -139,14 +136,14 @@ def watch(
         )
 
 
-def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
-    """Check whether ``source`` is a folder with a run (run.json), or a path that does not exist."""
+def _is_run_folder(source: Checkpoints) -> TypeGuard[str | Path]:
+    """Check whether ``source`` is a run's folder (it has a run.json), or a path at which nothing is yet."""
     return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
 
 
-def watch_folder(config: WatchConfig) -> Path:
+def watch_output_folder(config: WatchConfig) -> Path:
     """Return the folder that the measurements are written to: the run's, else ``out`` or ``runs/watch-NAME``."""
-    if config.out is None and _is_run(config.run):
+    if config.out is None and _is_run_folder(config.run):
         return Path(config.run)
     return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
 
@@ -173,7 +170,7 @@ def _watch_other_checkpoints(
         tokens = from_text(bundled_text(), lens.tokenizer, sequences=config.sequences, length=length, name="moby_dick")
     named = str(source) if isinstance(source, str | Path) else [str(step) for step in checkpoints]
     with create_run(
-        watch_folder(config),
+        watch_output_folder(config),
         kind="watch",
         config={"checkpoints": named},
         provenance={"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()},
@@ -181,10 +178,10 @@ def _watch_other_checkpoints(
         reopen=True,
         overwrite=not config.resume,
     ) as kept:
-        return _measure_missing(
+        return _measure_missing_checkpoints(
             checkpoints,
             tokens,
-            kept=kept,
+            writer=kept,
             tokenizer=None,
             seen=lambda step: count_tokens_seen(checkpoints[step], step=step, step_tokens=config.step_tokens),
             config=config,
@@ -192,25 +189,26 @@ def _watch_other_checkpoints(
         )
 
 
-def _measure_missing(
-    found: Mapping[int, str | Path | PreTrainedModel],
+def _measure_missing_checkpoints(
+    checkpoints: Mapping[int, str | Path | PreTrainedModel],
     tokens: TokenBatch,
     *,
-    kept: RunWriter,
+    writer: RunWriter,
     tokenizer: PreTrainedTokenizerBase | None,
     seen: Callable[[int], int | None],
     config: WatchConfig,
     progress: bool,
 ) -> pd.DataFrame:
-    """Measure the checkpoints ``found`` that the table ``watch`` of ``kept`` lacks; write it after each, return it.
+    """Measure all checkpoints that the table ``watch`` of the run folder lacks, and return the whole table.
 
-    ``seen`` gives the number of tokens trained on until a step; ``tokens`` are the sequences that are read.
+    The table is written by ``writer`` after each checkpoint. ``seen`` gives the number of tokens trained on until a
+    step; ``tokens`` are the sequences that the models read.
     """
     frame = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
-    if config.resume and "watch" in (tables := read_run(kept.folder).tables):
-        frame = _earlier_rows(tables["watch"], kept.folder, tokens, threshold=config.threshold)
+    if config.resume and "watch" in (tables := read_run(writer.folder).tables):
+        frame = _reusable_rows(tables["watch"], writer.folder, tokens, threshold=config.threshold)
     have = set(frame["step"].tolist())
-    missing = {step: path for step, path in found.items() if step not in have}
+    missing = {step: path for step, path in checkpoints.items() if step not in have}
     for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
         try:
             if isinstance(path, Path) and (path / "checkpoint.json").exists():
@@ -229,7 +227,7 @@ def _measure_missing(
             failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
             rows = _with_step_columns(failed, step=step, seen=seen(step), tokens=tokens)
         frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
-        kept.write_table("watch", frame)
+        writer.write_table("watch", frame)
     return frame
 
 
@@ -244,8 +242,8 @@ def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 
-def _earlier_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
-    """Return the rows of ``frame`` without failed checkpoints; refuse one of other tokens or without ``threshold``."""
+def _reusable_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
+    """Return an earlier table's rows but those of failed checkpoints; refuse other tokens or another ``threshold``."""
     whole = frame.loc[frame["error"].isna()]
     what = f"{folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (--again)."
@@ -257,7 +255,7 @@ def _earlier_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, thres
     return _with_column_types(whole).reset_index(drop=True)
 
 
-def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
+def load_run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer in a training run's folder; return None if the folder has none.
 
     Raises:
@@ -272,7 +270,7 @@ def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
         raise RunError(f"{folder} cannot be read ({error}); need the tokenizer's files as they were saved") from error
 
 
-def evaluation_tokens(
+def load_evaluation_tokens(
     run: Run, tokenizer: PreTrainedTokenizerBase | None, *, sequences: int, length: int
 ) -> TokenBatch:
     """Load the first ``length`` tokens of a run's evaluation sequences, or else pieces of the bundled prose.
@@ -288,7 +286,7 @@ def evaluation_tokens(
     why = "it was given as rows" if run.provenance.get("data_source") == "given" else ""
     if not why:
         try:
-            corpus = load_corpus(train_config(run.config, where=str(run.folder)), progress=False)
+            corpus = load_training_rows(build_train_config(run.config, where=str(run.folder)), progress=False)
         except SinkLensError as error:
             why = str(error)
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from sink_lens import cli, read_run
-from sink_lens.training.config import TrainConfig, read_train
+from sink_lens.training.config import TrainConfig, read_train_config
 from sink_lens.training.passes import count_parameters
 
 PAGE = (Path(__file__).parents[2] / "docs/train_at_scale.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     Path("text.txt").write_text("It was the best of times, it was the worst of times, and nobody knew. " * 60)
     (file,) = re.findall(r"^```toml\n(.*?)^```", PAGE, flags=re.M | re.S)
     Path("paper.toml").write_text(file)
-    asked = read_train("paper.toml")
+    asked = read_train_config("paper.toml")
     given = {"data": asked.data, "tokenizer": asked.tokenizer, "compile": True, "watch": True}
     assert asked == replace(TrainConfig(size="paper", value_norm_init="dummy_pass"), **given)
     (block,) = re.findall(r"^```\n(sink-lens.*?)^```", PAGE, flags=re.M | re.S)

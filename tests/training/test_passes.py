@@ -19,7 +19,7 @@ def test_a_whole_step_is_timed_after_one_that_is_not(monkeypatch, compiled):
     forward = HeadNormForCausalLM.forward
     monkeypatch.setattr(HeadNormForCausalLM, "forward", lambda *a, **k: calls.append("step") or forward(*a, **k))
     sizes = {"n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 300, "length": 16, "device": "cpu"}
-    seconds, peak, device = passes.time_step(TrainConfig(**sizes, batch=4, accumulation=2, compile=compiled))
+    seconds, peak, device = passes.time_training_step(TrainConfig(**sizes, batch=4, accumulation=2, compile=compiled))
     assert (seconds > 0, peak > 0, device) == (True, True, "cpu")
     assert calls == ["compiled"] * compiled + ["step"] * 2 * 2
 

@@ -25,10 +25,10 @@ from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.training import checkpoint_files
 from sink_lens.training import loop as loop_module
-from sink_lens.training.batches import load_corpus, tokenizer_hash
+from sink_lens.training.batches import load_training_rows, tokenizer_hash
 from sink_lens.training.loop import Loop, Order, learning_rate
 from sink_lens.training.model import model_of
-from sink_lens.training.train import check_processes, choose_device, train, trainer_arguments
+from sink_lens.training.train import check_batch_divisible, choose_device, train, trainer_arguments
 
 from .tiny_run import LENGTH, VOCAB_SIZE, after_step, config_of, data, rows, stop_at, trained
 
@@ -207,7 +207,7 @@ def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refuse
     with pytest.raises(InputError, match="device is cuda and there is none; need one of cpu"):
         choose_device(config_of(device="cuda"))
     with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards per step each"):
-        check_processes(config_of(accumulation=2), 3)
+        check_batch_divisible(config_of(accumulation=2), 3)
 
 
 # --- a run
@@ -510,7 +510,7 @@ def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, mon
     text.write_text("It was the best of times, it was the worst of times, and nobody knew which. " * 60)
     config = config_of(data=str(text), vocab_size=280, steps=2, warmup=0, eval_every=2)
     made = train(config, out=tmp_path / "run", progress=False)
-    corpus = load_corpus(config, progress=False)
+    corpus = load_training_rows(config, progress=False)
     hashes = {"data_sha256": corpus.sha256, "tokenizer_sha256": tokenizer_hash(corpus.tokenizer)}
     assert hashes.items() <= read_run(made.folder).provenance.items()
     assert corpus.train[0]["input_ids"][0] == corpus.tokenizer.bos_token_id

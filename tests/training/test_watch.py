@@ -19,7 +19,8 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoint_folders
 from sink_lens.training.checkpoint_folders import find_checkpoints
-from sink_lens.training.watch import evaluation_tokens, find_birth, measure_checkpoint, run_tokenizer, watch
+from sink_lens.training.sink_birth import find_birth
+from sink_lens.training.watch import load_evaluation_tokens, load_run_tokenizer, measure_checkpoint, watch
 
 from .runs import CONFIG, EACH, watched, write_run
 
@@ -249,11 +250,11 @@ def test_a_run_that_is_being_written_is_refused(run):
 def test_rows_that_cannot_be_had_again_are_replaced_by_the_prose_and_that_is_said(tmp_path):
     run = read_run(course(tmp_path / "run", sinks=()))
     with pytest.warns(UserWarning, match="measured on the bundled prose: .*given as rows"):
-        tokens = evaluation_tokens(run, run_tokenizer(run), sequences=4, length=64)
+        tokens = load_evaluation_tokens(run, load_run_tokenizer(run), sequences=4, length=64)
     assert (tokens.n_sequences, tokens.n_positions) == (4, CONFIG["length"])  # the run's context is shorter than 64
     assert tokens.source == "text:moby_dick"
     with pytest.raises(RunError, match="has no tokenizer for other text"):
-        evaluation_tokens(run, None, sequences=4, length=64)
+        load_evaluation_tokens(run, None, sequences=4, length=64)
 
 
 # --- checkpoints of others

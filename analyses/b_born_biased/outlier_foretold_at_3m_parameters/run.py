@@ -33,7 +33,7 @@ from sink_lens.report.style import (
     panel,
     without_formulas,
 )
-from sink_lens.training.watch import evaluation_tokens, run_tokenizer
+from sink_lens.training.watch import load_evaluation_tokens, load_run_tokenizer
 
 ARMS = {"softmax": "none", "headnorm": "shared", "position": "position"}
 """Arms of one seed begin with the same weights and see the same data."""
@@ -88,9 +88,9 @@ def asked(work: Work):
 def trained(work: Work, arm: str, seed: int):
     """Step -> what opens the checkpoint, of a model that is trained beside the run folder where it is not yet."""
     run = read_run(work.trained(arm, seed=seed, value_norm=ARMS[arm]))
-    tokenizer = run_tokenizer(run)
+    tokenizer = load_run_tokenizer(run)
     opened = {step: partial(load, str(path), tokenizer=tokenizer) for step, path in checkpoint_folders(run).items()}
-    return opened, evaluation_tokens(run, tokenizer, sequences=32, length=64)
+    return opened, load_evaluation_tokens(run, tokenizer, sequences=32, length=64)
 
 
 def planted_pair(work: Work, seed: int):

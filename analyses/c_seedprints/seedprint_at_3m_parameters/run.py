@@ -27,7 +27,7 @@ from sink_lens.report.style import (
     panel,
     without_formulas,
 )
-from sink_lens.training.config import read_train
+from sink_lens.training.config import read_train_config
 
 NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
 ARMS = {"softmax": "none", "headnorm": "shared"}
@@ -120,7 +120,7 @@ def trained(work: Work) -> pd.DataFrame:
     for arm, norm in ARMS.items():
         for seed in SEEDS:
             folder = work.shared / f"{arm}-{seed}"
-            asked = read_train(work.folder / "train.toml", seed=seed, value_norm=norm)
+            asked = read_train_config(work.folder / "train.toml", seed=seed, value_norm=norm)
             train(asked, out=folder, progress=work.progress)
             for step in STEPS[arm]:
                 lens = load(folder / "checkpoints" / f"checkpoint-{step}")

@@ -61,7 +61,7 @@ def draw_course(
         log: tokens, loss and eval_loss of the run; the loss on the watched sequences alone if None.
         born: tokens at the sink's birth.
     """
-    watched, unit = _with_steps(watched)
+    watched, unit = _use_steps_if_tokens_unknown(watched)
     figure = canvas(width=9.4, height=9.6)
     scale = _TokenScale(watched["tokens"].to_numpy(float))
     places = iter(range(1, 9))
@@ -127,7 +127,7 @@ _COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "supe
 """Measure of the whole model, label, colour and mark."""
 
 
-def _with_steps(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def _use_steps_if_tokens_unknown(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return (table, "tokens"); if a number of tokens is unknown, steps take their place, and the text is "steps"."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
@@ -295,7 +295,7 @@ def _last_values_text(run: Run) -> str:
     return ", ".join(parts)
 
 
-def _sentences(run: Run) -> list[str]:
+def _training_sentences(run: Run) -> list[str]:
     """Return sentences on the training: its length, the losses, and the sink if it was watched."""
     sentences = []
     log = run.optional("log", columns=_LOG)
@@ -367,7 +367,7 @@ def _loss_figure(run: Run) -> tuple[str, Figure]:
 
 def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a table ``watch`` that are of the whole model."""
-    watch, _ = _with_steps(watch)
+    watch, _ = _use_steps_if_tokens_unknown(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
@@ -415,11 +415,11 @@ _COURSE = Drawn(
 _CHECKPOINTS = Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table)
 TRAIN = Page(
     title=_training_title,
-    headline=_sentences,
+    headline=_training_sentences,
     figures=(Drawn(key="loss", title="Loss", make=_loss_figure, data=whole_table("log")), _COURSE),
     tables=(_CHECKPOINTS, Listed(key="log-table", title="Log", make=_log_table)),
 )
-WATCH = Page(title=_watch_title, headline=_sentences, figures=(_COURSE,), tables=(_CHECKPOINTS,))
+WATCH = Page(title=_watch_title, headline=_training_sentences, figures=(_COURSE,), tables=(_CHECKPOINTS,))
 
 
 def _variant_names(run: Run) -> list[str]:
