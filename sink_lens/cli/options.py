@@ -165,7 +165,7 @@ def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
 def build_config(
     kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
 ) -> C:
-    """Return a command's configuration for settings (field -> value); ``where`` names their file in errors."""
+    """Return a configuration with ``settings`` (field -> value), by ``make`` if given; errors call them ``where``."""
     return make_config(kind, None, settings, where=where) if make is None else make(settings, where)
 
 

@@ -17,18 +17,7 @@ from .console import (
     silence_if_quiet,
     terminal_table,
 )
-from .options import (
-    Answer,
-    DryRun,
-    File,
-    InShard,
-    Out,
-    Overwrite,
-    Quiet,
-    add_config_options,
-    example_option,
-    json_rows,
-)
+from .options import Answer, DryRun, File, InShard, Out, Overwrite, Quiet, add_config_options, example_option, json_rows
 
 
 def add_command(kind: RunKind) -> None:
@@ -107,21 +96,21 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
     return Answer(found=lambda: where | dict(found), exit_code=code)
 
 
-def print_items(parts: Iterable[Any]) -> Answer:
-    """Print texts, tables and costs; the answer for ``--json`` has the costs' lines and the tables' rows."""
+def print_items(items: Iterable[Any]) -> Answer:
+    """Print each text, table or cost; return the answer for ``--json``: the costs' lines and the tables' rows."""
     from ..estimate import Cost, cost_table
 
     found: list[Any] = []
-    for part in parts:
-        shown = part
-        if isinstance(part, Cost):
-            shown = cost_table(part)
+    for item in items:
+        shown = item
+        if isinstance(item, Cost):
+            shown = cost_table(item)
             found += render_lines(shown)
-        elif hasattr(part, "heads"):  # a page's table
-            shown = terminal_table(part.heads, part.rows, wrapped=part.heads)
-            found += json_rows(part.numbers)
-        elif hasattr(part, "iloc"):  # a data frame; its class is not imported, since a dry run does without pandas
-            shown = frame_table(part, list(part.columns))
+        elif hasattr(item, "heads"):  # a page's table
+            shown = terminal_table(item.heads, item.rows, wrapped=item.heads)
+            found += json_rows(item.numbers)
+        elif hasattr(item, "iloc"):  # a data frame; its class is not imported, since a dry run does without pandas
+            shown = frame_table(item, list(item.columns))
         console().print(shown, soft_wrap=isinstance(shown, str))
     return Answer(found=lambda: {"dry_run": found})
 
