@@ -43,14 +43,13 @@ def main() -> None:
     app(prog_name="sink-lens")
 
 
-def _show_version(asked: bool) -> bool:
-    """Print the version and stop, if ``--version`` was given; return what was given."""
+def _show_version(asked: bool) -> None:
+    """Print the version and stop, if ``--version`` was given."""
     if asked:
         from importlib.metadata import version
 
         typer.echo(f"sink-lens {version('sink-lens')}")
         raise typer.Exit
-    return asked
 
 
 @app.callback()

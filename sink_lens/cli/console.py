@@ -1,4 +1,4 @@
-"""What every command shares: the group that turns errors into exit codes, the console, and how sizes are shown."""
+"""What every command shares: errors turned into exit codes, the console, messages, tables, and the drawing of pages."""
 
 import contextlib
 import errno

@@ -192,7 +192,7 @@ def column_names(kind: str, name: str) -> list[str]:
 
 
 def column_meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
-    """Return column -> meaning for these columns, from the one table of the kind that has most of them."""
+    """Return column -> meaning for those of ``columns`` that stand in the kind's table which has most of them."""
     asked = set(columns)
     known = [{one.name: one.meaning for one in table.columns if one.name in asked} for table in tables_of(kind)]
     return max(known, key=len, default={})
@@ -224,7 +224,7 @@ def _read_tables(kind: str) -> tuple[Table, ...]:
 
 
 def _parse_column_line(name: str, text: str) -> list[Column]:
-    """Parse a line of a TOML file, ``name = "float, nats. Meaning."``; two columns if it names two ends."""
+    """Parse a TOML line, ``name = "float, nats. Meaning."``, to its column, or to two columns for ``low/high``."""
     first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
     dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]
     meanings = {first: meaning}

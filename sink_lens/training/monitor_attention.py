@@ -42,7 +42,8 @@ def read_queries_and_keys(
 ) -> Seen:
     """Read the queries and keys of the first ``n`` sequences by calling an attention module a second time.
 
-    The call ends as soon as queries and keys are known. If the module's class computes attention without transformers'
+    They are returned as (scores, learned sink logits or None, True if weights are sigmoids). The call ends as soon as
+    queries and keys are known. If the module's class computes attention without transformers'
     attention interface, a subclass that uses the interface takes its place during the call.
 
     Args:
@@ -87,14 +88,14 @@ def read_queries_and_keys(
 
 @contextlib.contextmanager
 def uncached_autocast(device: torch.device) -> Iterator[None]:
-    """Within the block, keep the autocast of ``device`` but not its cache, whose weights would lack gradients."""
+    """Within the block, switch off the cache of autocast, so that training never reuses weights without gradients."""
     on = torch.is_autocast_enabled(device.type)
     with torch.autocast(device.type, dtype=torch.get_autocast_dtype(device.type), enabled=on, cache_enabled=False):
         yield
 
 
 def take_sequences(value: Any, n: int, batch: int) -> Any:
-    """Return ``value`` with each tensor in it whose first axis has ``batch`` entries cut to the first ``n`` of them."""
+    """Return ``value``, in which each tensor of ``batch`` sequences keeps the first ``n`` of them alone."""
     if isinstance(value, Tensor):
         return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
     if isinstance(value, tuple | list) and not isinstance(value, Cache | BlockMask):
@@ -107,10 +108,10 @@ def take_sequences(value: Any, n: int, batch: int) -> Any:
 def keeps_documents_apart(
     documents: Documents, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, kernel: str, batch: int
 ) -> bool:
-    """Check from ``args`` and ``kwargs`` of an attention call if tokens attend within their own document alone.
+    """Check whether tokens attend within their own document alone, in a call of attention with ``args`` and ``kwargs``.
 
-    The mask decides. Without a mask, a flash ``kernel`` keeps documents apart if it is given lengths, or positions and
-    a ``batch`` of one row; any other kernel attends over the whole row.
+    The mask tells it. Without a mask, a flash ``kernel`` keeps documents apart if it is given their lengths, or if it
+    is given positions and the ``batch`` has one row; any other kernel attends over the whole row.
     """
     given = [kwargs.get("attention_mask"), *args]
     visible = next((found for one in given if (found := visible_keys(one)) is not None), None)
@@ -142,7 +143,7 @@ def _build_scores(
 ) -> Seen:
     """Return (scores, learned sink logits or None, True if weights are sigmoids) from the arguments of attention.
 
-    ``given`` has those beside query, key and mask. Each of ``documents`` gets a row of its own; None keeps the rows.
+    ``given`` has the other arguments. Each of ``documents`` gets a row of its own; if None, rows stay as they are.
     """
     if isinstance(mask, BlockMask):
         mask = visible_keys(mask)

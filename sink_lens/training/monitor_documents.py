@@ -30,7 +30,7 @@ class Documents:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows from the first of the batch to the last that holds one of the documents."""
+        """Number of rows of the batch up to the last one that holds one of these documents."""
         return self.segment.shape[0]
 
     def to(self, device: torch.device) -> "Documents":
@@ -48,7 +48,7 @@ class Documents:
         return self.split_states(by_head.transpose(1, 2)).transpose(1, 2)
 
     def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
-        """Return an additive mask of packed rows as "document head position position"; padding sees itself alone."""
+        """Rearrange an additive mask of packed rows to "document head position position"; padding sees only itself."""
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
         found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
@@ -61,14 +61,14 @@ class Documents:
         return not bool((visible & other).any())
 
 
-def find_documents(named: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
-    """Find the first ``most`` documents of a packed batch from the model's inputs; None if rows are not packed.
+def find_documents(inputs: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
+    """Find the first ``most`` documents of a batch of ``batch`` rows and ``length`` tokens; None if it is not packed.
 
-    ``named`` has the inputs by name: ``batch`` rows of ``length`` tokens. Documents of a single token are left out: no
-    later token attends to them, and some trainers pad with them. A block mask counts before ``cu_seq_lens_q``, and
-    ``cu_seq_lens_q`` before ``position_ids``.
+    The model's inputs (``inputs``, by name) tell where documents begin: a block mask or, without one,
+    ``cu_seq_lens_q`` or, without both, ``position_ids``. Documents of a single token are left out: no later token
+    attends to them, and some trainers pad with them.
     """
-    starts, real = _document_starts(named, batch=batch, length=length)
+    starts, real = _document_starts(inputs, batch=batch, length=length)
     if starts is None or real is None or not starts.any():
         return None
     number = starts.flatten().long().cumsum(0).view_as(starts) - 1
@@ -88,12 +88,12 @@ def find_documents(named: Mapping[str, Any], *, batch: int, length: int, most: i
     )
 
 
-def _document_starts(named: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return masks (first tokens of documents, tokens that are not padding); (None, None) if rows are not packed.
+def _document_starts(inputs: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return two masks, "batch position": the first tokens of documents, and the tokens that are not padding.
 
-    ``named`` has the model's inputs by name, and each mask has ``batch`` rows of ``length`` tokens.
+    They are read off the model's ``inputs``; both are None if these do not say that documents are packed into rows.
     """
-    mask = mask_without_window(named.get("attention_mask"))
+    mask = mask_without_window(inputs.get("attention_mask"))
     real = mask[:, -length:].bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
     visible = visible_keys(mask)
     if visible is not None and visible.shape[-2:] == (length, length):
@@ -101,7 +101,7 @@ def _document_starts(named: Mapping[str, Any], *, batch: int, length: int) -> tu
         own = seen.diagonal(dim1=-2, dim2=-1)
         starts = own & ~seen.tril(-1).any(-1)
         return (starts, own) if bool(starts[:, 1:].any()) else (None, None)
-    ends, ids = named.get("cu_seq_lens_q"), named.get("position_ids")
+    ends, ids = inputs.get("cu_seq_lens_q"), inputs.get("position_ids")
     if isinstance(ends, Tensor) and ends.dim() == 1:
         starts = torch.zeros(batch * length, dtype=torch.bool, device=ends.device)
         starts[ends[(ends >= 0) & (ends < batch * length)].long()] = True
@@ -122,7 +122,7 @@ def _document_starts(named: Mapping[str, Any], *, batch: int, length: int) -> tu
 
 
 def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
-    """Return a mask of the keys that each query sees, from a block mask or a mask with four axes; else None."""
+    """Return a mask of the keys that each query sees, from a block mask or a mask with four axes; None for others."""
     if isinstance(mask, BlockMask):
         rows, heads, queries, keys = mask.shape
         return create_mask(mask.mask_mod, rows, heads, queries, keys, device=str(mask.kv_num_blocks.device))

@@ -65,7 +65,7 @@ class ReadingLog:
     ) -> "ReadingLog":
         """Open a log in the folder, or in a folder beside it if the folder holds another training or other files.
 
-        A training that goes on (``first_step`` above 0) appends to the log in its folder, also if a monitor of this
+        A training that goes on (``first_step`` above 0) appends to the log in its folder, even if a monitor of this
         process left it open after an error. A new training never touches an existing log. ``config`` and
         ``provenance`` are written into its run.json.
         """
@@ -139,7 +139,7 @@ class ReadingLog:
         return read_log(self._log.path)["monitor"]
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
-        """Close the log; if ``finished``, also write the tables and how the training ended (``error``; None: well).
+        """Close the log; if the training has ``finished``, write the tables and note an ``error`` that ended it.
 
         Raises:
             OSError: readings that waited still cannot be written.

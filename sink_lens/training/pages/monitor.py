@@ -49,8 +49,8 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
 
     Args:
         readings: step, key, layer (missing for the whole model) and value (see ``SinkMonitor.frame``).
-        alarms: step and rule of each.
-        threshold: of the sink score.
+        alarms: step and rule of each alarm; None draws no alarms.
+        threshold: threshold of the sink score, which an axis label names.
     """
     figure = canvas(width=9.4, height=9.6)
     rate = panel(figure, place=(4, 2, 1), ylabel=f"share of heads above {threshold:g}")
@@ -88,12 +88,11 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
 
 
 def _alarm_table(run: Run) -> pd.DataFrame | None:
-    """Return the run's table ``alarms``; None if it is missing or damaged."""
     return run.optional("alarms", columns=["step", "rule", "sentence"])
 
 
 def _title(run: Run) -> str:
-    """Return a title that says by which step a sink is born, or the share of heads with a sink at the end."""
+    """Return the page's title: the step by which a sink is born, or the share of heads with a sink at the end."""
     alarms = _alarm_table(run)
     born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
     if born:
@@ -103,7 +102,7 @@ def _title(run: Run) -> str:
 
 
 def _sentences(run: Run) -> list[str]:
-    """Return sentences with the alarms, and with rate and mass of the sink at the last reading."""
+    """Return the page's sentences: the alarms, and the sink's rate and mass at the last reading."""
     alarms = _alarm_table(run)
     told = [] if alarms is None else [safe_line(one, limit=300) for one in alarms["sentence"].tolist()]
     sentences = [f"{capitalise(one)}." for one in told[:_MOST_SENTENCES]]
@@ -125,7 +124,7 @@ def _sentences(run: Run) -> list[str]:
 
 
 def _last_reading(run: Run) -> dict[str, float]:
-    """Return the whole model's last reading, key -> value; empty if there are no readings."""
+    """Return the numbers of the whole model at the last reading, key -> value; empty if there are no readings."""
     readings = run.optional("monitor", columns=_COLUMNS)
     if readings is None or not len(readings):
         return {}

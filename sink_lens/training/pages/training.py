@@ -48,18 +48,13 @@ from sink_lens.training.sink_birth import Birth, find_birth, whole_model_rows
 from sink_lens.training.variants import FEWEST_SEEDS
 
 
-def draw_course(
-    watched: pd.DataFrame,
-    *,
-    log: pd.DataFrame | None = None,
-    born: float | int | None = None,
-) -> Figure:
-    """Draw the measures of a run's checkpoints by tokens: a panel for each, layers by colour, the birth marked.
+def draw_course(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born: float | int | None = None) -> Figure:
+    """Draw the measures of a run's checkpoints by tokens, one panel per measure, with the sink's birth marked.
 
     Args:
-        watched: step, tokens, measure, layer, position, threshold, value (see ``training.checkpoints.watch``).
+        watched: step, tokens, measure, layer, position, threshold, value (see ``training.watch.watch``).
         log: tokens, loss and eval_loss of the run; the loss on the watched sequences alone if None.
-        born: tokens at the sink's birth.
+        born: number of tokens at the sink's birth, which a line marks; None draws no line.
     """
     watched, unit = _use_steps_if_tokens_unknown(watched)
     figure = canvas(width=9.4, height=9.6)
@@ -128,7 +123,7 @@ _COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "supe
 
 
 def _use_steps_if_tokens_unknown(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return (table, "tokens"); if a number of tokens is unknown, steps take their place, and the text is "steps"."""
+    """Return (table, "tokens") or, if a number of tokens is unknown, (table with steps for tokens, "steps")."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
@@ -197,7 +192,7 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
 
 
 def _finite_column(log: pd.DataFrame, column: str) -> pd.Series:
-    """Return the finite values of a column of the log by number of tokens; empty without that column."""
+    """Return the finite values of a log's column, with tokens as index; empty if the log has no such column."""
     values = log[column].to_numpy(float) if column in log.columns else np.full(len(log), np.nan)
     there = np.isfinite(values)
     return pd.Series(values[there], index=log["tokens"].to_numpy(float)[there])
@@ -217,7 +212,7 @@ class _TokenScale:
         self._high = float(positive[-1]) if len(positive) else 2.0
 
     def positions(self, tokens: Any) -> np.ndarray:
-        """Return the positions of numbers of tokens on the axis."""
+        """Return the places of numbers of tokens on the axis; that of 0 is left of the smallest positive number."""
         tokens = np.asarray(tokens, dtype=float)
         return np.where(tokens > 0, tokens, self._zero)
 
@@ -254,7 +249,7 @@ def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
 def _draw_band(
     axes: Axes, rows: pd.DataFrame, scale: _TokenScale, *, label: str, color: str, marker: str, marks: bool = False
 ) -> None:
-    """Draw the means in ``rows`` by tokens, intervals as a band, and points if ``marks`` or if there are at most 30."""
+    """Draw means by tokens as a line, with their intervals as a band; ``marks`` (or at most 30 rows) adds points."""
     rows = rows.sort_values("tokens")
     x, (mean, low, high) = scale.positions(rows["tokens"]), rows[["mean", "low", "high"]].to_numpy(float).T
     if np.isfinite(low).any():
@@ -283,7 +278,7 @@ def _watch_title(run: Run) -> str:
 
 
 def _last_values_text(run: Run) -> str:
-    """Return a text with the last loss (held out, if logged) and the sink rate; empty if the run has neither."""
+    """Return a text with a run's last loss (held out, if logged) and last sink rate; empty if it has neither."""
     log, watch = run.optional("log", columns=_LOG), run.optional("watch", columns=_WATCH)
     parts = []
     for column, name in (("eval_loss", "held-out loss"), ("loss", "loss")):
@@ -296,7 +291,7 @@ def _last_values_text(run: Run) -> str:
 
 
 def _training_sentences(run: Run) -> list[str]:
-    """Return sentences on the training: its length, the losses, and the sink if it was watched."""
+    """Return sentences that say how long a training was, its last losses, and, if it was watched, its sink."""
     sentences = []
     log = run.optional("log", columns=_LOG)
     if log is not None and len(log):
@@ -311,7 +306,7 @@ def _training_sentences(run: Run) -> list[str]:
 
 
 def _find_birth(watch: pd.DataFrame) -> Birth | None:
-    """Return the birth of the sink at the usual threshold; None if the table lacks this threshold."""
+    """Return the birth of the sink at the usual threshold; None if the table does not have this threshold."""
     try:
         return find_birth(watch)
     except InputError:
@@ -366,7 +361,7 @@ def _loss_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table ``watch`` that are of the whole model."""
+    """Return the rows of a table ``watch`` with measures of the whole model, not of a layer or position."""
     watch, _ = _use_steps_if_tokens_unknown(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
@@ -383,7 +378,7 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
 
     Args:
         watch: the table that ``watch`` returned for one run.
-        threshold: of the sink score.
+        threshold: the threshold of the sink score whose rows are shown.
         heads: column -> its head in the table, for the columns that are shown; None shows all.
     """
     rows = _whole_model_measures(watch)
@@ -489,7 +484,7 @@ def _final_table(run: Run) -> tuple[str, PageTable]:
 
 
 def final_loss_table(table: pd.DataFrame) -> PageTable:
-    """Return the table ``finals`` for a page: final loss, difference to baseline, tokens to reach the baseline's."""
+    """Return a page's table of final losses: differences to the baseline, and tokens to reach the baseline's loss."""
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
     return page_table(table, heads, most=60)
@@ -505,7 +500,7 @@ _MEASURES = {
 
 
 def variant_measure_table(table: pd.DataFrame) -> PageTable:
-    """Return ``table`` with a row per measure and a column per variant: means over seeds with their intervals."""
+    """Return a page's table with a row per measure and a column per variant, with means over seeds and intervals."""
     cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
         level = row["threshold"]
