@@ -270,7 +270,7 @@ KEYS = ["measure", "threshold"]
 def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
     """Return (tables, reason): each run's table ``watch`` with its variant and seed as columns, and an empty text.
 
-    If a run was not watched, or not on the sequences of the others, there are no tables, and ``reason`` says why.
+    If a run was not watched, or not on the same sequences as the others, there are no tables, and ``reason`` says why.
     Checkpoints that could not be measured are left out.
     """
     todo = "sink and disparity are not compared: "

@@ -413,7 +413,7 @@ class SinkMonitor:
         """Add a layer's residual stream ``h``, "batch position d_model", to the sums of the reading."""
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
-        with _without_gradients(h.device):
+        with _without_gradients_or_autocast(h.device):
             h, valid = h.detach()[: len(self._valid)], self._valid
             if self._documents is not None:
                 documents = self._documents.to(h.device)
@@ -426,7 +426,7 @@ class SinkMonitor:
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid = seen
         device = score.query.device
-        with _without_gradients(device):
+        with _without_gradients_or_autocast(device):
             valid = valid.to(device, non_blocking=True)
             length = score.query.shape[2]
             rows = sampled_queries(length).to(device)
@@ -473,7 +473,7 @@ class SinkMonitor:
 
 
 @contextlib.contextmanager
-def _without_gradients(device: torch.device) -> Iterator[None]:
+def _without_gradients_or_autocast(device: torch.device) -> Iterator[None]:
     """Turn off gradients and the autocast of ``device`` within the block."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
@@ -505,7 +505,7 @@ def check_monitor_options(**options: Any) -> None:
 def _layers_by_module(
     modules: Sequence[nn.Module], *, layers: Sequence[int]
 ) -> Iterator[tuple[nn.Module, Iterator[int]]]:
-    """Yield each distinct module, with an endless cycle of the layers that share it; ``layers`` names each entry's."""
+    """Yield each distinct module with an endless cycle of its layers; ``layers`` has those of ``modules``."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
             yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])

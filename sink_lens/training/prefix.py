@@ -164,13 +164,13 @@ class PrefixMemory(nn.Module):
         return [q.register_forward_hook(self._keep_queries), o.register_forward_pre_hook(self._add_output)]
 
     def _keep_queries(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the queries, which ``output`` of the query projection holds, for ``_add_output`` (a forward hook)."""
+        """Forward hook of the query projection: keep the queries in its ``output`` until ``_add_output`` takes them."""
         address = SITES["q"].address(self._family)
         assert address is not None  # every family has queries
         self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
 
     def _add_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return ``args``, the input of W_O, with ``phi(q) M`` added to it (a forward pre-hook)."""
+        """Forward pre-hook of W_O: return its input ``args`` with ``phi(q) M`` added."""
         if self._query is None:
             raise ModelError(
                 "W_O ran and the query projection did not, as on a bridge that splits a fused projection; need the "
@@ -255,7 +255,7 @@ class PrefixModel(nn.Module):
         return self.base_model
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
-        """Return (number of trained parameters, number of all parameters)."""
+        """Return (number of trained parameters, number of all parameters, the model's among them)."""
         counted = [(parameter.requires_grad, parameter.numel()) for parameter in self.parameters()]
         return sum(n for trained, n in counted if trained), sum(n for _, n in counted)
 

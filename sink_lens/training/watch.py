@@ -70,7 +70,7 @@ def measure_checkpoint(
         device: where a folder is loaded; a GPU if there is one.
 
     Raises:
-        ModelError, InputError: what was found and what is needed.
+        ModelError, InputError: the checkpoint cannot be loaded, or cannot be measured on these tokens.
     """
     with keep_random_state():
         if isinstance(model, PreTrainedModel):
@@ -232,13 +232,13 @@ def _measure_missing_checkpoints(
 
 
 def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
-    """Add step, tokens so far (``seen``) and the sequences' hash to measures, as columns of the table ``watch``."""
+    """Return measures as rows of the table ``watch``, with step, tokens so far (``seen``) and the sequences' hash."""
     whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
     return _with_column_types(whole.reindex(columns=list(COLUMNS)))
 
 
 def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table ``watch`` with the type of each column; ``tokens`` may have missing numbers."""
+    """Return the table ``watch`` with its columns converted to their types; ``tokens`` may have missing numbers."""
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 
