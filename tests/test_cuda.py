@@ -14,7 +14,7 @@ from analyses.zoo import build
 from sink_lens import TokenBatch, TraceConfig, capture, edits, generate, run_with, sink_mask, sweep, trace, wrap
 from sink_lens.circuits.logit_attribution import direct_logit_attribution
 from sink_lens.edits import metrics
-from sink_lens.edits.quantisation import format_of, round_to_format
+from sink_lens.edits.quantisation import look_up_format, round_to_format
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan
@@ -124,7 +124,7 @@ def test_text_under_edits():
 
 @pytest.mark.parametrize("name", QUANTISED_FORMATS)
 def test_number_formats_round_alike(name):
-    form = format_of(name)
+    form = look_up_format(name)
     x = torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(0)) * 3
     assert torch.equal(round_to_format(x.to(DEVICE), form).cpu(), round_to_format(x, form))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ..edits.amplification import FACTORS, Centre, CentringMeans, amplify, centres_of
+from ..edits.amplification import FACTORS, Centre, CentringMeans, amplify, usable_centres
 from ..edits.constructors import Edit
 from ..edits.outcome import Outcome
 from ..schema import column_names
@@ -29,7 +29,7 @@ def amplification_curve(
     columns = column_names("trace", "amplification")
     if not layers:
         return pd.DataFrame(columns=columns)
-    cells: list[tuple[Centre, float]] = [(centre, factor) for centre in centres_of(setting.lens) for factor in factors]
+    cells: list[tuple[Centre, float]] = [(one, factor) for one in usable_centres(setting.lens) for factor in factors]
     edits = amplification_edits(setting, cells, layers=layers, means=means)
     runs = setting.runs(edits, layers=reads, label="amplification" if progress else None)
     before = setting.baseline.mass_at(setting.target_position, layers=reads)

@@ -19,7 +19,7 @@ from ..activations.record import Reading, stream
 from ..activations.sink_mask import sink_mask
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze
-from ..edits.hooks import warn_of_unchanged
+from ..edits.hooks import warn_of_edits_without_effect
 from ..edits.isolation import isolate
 from ..edits.mean_ablation import Averaged, tokens_to_average
 from ..edits.metrics import loss as loss_of
@@ -238,7 +238,7 @@ class Setting:
             found = outcomes(baseline_run.with_sites(sites), several, needs=needs, advance=shown.update)
         for edits, (_, changed) in zip(several, found, strict=True):
             if not quiet:
-                warn_of_unchanged(edits, changed)
+                warn_of_edits_without_effect(edits, changed)
         return [outcome for outcome, _ in found]
 
     @cached_property

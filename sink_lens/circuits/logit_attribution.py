@@ -142,7 +142,7 @@ def direct_logit_attribution(
         values.append(torch.stack([value for _, value in found]))
         whole = uncapped_logits(lens, tensors["final", 0].to(lens.device)).detach().double().cpu()
         logits.append(_signed_sum(lambda ids, whole=whole, rows=rows: whole[rows, ids], own))
-    applied.warn()
+    applied.warn_of_edits_without_effect()
     what = f"logit of {answer!r}" if incorrect is None else f"logit of {answer!r} minus that of {incorrect!r}"
     return _make_checked_result(lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what)
 

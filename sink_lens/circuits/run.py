@@ -17,7 +17,7 @@ import pandas as pd
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
-from ..edits.named_metrics import import_function, make_spec
+from ..edits.named_metrics import import_metric_function, metric_spec
 from ..engine.forward import baseline_logits
 from ..engine.measured import metric_config
 from ..errors import InputError, RunError
@@ -239,8 +239,8 @@ def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | 
     if name == "logit_difference":
         return task.metric
     if ":" not in name:
-        return make_spec(config, name).make_metric(lens, partial(baseline_logits, lens, task.clean))
-    function = import_function(name)
+        return metric_spec(config, name).make_metric(lens, partial(baseline_logits, lens, task.clean))
+    function = import_metric_function(name)
     return function(task) if next(iter(signature(function).parameters), "") == "task" else function
 
 

@@ -39,7 +39,7 @@ class CentringMeans:
     seed: int
 
     def of_centre(self, centre: Centre) -> Mapping[int, Tensor]:
-        """Return the means that ``centre`` names (``values`` or ``aggregated``), by layer; refuse any other centre."""
+        """Return the means of the centre ``values`` or ``aggregated``, by layer; any other centre is refused."""
         if centre not in ("values", "aggregated"):
             raise InputError(f"the centre {centre!r} has no means; need values or aggregated")
         return self.values if centre == "values" else self.aggregated
@@ -50,8 +50,8 @@ class CentringMeans:
         return named | {f"aggregated.{layer}": tensor for layer, tensor in self.aggregated.items()}
 
 
-def centres_of(lens: LensModel) -> tuple[Centre, ...]:
-    """Return the centres that ``amplify`` takes for this model; not ``values`` if a gate multiplies value averages."""
+def usable_centres(lens: LensModel) -> tuple[Centre, ...]:
+    """Return the centres that ``amplify`` can use on this model: not ``values`` if a gate multiplies value averages."""
     return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated == "z_raw")
 
 

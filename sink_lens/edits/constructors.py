@@ -22,7 +22,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_to_device
 from ..models.sites import SITES, unknown_site_error
 from ..models.weights import mlp_weights
-from .part import Indices, Part, Where, check_index, indices_of
+from .part import Indices, Part, Where, check_index, indices_of_argument
 
 ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
@@ -79,7 +79,7 @@ class Edit:
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     def with_layers_from_start(self, n_layers: int) -> "Edit":
-        """Return the edit with layers counted from the first: -1 becomes ``n_layers`` - 1; refuse a repeated layer."""
+        """Return the edit with layers counted from 0 (-1 becomes ``n_layers`` - 1); a repeated layer is refused."""
         if all(layer >= 0 for layer in self.layers or ()):
             return self
         layers = layers_from_zero(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
@@ -120,7 +120,7 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
         pass
     chosen: dict[str, Indices] = {}
     for name, given in where.items():
-        indices = indices_of(name, given)
+        indices = indices_of_argument(name, given)
         if indices is not None and not indices:
             raise InputError(f"the edit {label!r} chooses no {name}; need at least one, or None for all")
         if indices is not None and len(set(indices)) < len(indices):
@@ -139,7 +139,7 @@ def zero(site: str, **where: Unpack[Where]) -> Edit:
 
 
 def set_value(site: str, value: float, **where: Unpack[Where]) -> Edit:
-    """Make an edit that sets a site's values, in the part that ``where`` chooses, to the number ``value``."""
+    """Make an edit that sets the values of a site that ``where`` chooses to the number ``value``."""
     where.setdefault("label", f"{site} = {value:g}")
     return edit(site, lambda x, at: torch.full_like(x, value), **where)
 
@@ -173,13 +173,13 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
 
 
 def scale(site: str, factor: float, **where: Unpack[Where]) -> Edit:
-    """Make an edit that multiplies a site's values, in the part that ``where`` chooses, by ``factor``."""
+    """Make an edit that multiplies the values of a site that ``where`` chooses by ``factor``."""
     where.setdefault("label", f"{site} x {factor:g}")
     return edit(site, lambda x, at: x * factor, **where)
 
 
 def clamp(site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]) -> Edit:
-    """Make an edit that limits a site's values, chosen by ``where``, to ``low`` up to ``high``; None is no limit.
+    """Make an edit that limits the chosen values of a site to at least ``low`` and at most ``high``; None is no limit.
 
     Raises:
         InputError: no bound is given, or the lower bound is above the upper bound.

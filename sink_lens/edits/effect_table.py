@@ -17,10 +17,10 @@ def effect_table(
     """Make the table of a sweep's effects: one row for each cell, with means over sequences and 95% intervals.
 
     The columns are the baseline, the value, the effect, the controls' effect, the effect above the controls, and n.
-    ``values`` is the metric under each cell, (cells, sequences), nan where it is undefined, such as in a sequence that
-    lacks the cell's position; the cell's baseline and controls leave such a sequence out too. ``before`` is the metric
-    of the baseline run, by sequence. ``controls`` is, for each cell, the metric under its random controls, (controls,
-    sequences), empty if the cell has none.
+    ``values`` has a row for each cell and a column for each sequence: the metric in the run under the cell's edits. It
+    is nan if the sequence lacks the cell's position; the cell's baseline and controls leave this sequence out too.
+    ``before`` is the metric of the baseline run on each sequence. ``controls`` has an array for each cell, with a row
+    for each of its random controls (none if the cell has none) and a column for each sequence.
     """
     beside, spreads, counts = [], [], []
     ran = ~np.isnan(values).all(axis=1, keepdims=True)
@@ -54,7 +54,7 @@ def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *,
 
 
 def _row_means(rows: np.ndarray) -> np.ndarray:
-    """Return the mean of each row, without nan; nan for a row that has nothing else."""
+    """Return the mean of each row over its numbers that are not nan; it is nan if there is no such number."""
     defined = ~np.isnan(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)

@@ -29,7 +29,7 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
     Raises:
         InputError: the runs read different positions or layers, or have different numbers of sequences.
     """
-    _check_pair(baseline, edited)
+    _check_same_reads(baseline, edited)
     rows = []
 
     def add(quantity: str, layer: int | None, position: int | None, before: Tensor, after: Tensor) -> None:
@@ -47,9 +47,9 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
     return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "position": "Int64"})
 
 
-def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
-    """Make a table, a row a layer: mean attention to target and sink position in the baseline and the edited run."""
-    _check_pair(baseline, edited)
+def attention_by_layer(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
+    """Make a table of the mean attention to target and sink position, in both runs; it has one row for each layer."""
+    _check_same_reads(baseline, edited)
     for position in (target_position, sink_position):
         if position not in baseline.positions:
             raise InputError(
@@ -71,9 +71,9 @@ def gained_share(
     layers: Sequence[int],
     generator: np.random.Generator,
 ) -> Interval:
-    """Compute the mean attention gained at ``target_position``, divided by the baseline's at ``sink_position``.
+    """Compute the attention that ``target_position`` gained, relative to the baseline's attention to ``sink_position``.
 
-    It gained the ``edited`` run's attention minus the baseline's. Means are over ``layers`` and sequences.
+    The gain is the edited run's attention minus the baseline's. Means are over ``layers`` and sequences.
     """
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
     return _ratio_of_means(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
@@ -82,13 +82,13 @@ def gained_share(
 def removed_share(
     baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
-    """Compute the share of ``sink_position``'s attention in ``layers`` that the edited run lost, a ratio of means."""
+    """Compute the share of the mean attention to ``sink_position`` in ``layers`` that is lost in the edited run."""
     before, after = (run.mass_at(sink_position, layers=layers) for run in (baseline, edited))
     return fraction_lost(before, after, generator=generator)
 
 
 def fraction_lost(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
-    """Compute the mean of ``before - after`` over the mean of ``before``, with its interval over sequences."""
+    """Compute the mean of ``before - after`` divided by the mean of ``before``, with its interval over sequences."""
     return _ratio_of_means(before - after, before, generator=generator)
 
 
@@ -111,12 +111,12 @@ def classify_change(
 
 
 def _ratio_of_means(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
-    """Compute the mean of ``above`` over the mean of ``below``, with its interval over sequences."""
+    """Compute the mean of ``above`` divided by the mean of ``below``, with its interval over sequences."""
     return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 
-def _check_pair(baseline: Outcome, edited: Outcome) -> None:
-    """Refuse two runs that differ in the positions or layers that they read, or in their number of sequences."""
+def _check_same_reads(baseline: Outcome, edited: Outcome) -> None:
+    """Refuse two runs that read different positions or layers, or have different numbers of sequences."""
     there = (baseline.positions, baseline.layers, baseline.mass.shape[1])
     here = (edited.positions, edited.layers, edited.mass.shape[1])
     if there != here:

@@ -14,7 +14,7 @@ from .constructors import At, Edit, EditError, edit
 
 
 def visible_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Tensor, "batch query key"]:
-    """Return True at the keys that each query sees: itself and the earlier tokens that the cache still holds.
+    """Return a mask that is True at the keys that each query sees: itself and the earlier tokens still in the cache.
 
     The cache holds ``size`` tokens, the query's own included. It evicts the oldest that is not ``kept``; each sequence
     must have fewer ``kept`` tokens than ``size``.

@@ -125,17 +125,17 @@ class Applied:
     ) -> list[tuple[str, HookFunction]]:
         """Make the hooks (name, function) for a pass of ``sequences`` through ``layers``, in the order of the edits.
 
-        Without ``valid`` every token counts as real, and hooks take the batch's size from the tensors that they get.
+        If ``valid`` is None, every token counts as real, and a hook takes the number of sequences from its tensor.
         """
         steps = self.steps(sequences=sequences, valid=valid, layers=layers)
         names = [bridge_hook_name(SITES[step.site], family=self.lens.family, layer=step.layer) for step in steps]
         return [(name, lambda x, hook, act=step.act: act(x)) for name, step in zip(names, steps, strict=True)]
 
     def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range) -> list["Step"]:
-        """Make the steps of the edits in a pass of ``sequences`` through ``layers``, in their order within each layer.
+        """Make the steps of a pass of ``sequences`` through ``layers``: each applies an edit, or reads a site for one.
 
-        ``valid`` is True at real tokens; without it every token counts as real. If an edit reads another site, it reads
-        it after all edits of that site.
+        They are sorted by the order of their sites within a layer. ``valid`` is True at real tokens; None says that all
+        are real. A site is read for an edit after all edits of that site.
         """
         found = []
         for number, one in enumerate(self.edits):
@@ -151,8 +151,8 @@ class Applied:
                 found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
         return sorted(found, key=operator.attrgetter("order"))
 
-    def refuse_unshown_edits(self, layers: range) -> None:
-        """Raise an error if a run through ``layers`` passed those of an edit and the hook of its site never fired."""
+    def refuse_edits_whose_hook_never_fired(self, layers: range) -> None:
+        """Raise an error if a run through ``layers`` passed the layers of an edit, but its hook never fired."""
         for number, one in enumerate(self.edits):
             own = [layer for layer in layers_of_edit(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:
@@ -161,10 +161,10 @@ class Applied:
                     f"{own[0]} of {self.lens.name}; need a site that this model's forward goes through"
                 )
 
-    def warn(self) -> None:
-        """Warn about every edit that changed nothing, and say whether the run ended before its layers."""
+    def warn_of_edits_without_effect(self) -> None:
+        """Warn about every edit that changed nothing, and say so if the run ended before the layers of the edit."""
         late = [one for number, one in enumerate(self.edits) if number not in self.reached]
-        warn_of_unchanged(self.edits, self.changed, late=late, stacklevel=4)
+        warn_of_edits_without_effect(self.edits, self.changed, late=late, stacklevel=4)
 
     def _edit_tensor(
         self,
@@ -223,7 +223,7 @@ def layers_of_edit(one: Edit, lens: LensModel) -> list[int]:
     return [layer for layer in one.edited_layers(lens.n_layers) if layer in having]
 
 
-def warn_of_unchanged(
+def warn_of_edits_without_effect(
     edits: Sequence[Edit], changed: Collection[int], *, late: Collection[Edit] = (), stacklevel: int = 3
 ) -> None:
     """Warn about every edit whose index is not in ``changed``; ``late`` are edits whose layers no pass reached."""
@@ -235,7 +235,7 @@ def warn_of_unchanged(
 
 
 def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:
-    """Return edits with layers counted from 0; refuse sites and indices that the model, or ``n_positions``, lacks."""
+    """Return edits with layers counted from 0; refuse sites and indices that a run over ``n_positions`` lacks."""
     given = [one.with_layers_from_start(lens.n_layers) for one in ((edits,) if isinstance(edits, Edit) else edits)]
     for one in given:
         site = site_of(one.site, family=lens.family)
@@ -272,7 +272,7 @@ def _n_in_place_changes(tensor: Tensor) -> int:
 
 
 def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tensor, bool]:
-    """Check the ``new`` values of edit ``one`` at a layer; return them in the type of ``old``, and if any differs."""
+    """Check the ``new`` values that edit ``one`` gave; return them in the type of ``old``, and True if they differ."""
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
         raise EditError(

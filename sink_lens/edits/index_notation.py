@@ -15,7 +15,7 @@ from .part import Indices
 
 
 def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
-    """Turn an axis as a user writes it into its values; a value is a set of indices that one edit changes together.
+    """Turn an axis of a grid, as a user writes it, into its values: sets of indices that one edit changes together.
 
     Args:
         given: ``each``, ``all``, a number, a range such as ``0-3,7``, or a list of these.

@@ -19,7 +19,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..schema import Mean
 from .constructors import Edit, freeze
-from .part import Part, Where, indices_of
+from .part import Part, Where, indices_of_argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def tokens_to_average(
     *,
     sinks: Bool[Tensor, "batch position"] | None = None,
 ) -> Averaged:
-    """Find the tokens that a mean of ``MEANS`` is taken over; refuse ``mean_ordinary`` if every token is a sink.
+    """Find the tokens that ``mean`` is taken over; ``mean_ordinary`` is refused if every token is a sink.
 
     ``mean_ordinary`` needs one pass of the model to find the sinks with ``sink_mask``, unless ``sinks`` are given.
     """
@@ -123,7 +123,7 @@ def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, wh
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
     over = tokens_to_average(lens, batch, mean)
     having = lens.layers_with(site) if site not in SITES or SITES[site].per_layer else (0,)
-    chosen = indices_of("layers", where.get("layers"))
+    chosen = indices_of_argument("layers", where.get("layers"))
     layers = list(having if chosen is None else layers_from_zero(chosen, lens.n_layers))
     where["layers"] = layers
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")

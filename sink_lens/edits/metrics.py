@@ -123,12 +123,12 @@ def logit_difference(
         if prompt is None:
             return _logit_difference_of_texts(both, tokenizer, position=position)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        return _difference_behind_prompts(both, prompts, tokenizer, position=position)
+        return _logit_difference_after_prompts(both, prompts, tokenizer, position=position)
     plus, minus = (one if isinstance(one, int) else [[*map(int, _as_list(each))] for each in one] for one in both)
 
     def function(run: Outcome) -> Tensor:
         found = run.logits_at(positions_from_start(run.valid.sum(1), position)).float()
-        return _mean_logit(found, plus, run) - _mean_logit(found, minus, run)
+        return _answer_logits(found, plus, run) - _answer_logits(found, minus, run)
 
     return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
 
@@ -139,9 +139,9 @@ def _as_list(given: Any) -> list[Any]:
 
 
 def _logit_difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, position: int) -> Metric:
-    """Make the metric "logit of the first answers in ``both`` minus logit of the second" at ``position``, for texts.
+    """Make the logit difference at ``position`` of answers that are texts; ``both`` are the right and wrong ones.
 
-    ``tokenizer`` makes them tokens when the metric gets its sequences: a text's tokens depend on the text before it.
+    The tokens of a text depend on the text before it. ``tokenizer`` reads the texts when the sequences are known.
     """
 
     def unread(run: Outcome) -> Tensor:
@@ -153,16 +153,16 @@ def _logit_difference_of_texts(both: Sequence[Answers], tokenizer: Any, *, posit
     def on(tokens: TokenBatch) -> Metric:
         ends = [n + position + 1 if position < 0 else min(n, position + 1) for n in tokens.lengths.tolist()]
         prompts = [row[: max(0, end)].tolist() for row, end in zip(tokens.tokens, ends, strict=True)]
-        return _difference_behind_prompts(both, prompts, tokenizer, position=position)
+        return _logit_difference_after_prompts(both, prompts, tokenizer, position=position)
 
     found = {"unit": "logits", "layers": (), "logits": True, "scored": position}
     return Metric(name="logit difference", function=unread, on=on, **found)
 
 
-def _difference_behind_prompts(
+def _logit_difference_after_prompts(
     both: Sequence[Answers], prompts: Sequence[str | list[int]], tokenizer: Any, *, position: int
 ) -> Metric:
-    """Make the logit difference of the two answers in ``both`` at ``position``; a text is read behind its prompt."""
+    """Make the logit difference of the answers ``both`` at ``position``; texts are read as they continue a prompt."""
     n = max([len(prompts), *(len(one) for one in both if not isinstance(one, str | int))])
     known: dict[tuple[Any, ...], int] = {}
     answers = []
@@ -189,7 +189,7 @@ def _difference_behind_prompts(
 
 
 def metric_for_tokens(metric: Any, *batches: TokenBatch) -> Any:
-    """Return the metric with answers' texts read as tokens behind ``batches``; refuse batches in which they differ."""
+    """Return the metric with texts of answers read as tokens behind ``batches``; refuse texts whose tokens differ."""
     if not isinstance(metric, Metric) or metric.on is None:
         return metric
     first, *others = (metric.on(batch) for batch in batches)
@@ -414,7 +414,7 @@ def _log_probabilities(logits: Tensor) -> Tensor:
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
-    """Return the index of ``position`` (below 0: from the end) in each sequence; InputError if one is too short."""
+    """Return the index of ``position`` in each sequence, from its end if negative; refuse a sequence that lacks it."""
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):
         shortest = int(lengths.min())
@@ -424,10 +424,10 @@ def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[T
     return at
 
 
-def _mean_logit(
+def _answer_logits(
     logits: Float[Tensor, "batch vocab"], given: int | Sequence[Sequence[int]], run: Outcome
 ) -> Float[Tensor, " batch"]:
-    """Compute each sequence's answer logit in ``run``: ``given`` is one id for all, or ids for each, to be averaged."""
+    """Return the logit of each sequence's answer: ``given`` is one id, or for each several, averaged."""
     n, d_vocab = logits.shape
     answers = [[given]] * n if isinstance(given, int) else list(given)[run.sequences]
     ids = [one for own in answers for one in own]

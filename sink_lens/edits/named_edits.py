@@ -100,11 +100,11 @@ class EditSpec:
         """All that determines the edit, by name: kind, site, indices, options, and the hash of a vector's file."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
-        return found | ({"vector_hash": hash_file(self.options["vector"])} if "vector" in self._named_options else {})
+        return found | ({"vector_hash": hash_vector(self.options["vector"])} if "vector" in self._named_options else {})
 
     @property
     def _named_options(self) -> dict[str, Any]:
-        """The options by name, with None for one without a value; a ``vector`` without a value is left out."""
+        """The options by name; one without a value is None, but a ``vector`` without a value is left out."""
         return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
     @property
@@ -169,8 +169,8 @@ def look_up_kind(name: str, *, site: str) -> Kind:
     return kind
 
 
-def _maker_by_constructor(name: str, *options: str) -> Make:
-    """Return a function that makes an edit by the function ``name`` of ``constructors``, with site and ``options``."""
+def _function_calling(name: str, *options: str) -> Make:
+    """Return a function that makes an edit by calling ``constructors.NAME`` with the site and these options."""
 
     def make(spec: EditSpec, refs: "References") -> "Edit":
         from . import constructors
@@ -180,8 +180,8 @@ def _maker_by_constructor(name: str, *options: str) -> Make:
     return make
 
 
-def _make_add(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec`` that adds a factor times the vector in a file; ``refs`` are not needed."""
+def _make_addition(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit ``spec``, which adds a factor times the vector in a file; ``refs`` is not used."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -198,22 +198,22 @@ def _make_add(spec: EditSpec, refs: "References") -> "Edit":
     return add(spec.part.site, vector, factor=spec.options["factor"], **spec.arguments)
 
 
-def hash_file(path: str) -> str:
-    """Return the SHA-256 of a vector's file; a run is not resumed with another vector under the same name."""
+def hash_vector(path: str) -> str:
+    """Return the SHA-256 of a vector's file, so that a run is not resumed with another vector under the same name."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError(f"there is no file {path}; need a .safetensors file with the vector to add")
-    return _hash_content(file, changed=file.stat().st_mtime_ns, size=file.stat().st_size)
+    return _hash_of_content(file, changed=file.stat().st_mtime_ns, size=file.stat().st_size)
 
 
 @lru_cache
-def _hash_content(file: Path, *, changed: int, size: int) -> str:
-    """Return the SHA-256 of a file, computed anew if its time of change or its size is another."""
+def _hash_of_content(file: Path, *, changed: int, size: int) -> str:
+    """Return the SHA-256 of a file, from the cache unless its time of change or its size is another."""
     return sha256(file.read_bytes()).hexdigest()
 
 
-def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec`` that sets values to their mean in the baseline run, which ``refs`` measures."""
+def _make_mean_edit(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit ``spec``, which sets values to their mean in the baseline run; ``refs`` measures it."""
     from .constructors import freeze
 
     mean: Any = spec.kind
@@ -221,8 +221,8 @@ def _make_mean(spec: EditSpec, refs: "References") -> "Edit":
     return freeze(spec.part.site, values, **spec.arguments)
 
 
-def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec`` that gives each sequence another's values (``refs``); refuse padding under real tokens."""
+def _make_resampling(spec: EditSpec, refs: "References") -> "Edit":
+    """Make the edit ``spec``, which gives each sequence the values of another; refuse to put padding at real tokens."""
     from torch import Generator
 
     from .constructors import resample
@@ -238,7 +238,7 @@ def _make_resample(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec`` that lets the chosen positions attend to themselves alone; ``refs`` are not needed."""
+    """Make the edit ``spec``, which lets the chosen positions attend to themselves alone; ``refs`` is not used."""
     from .isolation import isolate
 
     assert spec.part.positions is not None
@@ -246,7 +246,7 @@ def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec`` that amplifies aggregated values around a centre, whose means ``refs`` measures."""
+    """Make the edit ``spec``, which amplifies aggregated values around a centre; ``refs`` measures its means."""
     from .amplification import amplify
 
     assert spec.part.positions is not None
@@ -270,14 +270,14 @@ def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
 
 
 KINDS: Mapping[str, Kind] = {
-    "zero": Kind(meaning="set to 0", make=_maker_by_constructor("zero")),
-    **{name: Kind(meaning=f"set to {meaning}", make=_make_mean, by_token=True) for name, meaning in MEANS.items()},
+    "zero": Kind(meaning="set to 0", make=_function_calling("zero")),
+    **{name: Kind(meaning=f"set to {meaning}", make=_make_mean_edit, by_token=True) for name, meaning in MEANS.items()},
     "resample": Kind(
-        meaning="another sequence's values at the same positions", make=_make_resample, takes=("seed",), by_token=True
+        meaning="another sequence's values at the same positions", make=_make_resampling, takes=("seed",), by_token=True
     ),
-    "scale": Kind(meaning="times a factor", make=_maker_by_constructor("scale", "factor"), takes=("factor",)),
-    "add": Kind(meaning="plus a factor times the vector of a file", make=_make_add, takes=("factor", "vector")),
-    "set": Kind(meaning="set to a number", make=_maker_by_constructor("set_value", "factor"), takes=("factor",)),
+    "scale": Kind(meaning="times a factor", make=_function_calling("scale", "factor"), takes=("factor",)),
+    "add": Kind(meaning="plus a factor times the vector of a file", make=_make_addition, takes=("factor", "vector")),
+    "set": Kind(meaning="set to a number", make=_function_calling("set_value", "factor"), takes=("factor",)),
     "isolate": Kind(
         meaning="the mask shows the token only itself", make=_make_isolation, site="scores", first_position=1
     ),

@@ -63,7 +63,7 @@ class MetricSpec:
         return max(_read_layers(model, "layers", self.options.get("layers")) or range(model.n_layers))
 
     def _known_options(self) -> tuple[str, ...]:
-        """Return the names of the metric's options; refuse an unknown metric and options that do not fit."""
+        """Return the names of options that the metric takes; refuse an unknown metric, unknown or missing options."""
         if self.name not in METRICS:
             raise InputError(f"there is no metric {self.name!r}; need one of {', '.join(METRICS)}")
         known, needed = METRICS[self.name]
@@ -133,19 +133,19 @@ FIELDS: Mapping[str, frozenset[str]] = {
 """Field of a configuration with a metric -> the options of a metric that it gives."""
 
 
-def check_metric_fields(config: Any, name: str) -> None:
-    """Refuse metric options that a configuration sets although its metric ``name`` does not read them."""
+def refuse_unread_metric_fields(config: Any, name: str) -> None:
+    """Refuse fields that a configuration sets although its metric ``name`` does not read them."""
     for one, options in FIELDS.items():
         readers = [other for other, (known, _) in METRICS.items() if options & set(known)]
         if name not in readers:
             refuse_unread_fields(config, one, reader=f"metric {' and '.join(readers)}")
 
 
-def make_spec(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
-    """Make a metric's specification from its name and the fields of a configuration that ``FIELDS`` names.
+def metric_spec(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
+    """Make the specification of the metric ``name``; its options come from the fields of a configuration.
 
-    ``token`` turns the text of ``correct`` or ``incorrect`` into a token; without it every text becomes the id 0. A
-    layer or token that the metric needs and the configuration lacks is refused.
+    ``token`` turns the text of ``correct`` or ``incorrect`` into a token; by default every text becomes the id 0. A
+    configuration that lacks the layer or the tokens that the metric needs is refused.
     """
     layers, known = config.metric_layers, METRICS[name][0]
     if "layer" in known and (layers is None or len(layers) != 1):
@@ -163,7 +163,7 @@ def make_spec(config: Any, name: str, *, token: Callable[..., int | str] = lambd
     return MetricSpec(name=name, options={one: given[one] for one in known if given.get(one) is not None})
 
 
-def import_function(reference: str) -> Callable[..., Any]:
+def import_metric_function(reference: str) -> Callable[..., Any]:
     """Import the user's function ``reference``, written MODULE:FUNCTION; the current folder is searched last."""
     module, _, name = reference.partition(":")
     here = str(Path.cwd())

@@ -64,7 +64,8 @@ def variance_calibration(
         return torch.where(by_head == 1, z, (mu + by_head * (widen(z) - mu)).to(z.dtype))
 
     spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
-    return _edit_z(change, label=label or f"calibration x {spoken}", layers=layers, positions=positions, heads=heads)
+    where: Any = {"layers": layers, "positions": positions, "heads": heads}
+    return edit("z_raw", change, reads="q", label=label or f"calibration x {spoken}", **where)  # q has the axes of z
 
 
 def head_rms_norm(
@@ -108,7 +109,8 @@ def head_rms_norm(
         return normed * _select_heads(target[at.layer], at=at, heads=heads, what="target")
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
-    return _edit_z(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
+    where: Any = {"layers": layers, "positions": positions, "heads": heads}
+    return edit("z_raw", change, reads="q", label=label or f"head RMSNorm, {spoken}", **where)  # q has the axes of z
 
 
 def natural_rms(
@@ -119,7 +121,7 @@ def natural_rms(
     first_position: int = FIRST_POSITION,
     progress: bool = False,
 ) -> dict[int, Float[Tensor, " head"]]:
-    """Measure a target for the norm: layer -> mean root mean square of each head's aggregated values, over real tokens.
+    """Measure layer -> mean root mean square of each head's aggregated values over real tokens, a target for the norm.
 
     This takes one pass of the plain model. Tokens before ``first_position`` are left out, because they average few
     values, or are the sink, and are larger than the others.
@@ -148,13 +150,8 @@ def natural_rms(
     return {layer: by_sequence.sum(0) / int(counted.sum()) for layer, by_sequence in sorted(found.items())}
 
 
-def _edit_z(change: Any, **where: Any) -> Edit:
-    """Make an edit of the aggregated values ``z_raw`` by ``change``, in the part ``where``."""
-    return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
-
-
 def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
-    """Return ``layers``, or all of ``by_layer`` if None; refuse one that ``by_layer`` lacks. Errors say ``what``."""
+    """Return ``layers``, or all of ``by_layer`` if None; refuse a layer that it lacks; errors call it ``what``."""
     if any(layer < 0 for layer in by_layer):
         raise InputError(f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on")
     if layers is None:
@@ -165,7 +162,7 @@ def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None
 
 
 def _select_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
-    """Select the chosen ``heads`` of ``given``, with the axes head and d_head (or size 1); errors call it ``what``."""
+    """Return the chosen ``heads`` of ``given``, whose axes are head and d_head (or size 1); ``what`` is its name."""
     assert at.read is not None  # reads="q"
     n_heads, d_head = at.read.shape[2:]
     shape = tuple(given.shape)

@@ -65,8 +65,8 @@ class Outcome:
         return self.logits[torch.arange(len(index)), index]
 
 
-def splice_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
-    """Return the sequences ``rows`` of ``found``, which began at a later layer, with earlier layers from ``early``."""
+def fill_in_early_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
+    """Return the sequences ``rows`` of ``found``, with the layers that ``found`` lacks taken from ``early``."""
     own = {layer: index for index, layer in enumerate(found.layers)}
 
     def by_layer(name: str) -> Tensor:

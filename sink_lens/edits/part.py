@@ -1,4 +1,4 @@
-"""A part of a site: its layers, positions, heads, units and keys, for edits, sweeps, patches and paths.
+"""A part of a site (its layers, positions, heads, units and keys), checks of indices, and random draws of them.
 
 Indices on an axis are always numbers, and None is all of them. ``positions`` are token positions (query positions in
 ``scores`` and ``pattern``). ``heads`` are the heads of the site (key-value heads in ``k`` and ``v``). ``units`` index
@@ -40,8 +40,8 @@ class Where(TypedDict, total=False):
     label: str
 
 
-def indices_of(name: str, given: Any) -> tuple[int, ...] | None:
-    """Return the indices in an edit's argument ``name`` as a tuple; None is all. Refuse anything but whole numbers."""
+def indices_of_argument(name: str, given: Any) -> tuple[int, ...] | None:
+    """Return the indices ``given`` as an edit's argument ``name``, as a tuple; None is all. Refuse other things."""
     if given is None:
         return None
     if not isinstance(given, Iterable):
@@ -71,14 +71,14 @@ class Part:
     def of_site(cls, site: str, where: Where) -> "Part":
         """Make the part of a site that an edit's keyword arguments choose; an axis that is not given is whole."""
         chosen = {name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")}
-        return cls(site=site, **{name: indices_of(name, given) for name, given in chosen.items()})
+        return cls(site=site, **{name: indices_of_argument(name, given) for name, given in chosen.items()})
 
     def indices_on(self, axis: str) -> Indices:
         """Return the chosen indices on one of ``AXES``, such as ``head``; None is all."""
         return getattr(self, f"{axis}s")
 
     @property
-    def index(self) -> tuple[Indices, ...]:
+    def indices_by_axis(self) -> tuple[Indices, ...]:
         """The chosen indices on each axis of the site after the axis of sequences; None is the whole axis."""
         return tuple(self.indices_on(axis) for axis in SITES[self.site].parts)
 
@@ -89,7 +89,7 @@ class Part:
         return Where(**chosen)  # type: ignore[typeddict-item]  # its keys are those of Where
 
     @property
-    def tokens(self) -> int:
+    def n_tokens_needed(self) -> int:
         """The number of tokens that a sequence needs to contain the part: one more than its last position or key."""
         return 1 + max((*(self.positions or ()), *(self.keys or ())), default=-1)
 
@@ -116,7 +116,7 @@ class Part:
 
         names = ("sequence", *SITES[self.site].parts)
         vectors: list[Tensor | None] = [None]
-        for name, indices, size in zip(names[1:], self.index, tensor.shape[1:], strict=True):
+        for name, indices, size in zip(names[1:], self.indices_by_axis, tensor.shape[1:], strict=True):
             first = begin if name == "position" else 0
             if indices is None or (averaged and size == 1):
                 vectors.append(None)
@@ -160,7 +160,9 @@ def replace_full_axes_by_none(part: Part, *, sizes: Sequence[int]) -> Part:
 
 
 @lru_cache
-def draw_sets(group: str, *, n: int, size: int, most: int, seed: int, lowest: int = 0) -> tuple[tuple[int, ...], ...]:
+def draw_index_sets(
+    group: str, *, n: int, size: int, most: int, seed: int, lowest: int = 0
+) -> tuple[tuple[int, ...], ...]:
     """Draw up to ``most`` distinct sets of ``n`` indices, each index from ``lowest`` to ``size`` - 1.
 
     The same ``group`` (any text) and ``seed`` give the same sets. There are fewer than ``most`` if no more exist.

@@ -48,7 +48,7 @@ class Format:
     """Channels in a group; 0 where the scope is none."""
 
 
-def format_of(name: str) -> Format:
+def look_up_format(name: str) -> Format:
     """Look up a low-precision format by its name; refuse an unknown name."""
     if name not in QUANTISED_FORMATS:
         raise InputError(f"there is no format {name!r}; need one of {', '.join(QUANTISED_FORMATS)}")
@@ -81,31 +81,31 @@ def round_to_format(
 
 
 def _round_by_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
-    """Round values to a format by scales that fit the given largest magnitudes, one for each group of values."""
+    """Round values to a format; the scale of each group of values fits its ``largest`` magnitude."""
     if form.element in _INTEGERS:
         top = _INTEGERS[form.element]
-        scale = _exact_quotient(largest, top)
+        scale = _divide_exactly(largest, top)
         return (values * (1 / _safe_divisor(scale))).round().clamp(-top - 1, top) * scale
     if form.element in _FLOAT8:
-        scale = _exact_quotient(largest, torch.finfo(_FLOAT8[form.element]).max)
-        return to_float8(values / _safe_divisor(scale), form.element) * scale
+        scale = _divide_exactly(largest, torch.finfo(_FLOAT8[form.element]).max)
+        return round_to_float8(values / _safe_divisor(scale), form.element) * scale
     if form.name == "mxfp4":
         scale = power_of_two_scale(largest)
     else:  # max|x| / 6, rounded to e4m3 in units that one sequence shares
         top = torch.finfo(torch.float8_e4m3fn).max
-        unit = _exact_quotient(largest.amax((-3, -2), keepdim=True), _LARGEST_FP4 * top)
-        scale = to_float8(_exact_quotient(largest, _LARGEST_FP4) / _safe_divisor(unit), "fp8_e4m3") * unit
-    return to_fp4(values / _safe_divisor(scale)) * scale
+        unit = _divide_exactly(largest.amax((-3, -2), keepdim=True), _LARGEST_FP4 * top)
+        scale = round_to_float8(_divide_exactly(largest, _LARGEST_FP4) / _safe_divisor(unit), "fp8_e4m3") * unit
+    return round_to_fp4(values / _safe_divisor(scale)) * scale
 
 
-def to_float8(x: Tensor, element: str) -> Tensor:
+def round_to_float8(x: Tensor, element: str) -> Tensor:
     """Round to the nearest fp8_e4m3 or fp8_e5m2 number, limited to the largest; the result is in float32."""
     dtype = _FLOAT8[element]
     top = torch.finfo(dtype).max
     return x.float().clamp(-top, top).to(dtype).float()
 
 
-def to_fp4(x: Tensor) -> Tensor:
+def round_to_fp4(x: Tensor) -> Tensor:
     """Round to the nearest e2m1 number (0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives); the result is in float32."""
     size = x.float().abs().clamp(max=_LARGEST_FP4)
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
@@ -113,12 +113,12 @@ def to_fp4(x: Tensor) -> Tensor:
 
 
 def power_of_two_scale(largest: Tensor) -> Tensor:
-    """Compute the scale of an mxfp4 block: 2 ** (floor(log2(``largest``)) - 2), with an exponent of 8 bits."""
+    """Compute the scale of some mxfp4 numbers: 2 ** (floor(log2(``largest``)) - 2), with an exponent of 8 bits."""
     _, exponent = torch.frexp(largest)  # largest = mantissa * 2^exponent, mantissa in [1/2, 1)
     return torch.ldexp(torch.ones_like(largest), (exponent - 3).clamp(-126, 127))
 
 
-def _exact_quotient(x: Tensor, number: float) -> Tensor:
+def _divide_exactly(x: Tensor, number: float) -> Tensor:
     """Divide by a number with correct rounding on every device."""
     return x / torch.full_like(x, number)  # correctly rounded: a GPU multiplies by a plain number's reciprocal
 
@@ -153,7 +153,7 @@ def quantisation(
         InputError: there is no such format, or a channel is named twice.
         SiteError: there is no such site, or it has no token axis.
     """
-    chosen, fit = format_of(form), [name for name, one in SITES.items() if one.axes.startswith("batch position")]
+    chosen, fit = look_up_format(form), [name for name, one in SITES.items() if one.axes.startswith("batch position")]
     if site not in fit:
         raise SiteError(f"{site!r} cannot be quantised; need one of {', '.join(fit)}")
     kept = {layer: sorted(set(units)) for layer, units in (channels or {}).items()}
@@ -163,16 +163,16 @@ def quantisation(
 
     def change(x: Tensor, at: At) -> Tensor:
         flat = x.flatten(2)
-        keep = _kept_values(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
+        keep = _unrounded_mask(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
         return round_to_format(flat, chosen, keep=keep).view(x.shape)
 
     return edit(site, change, layers=layers, label=label or f"{site} in {form}")
 
 
-def _kept_values(
+def _unrounded_mask(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """Return True at values of ``flat`` that are not rounded: kept tokens and channels, and padding; None if none."""
+    """Return a mask of values in ``flat`` that are not rounded: kept tokens and channels, and padding; None if none."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         if tokens.shape != (at.n_sequences, at.valid.shape[1]):
@@ -219,7 +219,7 @@ def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
     Raises:
         InputError: there is no such format, or the model's experts have no linear layers of their own.
     """
-    chosen = format_of(form)
+    chosen = look_up_format(form)
     if lens.family.experts is not None or lens.family.down is None:
         raise InputError(f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here")
     read = ("attn_in", "q_latent", "kv_latent", "z", "mlp_in", "neurons")

@@ -24,7 +24,7 @@ class References:
     ) -> None:
         self.lens, self.tokens = lens, tokens
         self._known = known or {}
-        self.values = lru_cache(maxsize=2)(self._measure_values)
+        self.values = lru_cache(maxsize=2)(self._baseline_tensor)
         self.mean: Callable[[str, int, Mean], Tensor] = lru_cache(maxsize=64)(
             lambda site, layer, mean: self.averaged(mean).mean_of(self.values(site, layer))
         )
@@ -34,8 +34,8 @@ class References:
         self.means: Callable[[], CentringMeans] = lru_cache(maxsize=1)(partial(centring_means, lens, seed=0))
         """The means of values and aggregated values on random tokens."""
 
-    def _measure_values(self, site: str, layer: int) -> Tensor:
-        """Return a site's tensor at a layer without edits: the stored one, or else one measured now."""
+    def _baseline_tensor(self, site: str, layer: int) -> Tensor:
+        """Return a site's tensor at a layer of the baseline run: the one in ``known``, or else one measured now."""
         if (site, layer) in self._known:
             return self._known[site, layer]
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]

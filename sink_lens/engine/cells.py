@@ -43,7 +43,7 @@ def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
     if not given:
         raise InputError("a cell needs at least one edit")
     touches, begin = cone(given)
-    tokens = max(one.part.tokens for one in given)
+    tokens = max(one.part.n_tokens_needed for one in given)
     return Cell(touches=touches, begin=begin, make=lambda references: given, tokens=tokens)
 
 

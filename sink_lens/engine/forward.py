@@ -91,7 +91,7 @@ def run_with(
     needs = Needs(keys=tuple(positions), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
     outcome = run_applied(lens, batch, applied, needs, batch_size=batch_size, progress=progress)
     if not quiet:
-        applied.warn()
+        applied.warn_of_edits_without_effect()
     return outcome
 
 
@@ -137,7 +137,7 @@ def run_applied(
             collector.store_end(out, part=part, loss=needs.loss, logits=needs.logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
-    applied.refuse_unshown_edits(range(last))
+    applied.refuse_edits_whose_hook_never_fired(range(last))
     return collector.outcome(needs.layers, valid=batch.valid.cpu(), edits=applied.edits)
 
 

@@ -161,7 +161,7 @@ def _continuation_ids(
             new.append(int(logits.argmax()))
         if new[-1] in ends:
             break
-    record.warn()
+    record.warn_of_edits_without_effect()
     return tuple(new)
 
 

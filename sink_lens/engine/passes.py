@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied
-from ..edits.outcome import Outcome, splice_layers
+from ..edits.outcome import Outcome, fill_in_early_layers
 from ..models.lens import LensModel
 from ..models.sites import SITES
 from .forward import Early, RunCollector, copy_to_cpu, not_finite_error, run_applied
@@ -219,7 +219,7 @@ class _Pack:
             outcome = collector.outcome(tuple(read), valid=valid, edits=edits, scored=at)
             if self.baseline is not None:
                 early = self.baseline.outcome
-                outcome = splice_layers(outcome, rows=slice(0, n), early=early)
+                outcome = fill_in_early_layers(outcome, rows=slice(0, n), early=early)
                 if bool((outcome.mass.isnan() & ~early.mass.isnan()).any()):
                     raise not_finite_error(edits)
             found.append(replace(outcome, sequences=self.prompts))

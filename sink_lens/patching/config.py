@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..configuration import check_at_least, check_types, refuse_unread_fields
 from ..data.described import BosCondition
 from ..edits.named_edits import KINDS
-from ..edits.named_metrics import MetricSpec, check_metric_fields, make_spec
+from ..edits.named_metrics import MetricSpec, metric_spec, refuse_unread_metric_fields
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
 
@@ -134,9 +134,9 @@ class PatchConfig:
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
     def metric_spec(self, **how: Any) -> MetricSpec:
-        """Return the metric's name and options as a ``MetricSpec``; ``how`` is passed on to ``make_spec``."""
-        check_metric_fields(self, self.metric)
-        return make_spec(self, self.metric, **how)
+        """Return the metric's name and options as a ``MetricSpec``; ``how`` is passed on to ``metric_spec``."""
+        refuse_unread_metric_fields(self, self.metric)
+        return metric_spec(self, self.metric, **how)
 
     @property
     def sites(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Unpack
 
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
-from ..edits.part import SPARE_DRAWS, Indices, Part, Where, draw_sets
+from ..edits.part import SPARE_DRAWS, Indices, Part, Where, draw_index_sets
 from ..errors import InputError
 from ..models.header import axis_sizes, different_sizes_text
 from ..models.sites import SITES, site_of
@@ -101,7 +101,7 @@ def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws:
     size = min(size_of[axis], shortest) if axis in ("position", "key") else size_of[axis]
     rest: list[Any] = [part.indices_on(name) for name in names if name != axis]
     group = json.dumps([part.layers, names.index(axis), len(own), rest])
-    sets = draw_sets(group, n=len(own), size=size, most=draws + SPARE_DRAWS, seed=seed)
+    sets = draw_index_sets(group, n=len(own), size=size, most=draws + SPARE_DRAWS, seed=seed)
     fit: list[Any] = [indices for indices in sets if not own & set(indices)][:draws]
     return [replace(part, **{f"{axis}s": indices}) for indices in fit]
 

@@ -13,8 +13,8 @@ import pandas as pd
 
 from ..chain.amplification import amplification_edits, compute_mass_added
 from ..chain.setting import Setting
-from ..edits.amplification import Centre, centres_of, centring_means
-from ..edits.effects import classify_change, layer_table
+from ..edits.amplification import Centre, centring_means, usable_centres
+from ..edits.effects import attention_by_layer, classify_change
 from ..edits.isolation import isolate as isolating
 from ..edits.outcome import Outcome
 from ..errors import InputError
@@ -43,7 +43,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
     edited = setting.run([edit], loss=True, of=baseline_run, label="isolation" if progress else None)
     by_layer, summary = [], []
     for target in chosen:
-        table = layer_table(baseline, edited, target_position=target, sink_position=sink)
+        table = attention_by_layer(baseline, edited, target_position=target, sink_position=sink)
         by_layer.append(table.assign(target_position=target))
         row = {"target_position": target, "layers": "all" if layers is None else as_ranges(layers)}
         row |= _edit_row(setting, baseline, edited, target_position=target, reads=setting.late_layers)
@@ -67,7 +67,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
         RunError: the folder is in use, or holds another run.
     """
     lens, layers, target = setting.lens, config.layers, setting.target_position
-    centres: list[Centre] = [centre for centre in centres_of(lens) if centre in config.centres]
+    centres: list[Centre] = [centre for centre in usable_centres(lens) if centre in config.centres]
     if not centres:
         raise InputError(f"values of {lens.name} are gated, so they have no such centre; need aggregated or none")
     chosen = list(setting.early_layers) if layers is None else list(layers)

@@ -109,7 +109,7 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
                 touches=((spec.part.site, spec.part.layers),),
                 begin=min(spec.part.positions or (0,)),
                 make=lambda references, spec=spec: (spec.make_edit(references),),
-                tokens=spec.part.tokens,
+                tokens=spec.part.n_tokens_needed,
             )
             for spec in every
         ],

@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 from ..edits.index_notation import axis_values
-from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, hash_file, look_up_kind
-from ..edits.part import AXES, SPARE_DRAWS, Part, draw_sets
+from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, hash_vector, look_up_kind
+from ..edits.part import AXES, SPARE_DRAWS, Part, draw_index_sets
 from ..errors import InputError
 from ..models.header import axis_sizes, different_sizes_text
 from ..models.sites import site_of
@@ -161,7 +161,7 @@ class Grid:
     def config(self) -> dict[str, Any]:
         """Return the grid as dicts, lists and numbers, for ``run.json``."""
         edits = [{key: one for key, one in asdict(grid).items() if key != "vectors" or one} for grid in self.edits]
-        hashes = {str(path): hash_file(str(path)) for grid in self.edits for path in grid.vectors}
+        hashes = {str(path): hash_vector(str(path)) for grid in self.edits for path in grid.vectors}
         found = {"edits": edits, "controls": self.controls, "seed": self.seed}
         return found | ({"vector_hashes": hashes} if hashes else {})
 
@@ -213,7 +213,7 @@ class Grid:
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
-        drawn = draw_sets(named, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
+        drawn = draw_index_sets(named, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
         chosen: list[dict[str, Any]] = [{f"{axis}s": indices} for indices in drawn]
         return [replace(spec, part=replace(spec.part, **indices)) for indices in chosen]
 

@@ -14,7 +14,7 @@ from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.tasks import task_of
 from sink_lens.cli import app
 from sink_lens.edits import metrics
-from sink_lens.edits.named_metrics import import_function
+from sink_lens.edits.named_metrics import import_metric_function
 from sink_lens.errors import InputError, RunError
 
 from .tiny_runs import pair, reference_pairs, unfinish
@@ -107,7 +107,7 @@ def test_the_divergence_from_the_clean_run_is_that_of_its_predictions(folder):
 )
 def test_what_cannot_be_imported_is_refused(reference, says, folder):
     with pytest.raises(InputError, match=says):
-        import_function(reference)
+        import_metric_function(reference)
 
 
 def test_a_metric_of_no_name_is_refused():

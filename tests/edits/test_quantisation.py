@@ -14,13 +14,13 @@ from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import EditError
 from sink_lens.edits.quantisation import (
-    format_of,
+    look_up_format,
     power_of_two_scale,
     quantisation,
     quantised_weights,
+    round_to_float8,
     round_to_format,
-    to_float8,
-    to_fp4,
+    round_to_fp4,
 )
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
@@ -55,12 +55,14 @@ def exactly(a, b):
 def test_integers_of_one_scale_or_of_one_a_token_or_a_group_are_those_of_torch(element, top):
     x = drawn(2, 9, 256)
     for scope, rows in (("tensor", x.flatten(1)), ("token", x.flatten(0, 1)), ("group", x.reshape(-1, 128))):
-        assert exactly(round_to_format(x, format_of(f"{element}_{scope}")), integers_of(rows, top).view_as(x)), scope
+        assert exactly(round_to_format(x, look_up_format(f"{element}_{scope}")), integers_of(rows, top).view_as(x)), (
+            scope
+        )
 
 
 def test_halves_go_to_the_even_integer():
     x = torch.tensor([[[0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.0, -127.0]]])  # scale 1: max|x| is 127
-    assert round_to_format(x, format_of("int8_tensor")).tolist() == [[[0, 2, 2, 0, -2, 126, 127, -127]]]
+    assert round_to_format(x, look_up_format("int8_tensor")).tolist() == [[[0, 2, 2, 0, -2, 126, 127, -127]]]
 
 
 @pytest.mark.parametrize(("element", "name"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
@@ -68,27 +70,30 @@ def test_fp8_is_that_of_torch_and_of_ml_dtypes(element, name):
     dtype, other = getattr(torch, name), getattr(ml_dtypes, name)
     every = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     every = every[every.isfinite()]
-    assert exactly(to_float8(every, element), every)  # what the format holds stays
+    assert exactly(round_to_float8(every, element), every)  # what the format holds stays
     between = (every[:, None] + every[None]).flatten() / 2  # ties among them
     for x in (between, drawn(2, 9, 70).flatten()):
         x = x[x.abs() <= torch.finfo(dtype).max]
-        assert exactly(to_float8(x, element), x.to(dtype).float())
-        assert exactly(to_float8(x, element), torch.from_numpy(x.numpy().astype(other).astype(np.float32)))
-    assert to_float8(torch.tensor([1e30, -1e30]), element).tolist() == [torch.finfo(dtype).max, -torch.finfo(dtype).max]
+        assert exactly(round_to_float8(x, element), x.to(dtype).float())
+        assert exactly(round_to_float8(x, element), torch.from_numpy(x.numpy().astype(other).astype(np.float32)))
+    assert round_to_float8(torch.tensor([1e30, -1e30]), element).tolist() == [
+        torch.finfo(dtype).max,
+        -torch.finfo(dtype).max,
+    ]
     x = drawn(2, 9, 70)
     scale = x.abs().amax((1, 2), keepdim=True) / torch.finfo(dtype).max
-    assert exactly(round_to_format(x, format_of(f"{element}_tensor")), (x / scale).to(dtype).float() * scale)
+    assert exactly(round_to_format(x, look_up_format(f"{element}_tensor")), (x / scale).to(dtype).float() * scale)
 
 
 def test_fp4_is_that_of_ml_dtypes():
     x = torch.cat([torch.arange(-26, 27) / 4, drawn(2, 9, 70).flatten(), torch.tensor([5.0, 2.5, 1e9, -0.0])])
     wanted = x.clamp(-6, 6).numpy().astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    assert exactly(to_fp4(x), torch.from_numpy(wanted))
+    assert exactly(round_to_fp4(x), torch.from_numpy(wanted))
 
 
 def test_mxfp4_has_a_power_of_two_for_32_channels():
     x = drawn(2, 3, 96)
-    found = round_to_format(x, format_of("mxfp4"))
+    found = round_to_format(x, look_up_format("mxfp4"))
     for block, got in zip(x.reshape(-1, 32), found.reshape(-1, 32), strict=True):
         scale = 2.0 ** (np.floor(np.log2(float(block.abs().max()))) - 2)
         assert float(np.float32(scale).astype(ml_dtypes.float8_e8m0fnu)) == scale
@@ -99,7 +104,7 @@ def test_mxfp4_has_a_power_of_two_for_32_channels():
 
 def test_nvfp4_has_an_e4m3_scale_for_16_channels_and_one_scale_a_sequence():
     x = drawn(2, 3, 48)
-    found = round_to_format(x, format_of("nvfp4"))
+    found = round_to_format(x, look_up_format("nvfp4"))
     for sequence, got in zip(x, found, strict=True):
         unit = sequence.abs().max() / (6.0 * 448.0)
         for block, part in zip(sequence.reshape(-1, 16), got.reshape(-1, 16), strict=True):
@@ -114,19 +119,19 @@ def test_nvfp4_has_an_e4m3_scale_for_16_channels_and_one_scale_a_sequence():
 
 @pytest.mark.parametrize("name", QUANTISED_FORMATS)
 def test_zeros_stay_and_a_width_that_is_no_multiple_of_a_group_is_rounded_too(name):
-    assert (round_to_format(torch.zeros(2, 3, 21), format_of(name)) == 0).all()
+    assert (round_to_format(torch.zeros(2, 3, 21), look_up_format(name)) == 0).all()
     x = drawn(2, 3, 130, outliers=False)
-    found = round_to_format(x, format_of(name))
+    found = round_to_format(x, look_up_format(name))
     assert found.shape == x.shape
     assert 0 < float((found - x).norm() / x.norm()) < 0.6
-    assert round_to_format(x.bfloat16(), format_of(name)).dtype == torch.bfloat16
+    assert round_to_format(x.bfloat16(), look_up_format(name)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", QUANTISED_FORMATS)
 @given(seed=st.integers(0, 1000), dim=st.integers(1, 40))
 @settings(max_examples=15, deadline=None)
 def test_what_a_format_holds_is_near_odd_and_of_no_larger_size(name, seed, dim):
-    x, form = drawn(1, 2, dim + 4, seed=seed), format_of(name)
+    x, form = drawn(1, 2, dim + 4, seed=seed), look_up_format(name)
     found = round_to_format(x, form)
     assert exactly(round_to_format(-x, form), -found)  # odd: the integers here are symmetric
     assert float(found.abs().max()) <= float(x.abs().max()) * (1 + 1 / 5)  # mxfp4: 5 and more of a scale become 6
@@ -134,7 +139,7 @@ def test_what_a_format_holds_is_near_odd_and_of_no_larger_size(name, seed, dim):
 
 
 def test_a_kept_outlier_stays_and_makes_the_steps_of_the_others_finer():
-    x, form = drawn(1, 6, 16), format_of("int8_tensor")
+    x, form = drawn(1, 6, 16), look_up_format("int8_tensor")
     keep = torch.zeros(1, 6, 1, dtype=torch.bool)
     keep[0, 0] = True
     found = round_to_format(x, form, keep=keep)
@@ -155,7 +160,7 @@ def test_an_edit_rounds_a_site_as_a_raw_hook_of_hugging_face_does():
     edited = run_with(lens, TOKENS, edits, layers=[0], logits=True).logits
 
     def raw(form):
-        return lambda module, args: (round_to_format(args[0], format_of(form)), *args[1:])
+        return lambda module, args: (round_to_format(args[0], look_up_format(form)), *args[1:])
 
     assert not torch.allclose(edited, run_with(lens, TOKENS, layers=[0], logits=True).logits, atol=1e-4)
     for layer in model.model.layers:
@@ -197,7 +202,7 @@ def test_padding_sets_no_scale(form):
 def test_what_cannot_be_quantised_is_refused():
     lens = wrap(tiny("llama"))
     with pytest.raises(InputError, match="no format 'int3'; need one of int8_tensor"):
-        format_of("int3")
+        look_up_format("int3")
     with pytest.raises(SiteError, match="'pattern' cannot be quantised; need one of"):
         quantisation("pattern", "int8_tensor")
     with pytest.raises(InputError, match="layer 0 keeps a channel of 'z' twice"):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.edits.constructors import Edit, zero
-from sink_lens.edits.quantisation import format_of, round_to_format
+from sink_lens.edits.quantisation import look_up_format, round_to_format
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.dimensions import dominance_ratio_fixed
@@ -529,7 +529,7 @@ def loss(seen: ObservedModel, terms: Terms) -> Tensor:
 @_is("number", "dB", join="value", terms=("format", "layer", "site"), depends=("bos", "text"))
 def sqnr(seen: ObservedModel, terms: Terms) -> float:
     """Signal-to-noise ratio (dB) when one site of one layer is rounded to a format, over all tokens."""
-    site, layer, form = terms["site"], terms["layer"], format_of(terms["format"])
+    site, layer, form = terms["site"], terms["layer"], look_up_format(terms["format"])
 
     def read(view: Any) -> Tensor:
         """Sums of squares of the site and of the rounding, by sequence."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...edits.amplification import amplify, centres_of
+from ...edits.amplification import amplify, usable_centres
 from ...edits.isolation import isolate
 from ...measures.variance import decay_exponent
 from ...stats import Interval
@@ -84,7 +84,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     layers = setting.layers_having(site, range(max(1, min(setting.sink_layers)))) or setting.feeding_layers
     values = setting.freeze_site(site, layers=layers, position=setting.sink_position)
     found.append(make_removal(values, setting=setting, name="aggregated values, mean ablated", is_primary=False))
-    for centre in centres_of(setting.lens) if len(trial.curve) else ():
+    for centre in usable_centres(setting.lens) if len(trial.curve) else ():
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
             continue
