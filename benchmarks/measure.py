@@ -90,7 +90,11 @@ class Case:
         """Everything that ``trace`` streams; seconds."""
         before = time.perf_counter()
         measure(
-            self.lens, self.tokens, plan=self.location.plan(self.lens.attention_layers), own=OWN, config=self.config
+            self.lens,
+            self.tokens,
+            plan=self.location.measuring_plan(self.lens.attention_layers),
+            own=OWN,
+            config=self.config,
         )
         return time.perf_counter() - before
 

@@ -31,7 +31,7 @@ def amplification_curve(
         return pd.DataFrame(columns=columns)
     cells: list[tuple[Centre, float]] = [(one, factor) for one in usable_centres(setting.lens) for factor in factors]
     edits = amplification_edits(setting, cells, layers=layers, means=means)
-    runs = setting.runs(edits, layers=reads, label="amplification" if progress else None)
+    runs = setting.run_each(edits, layers=reads, label="amplification" if progress else None)
     before = setting.baseline.mass_at(setting.target_position, layers=reads)
     always = {"layers": as_ranges(layers), "target_position": setting.target_position, "read_layers": as_ranges(reads)}
     always |= {"baseline_mass": float(before.mean()), "n": len(before)}
@@ -79,7 +79,7 @@ def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
     return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 
-def strongest_amplification(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
+def strongest_amplification_edit(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
     """Return the edit, made with ``means``, of the row of ``curve`` with most attention; None if no factor adds any."""
     if not len(curve):
         return None

@@ -52,7 +52,7 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
         for position in range(int(batch.bos), int(batch.lengths[number]))
         if row[position] in ids
     ]
-    return _cut_rows(batch, places, ids=ids, text=_id_text(ids, lens.tokenizer))
+    return _cut_around_occurrences(batch, places, ids=ids, text=_token_label(ids, lens.tokenizer))
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
@@ -77,12 +77,14 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
     return found
 
 
-def _id_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
+def _token_label(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Name the token with ``ids`` in a message: its text in quotes, or ``id 13`` if ``tokenizer`` is None."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 
-def _cut_rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
+def _cut_around_occurrences(
+    batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str
+) -> Occurrences:
     """Cut the tokens around each (sequence, position) of ``places``, into at most as many rows as ``batch`` has.
 
     ``ids`` and the token's ``text`` are stored in the result; an error quotes the text.
@@ -128,7 +130,7 @@ def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceCo
     often = {token: sum(own) / len(own) for token, own in of_token.items() if len(own) >= _FEWEST}
     best = max(often, key=lambda token: often[token], default=None)
     if best is None or often[best] < config.min_sink_rate:
-        text = "" if best is None else _id_text((best,), lens.tokenizer)
+        text = "" if best is None else _token_label((best,), lens.tokenizer)
         strongest = "" if best is None else f"; the strongest is {text} with {often[best]:.3f}"
         raise InputError(
             f"none of the tokens that stand at least {_FEWEST} times at position {_BEFORE} or later is a sink "

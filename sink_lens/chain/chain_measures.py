@@ -16,7 +16,7 @@ from ..schema import SINK_THRESHOLD
 from .config import TraceConfig
 from .locate import MeasuringPlan
 from .measure import Panel, measure
-from .neurons import split_layers, super_neurons
+from .neurons import split_growth_layers, super_neurons
 
 THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
@@ -53,7 +53,7 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     panel = measure(lens, tokens, plan=everywhere, config=config, only=_READ)
     rows = _Rows()
     _add_attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
-    dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.states()])
+    dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.sink_states()])
     rows.add_layers("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
     rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit
     for index, name in enumerate(("effective_rank", "effective_rank_without")):
@@ -64,7 +64,7 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):
         rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
-    splits = split_layers(lens, panel, super_share=config.super_share)
+    splits = split_growth_layers(lens, panel, super_share=config.super_share)
     counts = {layer: int(super_neurons(splits, layer=layer).sum()) for layer in growing}
     for layer, count in counts.items():
         rows.add("super_neurons", count, layer=layer, unit="neurons")

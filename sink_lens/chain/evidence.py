@@ -13,7 +13,7 @@ from ..models.lens import LensModel
 from ..stats import Interval, interval, studentised_interval
 from .config import TraceConfig
 from .measure import Panel
-from .neurons import LayerSplit, split_layers
+from .neurons import LayerSplit, split_growth_layers
 from .readings import OTHERS_FROM
 from .setting import sequences_to_test
 
@@ -30,15 +30,15 @@ class Evidence:
     """Draws of an interval; statistics that take long to compute have fewer."""
 
     def interval(
-        self, values: Tensor, *, generator: np.random.Generator, most: int | None = None, **options: Any
+        self, values: Tensor, *, generator: np.random.Generator, most_resamples: int | None = None, **options: Any
     ) -> Interval:
         """Compute a statistic of ``values`` and its bootstrap interval over sequences, the first axis of ``values``.
 
         The statistic is the mean, or ``statistic`` in ``options``. The interval is studentised for the mean and for
-        ``ratio_of_means``; another statistic has a percentile interval, which covers less at few sequences. ``most``
-        bounds the number of resamples (None: no bound), which ``generator`` draws.
+        ``ratio_of_means``; another statistic has a percentile interval, which covers less at few sequences.
+        ``generator`` draws the resamples, at most ``most_resamples`` (None: as many as ``n_resamples``).
         """
-        n_resamples = min(self.n_resamples, most or self.n_resamples)
+        n_resamples = min(self.n_resamples, most_resamples or self.n_resamples)
         statistic = options.get("statistic")
         if statistic is None:
             means = values.flatten(1).mean(1) if values.dim() > 1 else values
@@ -53,7 +53,7 @@ class Evidence:
         """Indices of the sequences on which super neurons are tested; any others were used to choose these neurons."""
         return sequences_to_test(self.panel.n_sequences, config=self.config)
 
-    def generator(self) -> torch.Generator:
+    def make_generator(self) -> torch.Generator:
         """Make a new random generator for the controls; each call gives the same draws."""
         return torch.Generator().manual_seed(self.config.seed)
 
@@ -87,7 +87,7 @@ def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Ev
     """
     test = set(sequences_to_test(panel.n_sequences, config=config))
     chosen = [one for one in range(panel.n_sequences) if one not in test] or list(range(panel.n_sequences))
-    splits = split_layers(lens, panel, super_share=config.super_share, chosen=chosen)
+    splits = split_growth_layers(lens, panel, super_share=config.super_share, chosen=chosen)
     return Evidence(lens=lens, panel=panel, splits=splits, config=config)
 
 
@@ -112,7 +112,7 @@ def why_too_short(panel: Panel) -> str:
     return ""
 
 
-def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
+def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | None:
     """Make the statistic ``name`` without a value if ``evidence`` has no growth step (no super neurons); else None."""
     if evidence.panel.location.steps:
         return None
@@ -120,7 +120,7 @@ def no_neurons_statistic(evidence: Evidence, name: str) -> Statistic | None:
     return undefined_statistic(name, short or "no growth step was found", absent=not short)
 
 
-def deviation_at_other_positions(std: Tensor, panel: Panel) -> float:
+def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:
     """Return the null of an S2 ratio: the 95th percentile of S2 (``std``) at other positions, over their median."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():

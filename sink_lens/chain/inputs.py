@@ -22,7 +22,7 @@ _FEWEST_HEADS = 3
 """Heads that have the sink, below which a sequence without it may be one by chance."""
 
 
-def other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
+def batch_in_other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
     """Make ``batch`` again without BOS if it has BOS, else with BOS; None if tokenizer or tokens do not allow it."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
@@ -100,7 +100,7 @@ def find_marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tens
     return position, marked[:, position] & bool(2 * counts[position] >= counts.sum())
 
 
-def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
+def trace_provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
     """Return the provenance of a trace for its ``run.json``: model, tokens, kernel, seeds and thresholds."""
     thresholds = [*(one.name for one in dataclasses.fields(Thresholds)), "super_share"]
     seeds = dict.fromkeys(("bootstrap", "controls", "random_init", "centring"), config.seed)

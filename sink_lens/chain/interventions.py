@@ -58,7 +58,7 @@ def effect_table(
     Amplification uses ``means`` and the factors that are best in ``curve``. Cost: one pass of the bridge with the loss
     an intervention, and a shorter one for each control.
     """
-    trial = Trial(setting=setting, generator=setting.generator(), means=means, curve=curve)
+    trial = Trial(setting=setting, generator=setting.make_generator(), means=means, curve=curve)
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
     asked = {"uniform": setting.uniform_mass(), "masked": _loss_without_sink(setting)}
     rng = np.random.default_rng(setting.config.seed)
@@ -86,7 +86,7 @@ class Studied:
     """Layer -> mask of its super neurons."""
     lacks_sink: bool = False
     """The model has no sink to remove, make at another position or mediate, so the tables have no rows."""
-    too_few: bool = False
+    too_few_sequences: bool = False
     """Too few sequences have the sink, so no table has rows."""
 
 
@@ -103,7 +103,7 @@ class RunTables:
         self.frames[name] = frame
         self.writer.write_table(name, frame)
 
-    def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    def read_or_make(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """Return the table ``name``: read it if an earlier start has written it, else call ``make`` and write it."""
         self._begin(name)
         self.frames[name] = self.writer.once(name, make)
@@ -111,11 +111,11 @@ class RunTables:
         return self.frames[name]
 
 
-def causal_tables(
+def write_causal_tables(
     studied: Studied, tables: RunTables, *, config: TraceConfig, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> None:
     """Write all tables of interventions (``TABLES``) on ``links``; empty if the ``studied`` model cannot be changed."""
-    lens, batch, once = studied.lens, studied.batch, tables.once
+    lens, batch, once = studied.lens, studied.batch, tables.read_or_make
     at = {"location": studied.location, "target_position": config.target_position, "super_neurons": studied.supers}
 
     def leave_empty(names: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ def causal_tables(
 
     @functools.cache
     def maker_tables() -> dict[str, pd.DataFrame]:
-        target, found = makers.choose_target(place(), lacks_sink=studied.lacks_sink), None
+        target, found = makers.choose_makers_target(place(), lacks_sink=studied.lacks_sink), None
         if target is not None:
             chosen = sequences_to_choose_by(batch.n_sequences, config=config)
             choosing = make_setting(lens, batch, config=config, chosen=chosen, **at)
@@ -140,7 +140,7 @@ def causal_tables(
             collect_garbage()
         return makers.maker_tables(found, place(), progress=progress)
 
-    if studied.too_few or why_no_interventions(lens, batch) is not None:
+    if studied.too_few_sequences or why_no_interventions(lens, batch) is not None:
         leave_empty(TABLES)
         return
     table_of_makers = once("makers", lambda: maker_tables()["makers"])
@@ -164,7 +164,7 @@ def causal_tables(
         return amplification.amplification_curve(setting(), means=means(), factors=FACTORS, progress=progress)
 
     def mediation() -> pd.DataFrame:
-        amplified = amplification.strongest_amplification(setting(), means=means(), curve=curve)
+        amplified = amplification.strongest_amplification_edit(setting(), means=means(), curve=curve)
         return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
 
     curve = once("amplification", curve_table)
@@ -213,8 +213,8 @@ def _intervention_row(
     decides = one.is_primary or one.carries  # an answer hangs on the largest control
     with_loss, without = one.controls[:FEW_CONTROLS], one.controls[FEW_CONTROLS:] if decides else ()
     few = setting.control_baseline
-    controls = setting.runs(with_loss, layers=reads, loss=True, of=few, quiet=True)
-    controls += setting.runs(without, layers=reads, of=few, quiet=True)
+    controls = setting.run_each(with_loss, layers=reads, loss=True, of=few, quiet=True)
+    controls += setting.run_each(without, layers=reads, of=few, quiet=True)
     # With fewer sequences, what the controls change there is added to the baseline run of all.
     baseline_of_few = few.outcome
     over = mean_mass(baseline, one.position, reads) - mean_mass(baseline_of_few, one.position, reads)

@@ -86,7 +86,7 @@ class Location:
         return tuple(layer for step in self.steps for layer in step.layers)
 
     @property
-    def dimensions(self) -> tuple[list[int], list[int]]:
+    def lasting_and_brief_dimensions(self) -> tuple[list[int], list[int]]:
         """Two lists: the outlier dimensions of two or more layers, most layers first, and those of a single layer.
 
         All are in the first list if none is in two layers. The embedding does not count as a layer.
@@ -104,7 +104,7 @@ class Location:
         """Return the outlier dimensions of the stream that a layer reads: those found after the layer before it."""
         return self.outliers.get(layer - 1, ())
 
-    def plan(self, attention: Iterable[int]) -> MeasuringPlan:
+    def measuring_plan(self, attention: Iterable[int]) -> MeasuringPlan:
         """Make the plan of a pass that measures at this location; ``attention`` are the layers with attention."""
         entering = {layer: self.entering_dimensions(layer) for layer in attention}
         return MeasuringPlan(
@@ -176,7 +176,7 @@ def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | Non
     return int(over[0]) if len(over) else None
 
 
-def find_outliers(
+def find_outlier_dimensions(
     state: Float[Tensor, "batch d_model"],
     *,
     thresholds: Thresholds | Question,
@@ -193,14 +193,14 @@ def find_outliers(
         dominates = bool(dominance_ratio(state).mean() >= thresholds.dominance_threshold)
         if not dominates or len(found) > thresholds.max_outliers:
             return ()
-        common = [] if typical is None else found[_common_dimensions(state, typical)[found]].tolist()
+        common = [] if typical is None else found[_mark_common_dimensions(state, typical)[found]].tolist()
         if not common:
             return tuple(found.tolist())
         state = state.clone()
         state[:, common] = 0.0
 
 
-def _common_dimensions(
+def _mark_common_dimensions(
     state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]
 ) -> Bool[Tensor, " d_model"]:
     """Mark the dimensions nearly as large at other tokens (``typical``) as in the studied token (``state``)."""
@@ -224,7 +224,7 @@ def find_location(
         sink_found: whether the studied position is a sink.
         ratio: norm ratio before layer 0, then after each layer.
         states: the token's residual stream before layer 0, then after each layer.
-        thresholds: those of the growth (``find_growth_steps``) and of outlier dimensions (``find_outliers``).
+        thresholds: those of the growth (``find_growth_steps``) and of outlier dimensions (``find_outlier_dimensions``).
         typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
         forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
             its strongest dimension as its outlier dimension.
@@ -235,11 +235,13 @@ def find_location(
         spans = list(forced)
     else:
         pairs = enumerate(zip(states, own, strict=True))
-        found = {at - 1: find_outliers(state, thresholds=thresholds, typical=usual) for at, (state, usual) in pairs}
+        found = {
+            at - 1: find_outlier_dimensions(state, thresholds=thresholds, typical=usual) for at, (state, usual) in pairs
+        }
         outliers = {layer: dimensions for layer, dimensions in found.items() if dimensions}
         factor = thresholds.growth_factor
         spans = find_growth_steps(ratio, factor=factor)
-        more = _writing_runs(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)
+        more = _find_runs_of_writing_layers(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)
         spans = sorted([*spans, *more])
     steps = tuple(
         GrowthStep(
@@ -265,7 +267,7 @@ def _consecutive_runs(layers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _writing_runs(
+def _find_runs_of_writing_layers(
     states: Float[Tensor, "layer batch d_model"],
     *,
     ratio: Float[Tensor, " layer"],
@@ -299,6 +301,6 @@ def _strongest_dimension(
 ) -> int:
     """Return the dimension of ``state`` with the most energy; one as large at other tokens (``typical``) comes last."""
     energy = state.double().square().mean(0)
-    if typical is not None and not bool((common := _common_dimensions(state, typical)).all()):
+    if typical is not None and not bool((common := _mark_common_dimensions(state, typical)).all()):
         energy = energy.masked_fill(common, -1.0)
     return int(energy.argmax())

@@ -95,7 +95,7 @@ class Makers:
     """Maker -> the neurons among the makers that are silent without it."""
 
 
-def choose_target(setting: Setting, *, lacks_sink: bool) -> Target | None:
+def choose_makers_target(setting: Setting, *, lacks_sink: bool) -> Target | None:
     """Choose the quantity whose makers are searched: the sink; if ``lacks_sink``, sink logits or outlier dimensions.
 
     It is None if the model has none of the three.
@@ -165,7 +165,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     for name, goal in bar(list(goals.items()), label="makers", progress=progress):
         length = 0
         if longest >= GOALS["half"]:
-            length = _shortest_prefix(lambda size: more(with_effect[:size]), goal=goal, most=most)
+            length = _shortest_prefix_length(lambda size: more(with_effect[:size]), goal=goal, most=most)
         prefix = with_effect[:length]
         least = max(goal, THINNED * more(prefix)) if name == ALL else goal
         inner = [part for part in prefix if any(part in smaller for smaller in sets.values())]
@@ -202,7 +202,7 @@ def _find_silenced_neurons(
     layers = sorted({part.layer for part in writers})
     if len(makers) < 2 or not layers:
         return {}
-    position, baseline = setting.sink_position, setting.tensors("neurons", layers=layers)
+    position, baseline = setting.sink_position, setting.baseline_tensors("neurons", layers=layers)
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in baseline.items()}
     fires = {
         part: float((baseline[part.layer][:, position] - means[part.layer])[:, part.unit].mean()) for part in writers
@@ -210,7 +210,7 @@ def _find_silenced_neurons(
 
     def fed(several: Sequence[Sequence[Maker]]) -> list[tuple[Maker, ...]]:
         """The writers that each ablation silences."""
-        runs = setting.runs(
+        runs = setting.run_each(
             [ablation_edits(setting, parts) for parts in several], layers=layers, quiet=True, sites=("neurons",)
         )
         found = []
@@ -238,7 +238,7 @@ def _find_silenced_neurons(
     return found
 
 
-def _shortest_prefix(removed: Callable[[int], float], *, goal: float, most: int) -> int:
+def _shortest_prefix_length(removed: Callable[[int], float], *, goal: float, most: int) -> int:
     """Find how many of the strongest parts it takes to remove the share ``goal``; 0 if ``most`` parts do not.
 
     ``removed`` gives the share that a number of parts removes; the number is doubled, then halved.
@@ -299,7 +299,7 @@ def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
         if kind == "neuron":
             edits += setting.freeze_unit_edits("neurons", {layer: units}, position=position, mean=True)
         elif kind == "head":
-            value = setting.mean_ordinary(setting.tensors("z", layers=[layer])[layer])[:, :, units]
+            value = setting.mean_ordinary(setting.baseline_tensors("z", layers=[layer])[layer])[:, :, units]
             label = f"{len(units)} heads of layer {layer}, mean_ordinary"
             edits.append(freeze("z", {layer: value}, positions=[position], heads=units, label=label))
         elif kind in WHOLE:
@@ -345,7 +345,7 @@ def _run_ablations(
     """
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
     edits = [ablation_edits(setting, parts) for parts in several]
-    return setting.runs(edits, layers=_target_layers(setting, target), loss=loss, of=of, quiet=True, **options)
+    return setting.run_each(edits, layers=_target_layers(setting, target), loss=loss, of=of, quiet=True, **options)
 
 
 def _target_layers(setting: Setting, target: Target) -> list[int]:
@@ -389,7 +389,7 @@ def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = Fal
     )
     return {
         "makers": _maker_table(found, supers=supers),
-        "maker_sets": _set_table(testing, found, supers=supers, progress=progress),
+        "maker_sets": _maker_set_table(testing, found, supers=supers, progress=progress),
     }
 
 
@@ -415,9 +415,9 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=column_names("trace", "makers"))
 
 
-def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
+def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
     """Make the table ``maker_sets``: ablate each set ``found``, the super neurons (``supers``), and random controls."""
-    target, generator = found.target, setting.generator()
+    target, generator = found.target, setting.make_generator()
     rng = np.random.default_rng(setting.config.seed)
     (baseline,) = _run_ablations(setting, [[]], target=target, loss=True)
     few = setting.control_baseline
@@ -461,7 +461,9 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
         (run,) = _run_ablations(setting, [parts], target=target, loss=True)
         done[frozenset(parts)] = name, run
         own = row(parts, name, "", run)
-        drawn = [_draw_parts(setting, parts, generator) for _ in range(min(setting.config.controls, FEW_CONTROLS))]
+        drawn = [
+            _draw_random_parts(setting, parts, generator) for _ in range(min(setting.config.controls, FEW_CONTROLS))
+        ]
         drawn = [some for some in drawn if some]
         runs = _run_ablations(setting, drawn, target=target, loss=True, of=few)
         controls = [row(some, RANDOM, name, one) for some, one in zip(drawn, runs, strict=True)]
@@ -474,7 +476,7 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], prog
     return pd.DataFrame(rows, columns=column_names("trace", "maker_sets"))
 
 
-def _draw_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
+def _draw_random_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
     """Draw random other parts, as many of each kind and layer as in ``parts``; fewer if there are not enough."""
     lens, drawn = setting.lens, list[Maker]()
     for kind, site in WHOLE.items():

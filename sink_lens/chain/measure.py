@@ -94,7 +94,7 @@ class Panel:
         """Divide the standard deviation within the studied token, at a site, by its median over other tokens."""
         return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.location.sink_position)
 
-    def states(self) -> Float[Tensor, "layer batch d_model"]:
+    def sink_states(self) -> Float[Tensor, "layer batch d_model"]:
         """Return the studied token's residual stream before layer 0 and after each layer."""
         return torch.cat([self["state_pre"], self["state"]])[
             :, :, self.sink_positions.index(self.location.sink_position)
@@ -106,7 +106,7 @@ class Panel:
         return values * by.view(-1, *[1] * (values.dim() - 1))
 
     def typical_magnitudes(self) -> Float[Tensor, "layer d_model"]:
-        """Return each dimension's magnitude at a typical other token, mean over sequences; layers as in ``states``."""
+        """Return each dimension's magnitude at a typical other token, by layer as ``sink_states``."""
         return torch.cat([self["typical_pre"], self["typical"]]).nanmean(1)
 
     def sink_layers(self) -> list[int]:
@@ -163,7 +163,7 @@ def scout(
         r.norm_reading("resid_pre", positions=sites, layers=r.FIRST_LAYER),
         r.norm_reading("resid_post", positions=sites),
     ]
-    typical = r.typical_readings(sinks, positions=sites)
+    typical = r.typical_magnitude_readings(sinks, positions=sites)
     streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical])
     nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
     at = {"positions": sites, "shortest": shortest, "lasting": lens.remaining_scales}
@@ -188,7 +188,7 @@ def locate_in_panel(
         positions=positions,
         sink_found=sink_found,
         ratio=panel.norm_ratio().nanmean(1),
-        states=panel.rescale_to_last_layer(panel.states()),
+        states=panel.rescale_to_last_layer(panel.sink_states()),
         typical=panel.rescale_to_last_layer(panel.typical_magnitudes()),
         thresholds=config,
         forced=forced,
@@ -228,7 +228,7 @@ def measure(
         *r.position_readings(one, positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=r.FIRST_LAYER),
         *r.state_readings(sinks, positions=positions),
-        *r.typical_readings(sinks, positions=positions),
+        *r.typical_magnitude_readings(sinks, positions=positions),
         r.dominance_elsewhere_reading(positions),
         r.value_norm_reading(lens, sink_positions=sinks, positions=positions),
         *r.neuron_readings(lens, plan, positions=positions),
@@ -291,7 +291,7 @@ def scout_and_measure(
     attention, again_label = lens.layers_with("k"), label and f"{label} again"
 
     def measure_at(at: Location, label: str | None) -> Panel:
-        return measure(lens, tokens, plan=at.plan(attention), config=config, own=own, label=label, only=only)
+        return measure(lens, tokens, plan=at.measuring_plan(attention), config=config, own=own, label=label, only=only)
 
     aim = scout(lens, tokens, config=config, position=position, tell=tell)
     panel = measure_at(aim, label)

@@ -43,8 +43,8 @@ def mediation_table(
     interventions |= {} if amplified is None else {"amplification": [amplified]}
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
-    segments = [*setting.segments, *([] if setting.all_steps is None else [setting.all_steps])]
-    runs = {name: setting.edited_baseline(edits) for name, edits in interventions.items()}
+    segments = [*setting.segments, *([] if setting.all_steps_segment is None else [setting.all_steps_segment])]
+    runs = {name: setting.edited_baseline_run(edits) for name, edits in interventions.items()}
     fewer = {name: run.with_fewer_sequences(setting.config.control_sequences) for name, run in runs.items()}
     cells = [(name, segment) for name in interventions for segment in segments]
     for name, segment in bar(cells, label="mediation", progress=progress):
@@ -59,12 +59,12 @@ def mediation_table(
         few_baseline = mean_mass(setting.control_baseline.outcome, setting.target_position, layers)
         few_whole = mean_mass(few.outcome, position, layers)
         read = {"layers": layers, "quiet": True}  # a link may be untouched
-        generator = setting.generator()
+        generator = setting.make_generator()
         for name_of_link, kept in [(one.name, one.make(setting, segment, position, generator)) for one in freezes]:
             if kept is None:
                 continue
             survived = mean_mass(setting.run(kept.edits, of=run, **read), position, layers)
-            controls = setting.runs(kept.controls[:FEW_CONTROLS], of=few, **read)
+            controls = setting.run_each(kept.controls[:FEW_CONTROLS], of=few, **read)
             control = torch.tensor([mean_mass(one, position, layers) for one in controls], dtype=torch.float32)
             added, added_to_few = (
                 one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)

@@ -45,7 +45,7 @@ class LayerSplit:
     """Neurons with at least the stated share of the change at this position."""
 
 
-def output_terms(
+def mlp_contributions(
     lens: LensModel, weights: MlpWeights, *, layer: int, activations: Float[Tensor, "batch neuron"], dimension: int
 ) -> tuple[Float[Tensor, "batch neuron"], Float[Tensor, " batch"]]:
     """Compute what each neuron, and the bias, contributes to one ``dimension`` of the output of the MLP of ``layer``.
@@ -66,7 +66,7 @@ def output_terms(
     return terms, (bias - shift) * scale * gain + norm.bias[dimension]
 
 
-def split_layers(
+def split_growth_layers(
     lens: LensModel, panel: Panel, *, super_share: float, chosen: Sequence[int] | None = None
 ) -> list[LayerSplit]:
     """Split every growth layer's change of the outlier dimension by neurons, at every sink position.
@@ -80,7 +80,9 @@ def split_layers(
         for position in panel.location.sink_positions:
             index = panel.sink_positions.index(position)
             activations = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
-            terms, bias = output_terms(lens, weights, layer=layer, activations=activations, dimension=step.dimension)
+            terms, bias = mlp_contributions(
+                lens, weights, layer=layer, activations=activations, dimension=step.dimension
+            )
             by = lens.remaining_scales[layer]
             terms, bias = by * terms.cpu(), by * bias.cpu()
             added = {

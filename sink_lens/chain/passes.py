@@ -54,19 +54,19 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
     if config.random_init:
         parts.append(Pass(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
     if config.interventions:
-        number, short = count_whole_passes(config, sequences=sequences)
+        number, short = count_intervention_passes(config, sequences=sequences)
         parts.append(Pass(name="interventions", forwards=number, tokens=short))
         facts["interventions"] = f"with {_STEPS} growth steps; a model without a sink has none"
     weights = header.weight_bytes(config.dtype)
     twin = weights * config.random_init
-    together = bytes_beside(header, config, twin=twin)
+    together = bytes_beside_model(header, config, twin=twin)
     one_by_one = config.random_init and LIBRARIES + weights + together > free_bytes()
     said = ", one model after the other" if one_by_one else " with the random-init baseline"
     return Passes(
         parts=tuple(parts),
         sequences=sequences,
         positions=length,
-        bytes=bytes_beside(header, config) if one_by_one else together,
+        bytes=bytes_beside_model(header, config) if one_by_one else together,
         twin=0 if one_by_one else twin,
         facts=facts,
         apart=_NOT_INCLUDED,
@@ -75,7 +75,7 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
     )
 
 
-def bytes_beside(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
+def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
     """Estimate the peak memory, in bytes, that a trace on the CPU takes beside libraries and the model.
 
     Args:
@@ -102,20 +102,20 @@ def bytes_beside(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
     return max(twin + measuring, panel + max(screened, edited))
 
 
-def check_room(model: Sized, config: TraceConfig) -> None:
+def check_trace_fits_memory(model: Sized, config: TraceConfig) -> None:
     """Check that a trace of a model in main memory fits beside the model.
 
     Raises:
         InputError: it does not fit, even if the random-init baseline takes the model's place.
     """
-    needed, free = bytes_beside(model, config), free_bytes()
+    needed, free = bytes_beside_model(model, config), free_bytes()
     if needed > free:
         raise InputError(
             f"the trace takes about {size_text(needed)} beside the model and {size_text(free)} are free; {_LESS}"
         )
 
 
-def count_whole_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:
+def count_intervention_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:
     """Return how many passes of one sequence the interventions on ``sequences`` take, and the positions of a pass."""
     few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
     number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)

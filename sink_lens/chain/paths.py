@@ -87,17 +87,17 @@ class Writings:
     """Layer -> the neurons that are apart from their MLP."""
 
     @cached_property
-    def added(self) -> dict[str, Tensor]:
+    def added_by_kind(self) -> dict[str, Tensor]:
         """Kind of part -> its output less the mean over ordinary tokens; the first axis is layers, if any.
 
         All are in the unit of the last layer's stream (``LensModel.remaining_scales``).
         """
         setting, lasting = self.setting, self.setting.lens.remaining_scales
-        embedding = lasting[0] * self._subtract_ordinary_mean(setting.tensors("resid_pre", layers=[0])[0])
+        embedding = lasting[0] * self._subtract_ordinary_mean(setting.baseline_tensors("resid_pre", layers=[0])[0])
         found = {EMBEDDING: embedding}
         for name, site in SUBLAYERS.items():
             by_layer = [torch.zeros_like(embedding)] * setting.lens.n_layers
-            for layer, added in setting.tensors(site, layers=setting.lens.layers_with(site)).items():
+            for layer, added in setting.baseline_tensors(site, layers=setting.lens.layers_with(site)).items():
                 by_layer[layer] = lasting[layer] * self._subtract_ordinary_mean(added)
             found[name] = torch.stack(by_layer)
         for layer, units in self.units.items():
@@ -105,13 +105,19 @@ class Writings:
         return found
 
     def added_by_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Compute what neurons ``units`` of a layer write, less the mean over ordinary tokens, in unit of ``added``."""
+        """Compute what neurons ``units`` of a layer write, less the mean over ordinary tokens.
+
+        The unit is that of ``added_by_kind``.
+        """
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
-        part = setting.tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
+        part = setting.baseline_tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
         after = norm_weights(setting.lens, layer=layer, which="mlp_post_norm")
         if after is not None:
-            part = part * post_norm_factor(setting.tensors("down_out", layers=[layer])[layer].float(), after).cpu()
+            part = (
+                part
+                * post_norm_factor(setting.baseline_tensors("down_out", layers=[layer])[layer].float(), after).cpu()
+            )
         return setting.lens.remaining_scales[layer] * self._subtract_ordinary_mean(part)
 
     def _subtract_ordinary_mean(self, x: Tensor) -> Tensor:
@@ -123,16 +129,16 @@ class Writings:
         """Return the baseline stream that the attention or (``mlp``) the MLP of a layer reads."""
         setting = self.setting
         site, at = ("resid_pre", 0) if layer == 0 else ("resid_post", layer - 1)
-        x = setting.tensors(site, layers=[at])[at].float().cpu()
+        x = setting.baseline_tensors(site, layers=[at])[at].float().cpu()
         for mixed in ("attn_out", "mixer_out") if mlp and not is_parallel(setting.lens) else ():
             if layer in setting.lens.layers_with(mixed):
-                x = x + setting.tensors(mixed, layers=[layer])[layer].float().cpu()
+                x = x + setting.baseline_tensors(mixed, layers=[layer])[layer].float().cpu()
         return x
 
     def input_change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
         """Compute what ``source`` adds to a layer's attention or (``mlp``) MLP input at ``position``, less its mean."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
-        added, by = self.added, self.setting.lens.remaining_scales[layer]
+        added, by = self.added_by_kind, self.setting.lens.remaining_scales[layer]
         if source.name == EMBEDDING:
             return added[EMBEDDING][:, position] / by
         if source.name in SUBLAYERS:
@@ -143,7 +149,7 @@ class Writings:
         parts = [self.added_by_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
         return sum(parts, torch.zeros_like(added[EMBEDDING][:, position])) / by
 
-    def make_cut(self, path: Path) -> Edits:
+    def make_cut_edits(self, path: Path) -> Edits:
         """Make the edits that cut a path: its target then reads the stream without the source's part."""
         setting, source, target = self.setting, path.source, path.target
         if target.name == SINK:
@@ -191,7 +197,7 @@ class Writings:
         weights, chosen, place = mlp_weights(self.setting.lens, layer=layer), list(units), [path.position]
         for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)):
             if weight is not None:
-                baseline = self.setting.tensors(site, layers=[layer])[layer][:, place][..., chosen]
+                baseline = self.setting.baseline_tensors(site, layers=[layer])[layer][:, place][..., chosen]
                 moved = (shift.to(weight.dtype) @ weight[chosen].T)[:, None]
                 yield freeze(
                     site, {layer: baseline.to(moved) + moved}, positions=place, units=chosen, label=_path_label(path)
@@ -212,10 +218,10 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     reads = {ALL_STEPS: list(everything)}
     reads |= {number: layers for number, layers in lanes.items() if layers and len(lanes) > 1}
     paths = list(list_paths(setting, groups=groups, lanes=lanes))
-    rng, generator = np.random.default_rng(setting.config.seed), setting.generator()
+    rng, generator = np.random.default_rng(setting.config.seed), setting.make_generator()
     whole, few = short.baseline, short.control_baseline
-    edits = [writings.make_cut(path) for path in paths]
-    found = short.runs(edits, layers=everything, quiet=True, label="paths" if progress else None)
+    edits = [writings.make_cut_edits(path) for path in paths]
+    found = short.run_each(edits, layers=everything, quiet=True, label="paths" if progress else None)
 
     def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
         had, has = (mean_mass(one, setting.sink_position, layers) for one in (before, run))
@@ -226,7 +232,9 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
         kind, drawn = "", list[Path]()
         if max(abs(lost(run, whole, layers)) for layers in reads.values()) > LEAST_PATH:
             kind, drawn = _control_paths(short, path, generator=generator)
-        controls = short.runs([writings.make_cut(one) for one in drawn], layers=everything, of=few, quiet=True)
+        controls = short.run_each(
+            [writings.make_cut_edits(one) for one in drawn], layers=everything, of=few, quiet=True
+        )
         for number, layers in reads.items():
             if path.target.layers and max(layers) < min(path.target.layers):
                 continue  # it comes after what is read

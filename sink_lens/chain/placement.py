@@ -121,14 +121,14 @@ def _make_cases(setting: Setting) -> list[_Case]:
     ids = tokens.tokens[:, 1:] if begins else tokens.tokens
     if ids.shape[1] < target + 2:
         return []
-    plain = _batch_without_bos(tokens, ids)
+    plain = _batch_with_ids(tokens, ids)
     cells = [_Case(position=0, token="ordinary", isolated=False, tokens=plain)]
     cells += [_Case(position=target, token="ordinary", isolated=isolated, tokens=plain) for isolated in (False, True)]
     if bos is not None:
         first, inner = ids.clone(), ids.clone()
         first[:, 0], inner[:, target] = bos, bos
-        cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch_without_bos(tokens, first)))
-        inside = _batch_without_bos(tokens, inner)
+        cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch_with_ids(tokens, first)))
+        inside = _batch_with_ids(tokens, inner)
         cells += [_Case(position=target, token="bos", isolated=isolated, tokens=inside) for isolated in (False, True)]
     if at > 0 and max(at, target) + 1 < tokens.n_positions:
         other, moved = tokens.tokens.clone(), tokens.tokens.clone()
@@ -138,7 +138,7 @@ def _make_cases(setting: Setting) -> list[_Case]:
     return cells
 
 
-def _batch_without_bos(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
+def _batch_with_ids(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
     """Return a copy of the batch ``tokens`` with other token ``ids``, which have no BOS."""
     lengths = torch.full((len(ids),), ids.shape[1])
     return replace(tokens, tokens=ids, lengths=lengths, bos=False, bos_condition="without")

@@ -57,12 +57,12 @@ class MeasuringPass:
     """The generator of the random controls; the links draw from it in their order."""
 
     @functools.cached_property
-    def weights(self) -> Callable[[int], AttentionWeights]:
+    def layer_weights(self) -> Callable[[int], AttentionWeights]:
         """Function from a layer to its attention weights; the weights of one layer are kept for all its readings."""
         return functools.lru_cache(maxsize=1)(lambda layer: attention_weights(self.lens, layer=layer))
 
     @functools.cached_property
-    def constants(self) -> Callable[[int], AttentionConstants]:
+    def layer_constants(self) -> Callable[[int], AttentionConstants]:
         """Function from a layer to the constants that its biases add to every token."""
         return functools.cache(lambda layer: attention_constants(self.lens, layer=layer))
 
@@ -137,7 +137,7 @@ def position_readings(
     readings = []
 
     def without_constant(x: Tensor, site: str, layer: int) -> Tensor:
-        alike = getattr(one.constants(layer), site) if site in ("v", "z", "attn_out") else None
+        alike = getattr(one.layer_constants(layer), site) if site in ("v", "z", "attn_out") else None
         return x if alike is None or not bool(alike.any()) else x - alike.flatten()
 
     for site in SITES_BY_POSITION:
@@ -186,7 +186,9 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
     ]
 
 
-def typical_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
+def typical_magnitude_readings(
+    sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
+) -> list[Reading]:
     """Make the readings of a typical token: each dimension's median magnitude over ``positions`` >= 8 but the sinks."""
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 

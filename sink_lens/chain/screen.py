@@ -30,7 +30,7 @@ from ..models.attention import repeat_kv_heads, weights_from_scores
 from ..models.running import prepare_passes
 from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights, output_weights
-from .neurons import output_terms
+from .neurons import mlp_contributions
 from .setting import WHOLE, Kind, Setting, bar
 
 Target = Literal["sink", "outlier dimensions", "sink logit"]
@@ -70,13 +70,13 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
             table[name] = values / values.max() if len(values) and name == "integrated" else 0.0
         return table
     lens = setting.lens
-    stream = setting.tensors("resid_pre", layers=range(lens.n_layers))
+    stream = setting.baseline_tensors("resid_pre", layers=range(lens.n_layers))
     change: dict[str, dict[int, Tensor]] = {}  # at the sink position, from the mean over ordinary tokens
     for site in _SITES.values():
         if site in sites_of(lens.family):
             change[site] = {
                 layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float()
-                for layer, x in setting.tensors(site, layers=lens.layers_with(site)).items()
+                for layer, x in setting.baseline_tensors(site, layers=lens.layers_with(site)).items()
             }
     steps = [((low + high) / 2, high - low) for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: {} for name in SCREENS}
@@ -116,7 +116,7 @@ def embedding_unit(setting: Setting, kind: Kind) -> int:
 
 def read_embeddings(setting: Setting) -> dict[Kind, Tensor]:
     """Read the token embeddings and, if the model has them, learned position embeddings: batch x position x d_model."""
-    whole = setting.tensors("resid_pre", layers=[0])[0].float()
+    whole = setting.baseline_tensors("resid_pre", layers=[0])[0].float()
     lens = setting.lens
     if getattr(lens.config, "rope_parameters", None) is not None or lens.family.alibi:  # no position is embedded
         return {"embedding": whole}
@@ -215,7 +215,7 @@ class _LayerRuns:
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
         with prepare_passes(lens), torch.enable_grad():
-            own, streams = self._layer_targets(
+            own, streams = self._run_layer(
                 layer, layout=layout, visits=visits, stream=leaf.flatten(0, 1)[None], target=target
             )
             direct = (weights * torch.stack(own)).sum()
@@ -250,7 +250,7 @@ class _LayerRuns:
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
         with prepare_passes(lens), torch.enable_grad():
             ends = {"stream": layout.values_by_row(stream), "target": target, "attention_only": of_sink}
-            own, _ = self._layer_targets(layer, layout=layout, visits=visits, **ends)
+            own, _ = self._run_layer(layer, layout=layout, visits=visits, **ends)
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
         return torch.zeros_like(leaf) if found is None else found.detach()
 
@@ -262,7 +262,7 @@ class _LayerRuns:
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
-    def _layer_targets(
+    def _run_layer(
         self,
         layer: int,
         *,
@@ -359,12 +359,12 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
                 mixed = by[layer] * change[site][layer][..., dims].mean(0).cpu() / largest
                 _add_effects(effects, kind, layer, mixed.abs().max()[None])
         weights = mlp_weights(lens, layer=layer)
-        active = setting.tensors("neurons", layers=[layer])[layer]
+        active = setting.baseline_tensors("neurons", layers=[layer])[layer]
         mean = setting.mean_ordinary(active)[:, 0].float().to(weights.w_down.device)
         active = active[:, position].float().to(weights.w_down.device)
         shares = []
         for place, dimension in enumerate(dims):
-            terms, _ = output_terms(lens, weights, layer=layer, activations=active, dimension=dimension)
+            terms, _ = mlp_contributions(lens, weights, layer=layer, activations=active, dimension=dimension)
             over = terms * (1 - mean / torch.where(active == 0, torch.ones_like(active), active))
             shares.append(by[layer] * over.mean(0).cpu().abs() / largest[place])
         _add_effects(effects, "neuron", layer, torch.stack(shares).max(0).values)

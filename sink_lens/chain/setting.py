@@ -132,7 +132,7 @@ class Setting:
         return self.location.sink_position
 
     @property
-    def all_steps(self) -> Segment | None:
+    def all_steps_segment(self) -> Segment | None:
         """All growth steps as one segment, whose layers come after the last step; None with fewer than two steps."""
         steps = self.location.steps
         if len(steps) < 2:
@@ -195,7 +195,7 @@ class Setting:
         ]
         return torch.stack(found).nanmean(1)
 
-    def generator(self) -> torch.Generator:
+    def make_generator(self) -> torch.Generator:
         """Make a new random generator for the controls; each call gives the same draws."""
         return torch.Generator().manual_seed(self.config.seed)
 
@@ -207,10 +207,10 @@ class Setting:
         return evenly_spaced(later if len(later) >= controls else free, controls)
 
     def run(self, edits: Sequence[Edit], **how: Any) -> Outcome:
-        """Run the model under edits and return the outcome; ``how`` are the options of ``runs``."""
-        return self.runs([edits], **how)[0]
+        """Run the model under edits and return the outcome; ``how`` are the options of ``run_each``."""
+        return self.run_each([edits], **how)[0]
 
-    def runs(
+    def run_each(
         self,
         several: Sequence[Sequence[Edit]],
         *,
@@ -246,17 +246,17 @@ class Setting:
         """The baseline run cut to the sequences on which random controls are run."""
         return self.baseline_run.with_fewer_sequences(self.config.control_sequences)
 
-    def baseline_reading(self, positions: Sequence[int]) -> BaselineRun:
+    def baseline_run_at(self, positions: Sequence[int]) -> BaselineRun:
         """Return the baseline run with attention to these positions; the stored run if it has just these."""
         needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
         return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.with_edits((), needs=needs)
 
-    def edited_baseline(self, edits: Sequence[Edit]) -> BaselineRun:
+    def edited_baseline_run(self, edits: Sequence[Edit]) -> BaselineRun:
         """Run the baseline under edits, as a baseline run that other runs can continue."""
         needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)
         return self.baseline_run.with_edits(edits, needs=needs) if edits else self.baseline_run
 
-    def tensors(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
+    def baseline_tensors(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
         """Return the baseline run's tensors of a site at all positions, by layer; missing ones are read in one pass."""
         missing = [layer for layer in layers if (site, layer) not in self._tensors]
         if missing:
@@ -275,15 +275,18 @@ class Setting:
 
     def freeze_site_edit(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Make the edit that freezes a site in ``layers`` at ``position`` at its baseline, or (``mean``) ablates it."""
-        values = {layer: self._value(x, position, mean) for layer, x in self.tensors(site, layers=layers).items()}
+        values = {
+            layer: self._frozen_value(x, position, mean)
+            for layer, x in self.baseline_tensors(site, layers=layers).items()
+        }
         label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
         return freeze(site, values, positions=[position], label=label)
 
     def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
         """Make edits that freeze ``chosen`` units of a site (by layer) at ``position``, or (``mean``) ablate them."""
-        baseline, edits = self.tensors(site, layers=list(chosen)), []
+        baseline, edits = self.baseline_tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
-            value = self._value(baseline[layer], position, mean)
+            value = self._frozen_value(baseline[layer], position, mean)
             label = f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
             edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=label))
         return tuple(edits)
@@ -299,7 +302,7 @@ class Setting:
             controls=tuple(
                 (self.freeze_site_edit(site, position=other, **at),) for other in self.control_positions(position)
             ),
-            size=sum(one.flatten(2).shape[-1] for one in self.tensors(site, layers=layers).values()),
+            size=sum(one.flatten(2).shape[-1] for one in self.baseline_tensors(site, layers=layers).values()),
         )
 
     def freeze_units(self, site: str, chosen: Units, *, position: int, generator: torch.Generator) -> FrozenQuantity:
@@ -320,7 +323,7 @@ class Setting:
             drawn[layer] = [draw_other_indices(units, n=n, generator=generator) for _ in range(self.config.controls)]
         return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)]
 
-    def _value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
+    def _frozen_value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
         """Return the value to freeze at: ``baseline`` at ``position``, or (``mean``) its mean over ordinary tokens."""
         return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 

@@ -45,7 +45,7 @@ class Located:
     """Sequences before some were left out."""
 
     @property
-    def too_few(self) -> bool:
+    def too_few_sequences(self) -> bool:
         """Check whether the sink is in too few sequences to test anything on them."""
         return self.lacking > 0 and self.batch.n_sequences < FEWEST
 
@@ -103,7 +103,7 @@ def summary_table(
     if mixing := panel.layers("std:mixer_out"):
         note = "what their state keeps of a token has no key, and no attention to it is measured"
         add("mixer_layers", as_ranges(mixing), "layers", note)
-    dimensions, brief = location.dimensions
+    dimensions, brief = location.lasting_and_brief_dimensions
     note = f"those of most layers first; {len(location.outliers)} layers have some"
     note += f"; in one layer only: {join_and(brief)}" if brief else ""
     add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", note)

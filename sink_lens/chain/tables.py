@@ -15,7 +15,7 @@ from ..schema import column_names
 from ..text import as_ranges
 from .config import TraceConfig
 from .links.link import Link
-from .locate import Location, find_outliers
+from .locate import Location, find_outlier_dimensions
 from .measure import Panel
 from .readings import SITES_BY_POSITION
 
@@ -91,7 +91,7 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
             at_sink = state[:, panel.sink_positions.index(position)]
             values = at_sink.double()
             ratio = float(dimensions.dominance_ratio(at_sink).mean())
-            outliers = find_outliers(at_sink, thresholds=config, typical=typical[layer + 1])
+            outliers = find_outlier_dimensions(at_sink, thresholds=config, typical=typical[layer + 1])
             shown = max(_TOP_DIMENSIONS, len(outliers))
             strongest = values.square().mean(0).argsort(descending=True, stable=True)[:shown].tolist()
             for dimension in dict.fromkeys([*strongest, *outliers]):
@@ -119,7 +119,7 @@ def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
 def layer_table(panel: Panel) -> pd.DataFrame:
     """Make the table ``layers``: one row per layer with sink score, norm, dominance, massive activation and rank."""
     location = panel.location
-    states = panel.states()[1:]
+    states = panel.sink_states()[1:]
     score, mass = (panel.at_sink(name, location.sink_position) for name in ("sink_score", "sink_mass"))
     ratio, rank = panel.norm_ratio().nanmean(1)[1:], panel["effective_rank"].nanmean(1)
     norm = states.norm(dim=-1).mean(1)
@@ -148,7 +148,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
+def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
     """Make the table ``growth_steps``: one row per step; ``split_error`` is the largest of its layers (``errors``)."""
     rows = [
         {

@@ -41,20 +41,20 @@ from .config import EVERY_INTERVENTION, TraceConfig
 from .evidence import Evidence, gather_evidence
 from .inputs import (
     align_sinks,
+    batch_in_other_bos_condition,
     find_marked_sink,
     find_sinks_elsewhere,
     mask_sequences_with_sink,
-    other_bos_condition,
-    provenance,
+    trace_provenance,
 )
-from .interventions import TABLES, RunTables, Studied, causal_tables
+from .interventions import TABLES, RunTables, Studied, write_causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
 from .links.link import Link
 from .locate import Location, parse_location
 from .measure import CONDITION_READINGS, Panel, measure, scout, scout_and_measure
 from .neurons import expert_table, neuron_table, selectivity_table, super_neurons
-from .passes import bytes_beside, check_room
+from .passes import bytes_beside_model, check_trace_fits_memory
 from .setting import check_interior_position, why_no_interventions
 
 _LOG = logging.getLogger(__name__)
@@ -155,7 +155,11 @@ def trace(
     lens = model if isinstance(model, LensModel) else load_model(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
-    other = None if sequences is not None or config.at is not None else other_bos_condition(lens, batch, config=config)
+    other = (
+        None
+        if sequences is not None or config.at is not None
+        else batch_in_other_bos_condition(lens, batch, config=config)
+    )
     there = None if config.at is None else cut_at_token(lens, batch, config=config)
     batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
@@ -168,7 +172,7 @@ def trace(
             "baseline: random_init=False, or --no-random-init"
         )
     if lens.device.type == "cpu" and not lens.offloaded:
-        check_room(lens, config)
+        check_trace_fits_memory(lens, config)
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
@@ -178,7 +182,7 @@ def trace(
             folder,
             kind="trace",
             config=dataclasses.asdict(config),
-            provenance=provenance(lens, batch, config=config, kernel=kernel)
+            provenance=trace_provenance(lens, batch, config=config, kernel=kernel)
             | {"links": [link.name for link in links]}
             | ({} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}),
             expects=FILES
@@ -258,20 +262,24 @@ def _measure_and_judge(
     for name, frame in _measured_tables(evidence, links=links):
         kept.write(name, frame)
     writer.write_tensors("patterns", {"pattern": _first_patterns(lens, batch)})
-    kept.once("conditions", lambda: _condition_table(asked, located))
+    kept.read_or_make("conditions", lambda: _condition_table(asked, located))
     if config.random_init:
         baseline = functools.cache(lambda: _measure_untrained(asked, located))
         with _make_room_for_baseline(lens, config=config, folder=writer.folder):
-            kept.once("random_init_heads", lambda: tables.head_table(*baseline(), threshold=config.threshold))
+            kept.read_or_make("random_init_heads", lambda: tables.head_table(*baseline(), threshold=config.threshold))
             values = functools.partial(link_values, links=links)
-            kept.once("random_init_links", lambda: values(gather_evidence(*baseline(), config=config)))
+            kept.read_or_make("random_init_links", lambda: values(gather_evidence(*baseline(), config=config)))
             baseline.cache_clear()  # a second model, and its panel
             collect_garbage()
     if config.interventions:
         supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
-        about = {"location": panel.location, "lacks_sink": panel.lacks_sink, "too_few": located.too_few}
+        about = {
+            "location": panel.location,
+            "lacks_sink": panel.lacks_sink,
+            "too_few_sequences": located.too_few_sequences,
+        }
         studied = Studied(lens=lens, batch=batch, supers=supers, **about)
-        causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
+        write_causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
     nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
     kept.write("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
     kept.frames["summary"] = summary.summary_table(located, kept.frames, config=config, rounded=rounded)
@@ -341,7 +349,7 @@ def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[t
     yield "positions", tables.position_table(panel)
     yield "layers", tables.layer_table(panel)
     yield "dimensions", tables.dimension_table(panel, config=config)
-    yield "growth_steps", tables.step_table(panel, errors)
+    yield "growth_steps", tables.growth_step_table(panel, errors)
     yield "neurons", neuron_table(lens, panel, splits)
     if lens.d_expert is not None:
         yield "experts", expert_table(lens, panel, splits, super_share=config.super_share)
@@ -412,14 +420,14 @@ def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensMo
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
     label = "random-init baseline" if asked.progress else None
-    own, plan = [link.readings for link in asked.links], aim.plan(untrained.layers_with("k"))
+    own, plan = [link.readings for link in asked.links], aim.measuring_plan(untrained.layers_with("k"))
     return untrained, measure(untrained, batch, config=config, plan=plan, forced=spans, own=own, label=label)
 
 
 @contextlib.contextmanager
 def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Path) -> Iterator[None]:
     """Make room for the random-init baseline: if both do not fit in memory, the model waits in a file in ``folder``."""
-    needed, free = bytes_beside(lens, config, twin=weight_bytes(lens.plain)), free_bytes()
+    needed, free = bytes_beside_model(lens, config, twin=weight_bytes(lens.plain)), free_bytes()
     too_large = lens.device.type == "cpu" and needed > free
     if too_large:
         said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"

@@ -38,7 +38,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
     """
     chosen = list(config.target_positions) or [setting.target_position]
     layers, sink = config.layers, setting.sink_position
-    baseline_run = setting.baseline_reading(tuple(dict.fromkeys([*chosen, sink])))
+    baseline_run = setting.baseline_run_at(tuple(dict.fromkeys([*chosen, sink])))
     baseline, edit = baseline_run.outcome, isolating(chosen, layers=layers)
     edited = setting.run([edit], loss=True, of=baseline_run, label="isolation" if progress else None)
     by_layer, summary = [], []
@@ -83,7 +83,7 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
         means = centring_means(lens, seed=config.seed, progress=progress)
     cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in config.factors]
     edits, summary = amplification_edits(setting, cells, layers=chosen, means=means), []
-    runs = setting.runs(edits, loss=True, label="amplification" if progress else None)
+    runs = setting.run_each(edits, loss=True, label="amplification" if progress else None)
     for (centre, factor), run in zip(cells, runs, strict=True):
         edited = setting.baseline if factor == 1 else run
         rng = np.random.default_rng(config.seed)

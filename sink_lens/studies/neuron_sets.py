@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from ..chain.locate import GrowthStep
-from ..chain.neurons import output_terms
+from ..chain.neurons import mlp_contributions
 from ..chain.setting import Edits, Segment, Setting, draw_other_indices
 from ..edits.constructors import freeze, scalar, zero
 from ..edits.effects import removed_share
@@ -54,16 +54,16 @@ def rank_neurons(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -
     adds to the dimension; the largest comes first.
     """
     shares: list[tuple[float, Neuron]] = []
-    baseline = setting.tensors("neurons", layers=layers)
+    baseline = setting.baseline_tensors("neurons", layers=layers)
     for layer in layers:
         weights = mlp_weights(setting.lens, layer=layer)
         active = baseline[layer][:, setting.sink_position].float().to(weights.w_down.device)
-        terms, _ = output_terms(setting.lens, weights, layer=layer, activations=active, dimension=step.dimension)
+        terms, _ = mlp_contributions(setting.lens, weights, layer=layer, activations=active, dimension=step.dimension)
         states = setting.baseline.state_at(setting.sink_position)
         if layer:
             before = states[layer - 1]
         else:
-            before = setting.tensors("resid_pre", layers=[0])[0][:, setting.sink_position].float().cpu()
+            before = setting.baseline_tensors("resid_pre", layers=[0])[0][:, setting.sink_position].float().cpu()
         by = setting.lens.remaining_scales[layer : layer + 2]
         change = (by[1] * states[layer] - by[0] * before)[:, step.dimension].mean()
         mean = (by[0] * terms.mean(0).cpu() / change.abs().clamp(min=1e-6)).abs()
@@ -174,7 +174,7 @@ def _ablation_rows(setting: Setting, found: NeuronSet, *, rng: np.random.Generat
             yield row("single", [neuron], loss=True, **usual)
         for neuron in chosen:
             yield row("leave one out", [one for one in chosen if one != neuron], loss=False, **usual)
-    generator = setting.generator()
+    generator = setting.make_generator()
     for _ in range(setting.config.controls):
         drawn = [
             (layer, unit)
@@ -233,7 +233,7 @@ def _ablation_edits(
         return tuple(
             zero("neurons", layers=[layer], units=units, positions=positions) for layer, units in chosen.items()
         )
-    baseline = setting.tensors("neurons", layers=list(chosen))
+    baseline = setting.baseline_tensors("neurons", layers=list(chosen))
     return tuple(
         freeze("neurons", {layer: setting.mean_ordinary(baseline[layer])[..., units]}, units=units, positions=positions)
         for layer, units in chosen.items()
@@ -247,7 +247,7 @@ def _draw_same_ranks(setting: Setting, found: NeuronSet, generator: torch.Genera
     outside = [layer for layer in range(max(found.segment.layers)) if layer not in setting.location.growth_layers]
     if not outside:
         return
-    setting.tensors("neurons", layers=outside)  # all in one pass
+    setting.baseline_tensors("neurons", layers=outside)  # all in one pass
     order = {layer: rank_neurons(setting, layers=[layer], step=step) for layer in outside}
     for _ in range(setting.config.controls):
         drawn: dict[Neuron, None] = {}

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from rounding import CLOSE
 
-from sink_lens.chain.amplification import amplification_curve, best_factor, strongest_amplification
+from sink_lens.chain.amplification import amplification_curve, best_factor, strongest_amplification_edit
 from sink_lens.edits.amplification import amplify, centring_means
 from sink_lens.engine.forward import run_with
 from sink_lens.schema import column_names
@@ -62,7 +62,7 @@ def test_the_strongest_is_of_a_centre_at_which_some_factor_makes_more(planted_at
     means, curve = made
     curve = curve.assign(mass=[0.1 if factor == 1 else 0.05 for factor in curve["factor"]])
     curve.loc[(curve["centre"] == centre) & (curve["factor"] == 5), "mass"] = 0.9
-    found = strongest_amplification(planted_at().setting, means=means, curve=curve)
+    found = strongest_amplification_edit(planted_at().setting, means=means, curve=curve)
     if centre in ("values", "aggregated"):
         assert found.label == f"amplification x 5 from {centre}"
         assert (found.positions, found.layers) == ((6,), (0, 1, 2))

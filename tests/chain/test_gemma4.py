@@ -137,13 +137,13 @@ def test_a_part_that_keys_handed_on_to_later_layers_alone_show_is_found():
     assert (first["kind"], first["layer"], first["unit"], first["integrated"]) == (*maker, 1.0)
 
     run = screen._LayerRuns(setting)
-    baseline = setting.tensors("resid_pre", layers=[1])[1]
+    baseline = setting.baseline_tensors("resid_pre", layers=[1])[1]
     ordinary = setting.mean_ordinary(baseline)[:, 0]
 
     def mass(x):
         with prepare_passes(lens), torch.no_grad():
             layout = run._layout((0,), alone=True)
-            return float(run._layer_targets(1, layout=layout, visits={}, stream=x[None], target="sink")[0][0])
+            return float(run._run_layer(1, layout=layout, visits={}, stream=x[None], target="sink")[0][0])
 
     whole = float(setting.baseline.mass_at(0, layers=[3]).sum())
     assert mass(baseline[:, 0]) == pytest.approx(whole, rel=1e-5)

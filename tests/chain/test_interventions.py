@@ -12,7 +12,7 @@ import torch
 
 from sink_lens.chain import interventions
 from sink_lens.chain.amplification import amplification_curve, best_factor
-from sink_lens.chain.interventions import TABLES, Studied, causal_tables, effect_table
+from sink_lens.chain.interventions import TABLES, Studied, effect_table, write_causal_tables
 from sink_lens.chain.judge import intervention_verdict
 from sink_lens.chain.page.words import binding_sentence
 from sink_lens.chain.placement import binding_kind
@@ -156,7 +156,7 @@ class Keeper:
     def write_text(self, name, text):
         assert json.loads(text)["deviation"] >= 0
 
-    def once(self, name, make):
+    def read_or_make(self, name, make):
         self.tables[name] = make()
         return self.tables[name]
 
@@ -167,7 +167,7 @@ def made(place, config):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(interventions, "FACTORS", (1.0, 10.0))
         patched.setattr(interventions, "CENTRING_TOKENS", 64)
-        causal_tables(studied, keeper, config=config)
+        write_causal_tables(studied, keeper, config=config)
     return keeper
 
 

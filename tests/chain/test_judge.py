@@ -22,7 +22,7 @@ from sink_lens.chain.judge import (
     statistic_verdict,
 )
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.page.words import is_off_distribution, remarks, why_undecided
+from sink_lens.chain.page.words import is_off_distribution, link_remarks, why_undecided
 from sink_lens.schema import COSTLY, INTERVENTION_FLOOR
 from sink_lens.stats import Interval
 
@@ -173,7 +173,7 @@ def undecided_link(row, *, of="variance_neurons", costs=(), present="yes", neces
 )
 def test_what_keeps_a_link_undecided_is_said(tables, said):
     assert why_undecided(tables, "variance_neurons") == said
-    assert remarks(tables, "variance_neurons")[:1] == ([f"undecided: {said}"] if said else [])
+    assert link_remarks(tables, "variance_neurons")[:1] == ([f"undecided: {said}"] if said else [])
     decided = tables | {"links": tables["links"].assign(verdict="holds")}
     assert why_undecided(decided, "variance_neurons") == ""
 

@@ -12,7 +12,7 @@ from sink_lens.chain.locate import (
     Location,
     find_growth_steps,
     find_location,
-    find_outliers,
+    find_outlier_dimensions,
     onset_layer,
 )
 from sink_lens.chain.measure import scout_and_measure
@@ -63,22 +63,22 @@ def options(**changes):
     ids=str,
 )
 def test_outlier_dimensions_hold_the_share_of_the_energy_and_are_few(changes, found):
-    assert find_outliers(STATE, **options(**changes)) == found
+    assert find_outlier_dimensions(STATE, **options(**changes)) == found
 
 
 def test_energy_is_a_mean_over_sequences():
     # dimension 0: (100 + 0) / 2 = 50; dimension 1: (0 + 16) / 2 = 8
     state = torch.tensor([[10.0, 0.0, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]])
-    assert find_outliers(state, **options(energy_frac=0.5)) == (0,)
+    assert find_outlier_dimensions(state, **options(energy_frac=0.5)) == (0,)
 
 
 def test_a_dimension_that_is_as_large_at_other_tokens_is_no_outlier_of_this_one():
     typical = torch.ones(10) / 2
-    assert find_outliers(STATE, typical=typical, **options()) == (1, 4)
+    assert find_outlier_dimensions(STATE, typical=typical, **options()) == (1, 4)
     # Without dimension 1, 36 of 44 are 82%; dominance 6 / (14 / 10) = 4.3.
     typical[1] = 4.0
-    assert find_outliers(STATE, typical=typical, **options()) == (4,)
-    assert find_outliers(STATE, typical=typical, **options(dominance_threshold=4.4)) == ()
+    assert find_outlier_dimensions(STATE, typical=typical, **options()) == (4,)
+    assert find_outlier_dimensions(STATE, typical=typical, **options(dominance_threshold=4.4)) == ()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -63,7 +63,7 @@ def places(name, *, family, seed=0, sequences=14):
 @pytest.mark.parametrize(("name", "family"), first(KNOWN, stay=len(KNOWN) - 3))
 def test_the_makers_are_those_that_were_written(name, family):
     zoo, panel, (choosing, _) = places(name, family=family)
-    target = makers.choose_target(choosing, lacks_sink=panel.lacks_sink)
+    target = makers.choose_makers_target(choosing, lacks_sink=panel.lacks_sink)
     assert target is not None
     found = set(makers.find_makers(choosing, target=target).sets[makers.ALL])
     true = {Maker(kind=m.kind, layer=-1 if m.layer is None else m.layer, unit=m.index) for m in zoo.truth.makers}

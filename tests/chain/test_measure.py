@@ -65,7 +65,7 @@ def test_only_positions_that_every_sequence_has_can_be_sinks():
     short = tokens_with_bos(at=5, lengths=[24] * 9 + [4])  # the last sequence ends before position 5
     aim = scout(planted_lens(), short, config=CONFIG)
     assert (aim.sink_positions, aim.sink_found) == ((0,), False)
-    panel = measure(planted_lens(), short, plan=aim.plan(range(5)), config=CONFIG)
+    panel = measure(planted_lens(), short, plan=aim.measuring_plan(range(5)), config=CONFIG)
     assert panel.find_sink_positions(min_rate=0.05) == ()
 
 
@@ -81,14 +81,14 @@ def test_tokens_too_few_for_a_score_have_no_sink():
 def test_the_norm_ratio_is_before_layer_0_and_after_each_layer():
     tokens = tokens_with_bos(sequences=2)
     aim = scout(planted_lens(), tokens, config=CONFIG)
-    panel = measure(planted_lens(), tokens, plan=aim.plan(range(5)), config=CONFIG)
+    panel = measure(planted_lens(), tokens, plan=aim.measuring_plan(range(5)), config=CONFIG)
     with torch.no_grad():
         hidden = planted_lens().plain(tokens.tokens, output_hidden_states=True, use_cache=False).hidden_states
     for index in range(5):  # Hugging Face norms the last one
         norms = hidden[index].norm(dim=-1)
         by_hand = norms[:, 0] / norms[:, 8:].quantile(0.5, dim=-1)
         torch.testing.assert_close(panel.norm_ratio()[index], by_hand, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(panel.states()[2], hidden[2][:, 0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(panel.sink_states()[2], hidden[2][:, 0], rtol=1e-4, atol=1e-5)
 
 
 def aim_first_at(location, monkeypatch):
@@ -127,7 +127,7 @@ def test_a_second_sink_that_the_scout_missed_is_read_too(monkeypatch):
 def test_long_sequences_are_read_at_sampled_positions(family):
     lens = lens_of(family)
     tokens = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
-    panel = measure(lens, tokens, plan=scout(lens, tokens, config=CONFIG).plan(range(3)), config=CONFIG)
+    panel = measure(lens, tokens, plan=scout(lens, tokens, config=CONFIG).measuring_plan(range(3)), config=CONFIG)
     assert len(panel.positions) <= 66
     assert panel["std:z"].shape == (3, 2, len(panel.positions))
     assert panel["rate_by_key"].shape == (3, 2, 100)

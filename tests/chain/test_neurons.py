@@ -13,10 +13,10 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import measure
 from sink_lens.chain.neurons import (
+    mlp_contributions,
     neuron_table,
-    output_terms,
     selectivity_table,
-    split_layers,
+    split_growth_layers,
     super_neurons,
 )
 from sink_lens.data.tokens import from_tensor
@@ -31,7 +31,9 @@ def panel_of(family, positions=(0,)):
     step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=4)
     aim = Location(sink_positions=positions, sink_found=True, steps=(step,), outliers={})
     tokens = from_tensor(torch.randint(3, 300, (6, 16), generator=torch.Generator().manual_seed(0)))
-    panel = measure(lens, tokens, plan=aim.plan(lens.attention_layers), config=TraceConfig(model=family), forced=spans)
+    panel = measure(
+        lens, tokens, plan=aim.measuring_plan(lens.attention_layers), config=TraceConfig(model=family), forced=spans
+    )
     return replace(panel, location=replace(panel.location, sink_positions=positions))
 
 
@@ -45,13 +47,13 @@ def panel_at(family, dimension, positions=(0,)):
 @pytest.mark.parametrize("dimension", [0, 31])
 def test_contributions_and_bias_sum_to_the_mlp_output(family, dimension):
     lens, panel = lens_of(family), panel_at(family, dimension, (0, 2))
-    splits = split_layers(lens, panel, super_share=0.05)
+    splits = split_growth_layers(lens, panel, super_share=0.05)
     assert [(split.layer, split.position) for split in splits] == [(1, 0), (1, 2), (2, 0), (2, 2)]
     for split in splits:
         index = panel.sink_positions.index(split.position)
         weights = mlp_weights(lens, layer=split.layer)
         activations = panel.at("neurons_at_sinks", split.layer)[:, index]
-        terms, bias = output_terms(lens, weights, layer=split.layer, activations=activations, dimension=dimension)
+        terms, bias = mlp_contributions(lens, weights, layer=split.layer, activations=activations, dimension=dimension)
         output = panel.at("mlp_out_at_sinks", split.layer)[:, index, dimension]
         assert (terms.sum(1) + bias - output).abs().max() < 1e-4
         torch.testing.assert_close(split.terms, terms)
@@ -60,8 +62,8 @@ def test_contributions_and_bias_sum_to_the_mlp_output(family, dimension):
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_change_is_that_of_the_stream(family):
     lens, panel = lens_of(family), panel_at(family, 7)
-    states = panel.states()
-    for split in split_layers(lens, panel, super_share=0.05):
+    states = panel.sink_states()
+    for split in split_growth_layers(lens, panel, super_share=0.05):
         moved = states[split.layer + 1, :, 7] - states[split.layer, :, 7]
         torch.testing.assert_close(split.change, moved, rtol=1e-4, atol=1e-4)
 
@@ -71,7 +73,7 @@ def test_biases_are_no_neurons():
         lens = lens_of(family)
         weights = mlp_weights(lens, layer=1)
         silent = torch.zeros(2, weights.w_down.shape[1])
-        terms, bias = output_terms(lens, weights, layer=1, activations=silent, dimension=5)
+        terms, bias = mlp_contributions(lens, weights, layer=1, activations=silent, dimension=5)
         assert terms.abs().sum() == 0
         assert bool((bias != 0).all()) == has, family
 
@@ -102,6 +104,6 @@ def test_only_the_planted_neuron_is_super():
 
 def test_a_gateless_mlp_has_no_gate_rank():
     lens, panel = lens_of("gpt2"), panel_of("gpt2")
-    table = neuron_table(lens, panel, split_layers(lens, panel, super_share=0.05))
+    table = neuron_table(lens, panel, split_growth_layers(lens, panel, super_share=0.05))
     assert table["gate_norm_rank"].isna().all()
     assert sorted(table.loc[table["layer"] == 1, "up_norm_rank"]) == list(range(1, 81))

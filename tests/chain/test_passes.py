@@ -8,7 +8,7 @@ from sink_lens import estimate as estimating
 from sink_lens.chain import passes as counting
 from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.passes import bytes_beside, passes
+from sink_lens.chain.passes import bytes_beside_model, passes
 from sink_lens.chain.trace import trace
 from sink_lens.cli.console import render_lines
 from sink_lens.errors import InputError
@@ -38,7 +38,7 @@ def test_the_estimate_of_a_quick_trace_is_within_a_quarter_of_the_tensors_that_i
     with LiveBytes() as live:
         lens = load(config.model)
         trace(lens, config=config, out=tmp_path / "run", progress=False, report=False)
-    said = 4 * lens.plain.num_parameters() + bytes_beside(lens, config)
+    said = 4 * lens.plain.num_parameters() + bytes_beside_model(lens, config)
     assert 0.8 < said / live.peak < 1.25
 
 
@@ -60,7 +60,10 @@ def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with
     config = TraceConfig(model=str(planted_folder), device="cpu", **given)
     beside = trace(config, out=tmp_path / "beside", progress=False, report=False)
     lens = load(planted_folder)
-    alone, both = bytes_beside(lens, config), bytes_beside(lens, config, twin=4 * lens.plain.num_parameters())
+    alone, both = (
+        bytes_beside_model(lens, config),
+        bytes_beside_model(lens, config, twin=4 * lens.plain.num_parameters()),
+    )
     monkeypatch.setattr(tracing, "free_bytes", lambda: (alone + both) // 2)
     waited, real = [], store_parameters_on_disk
     monkeypatch.setattr(tracing, "store_parameters_on_disk", lambda *a, **k: waited.append(1) or real(*a, **k))

@@ -164,7 +164,7 @@ def test_bloom_embeds_no_position():
 def test_a_run_goes_on_from_another_run(planted_at):
     place = planted_at()
     early, late = (zero("neurons", layers=[layer], positions=[2]) for layer in (0, 3))
-    found = place.setting.run([late], layers=[4], of=place.setting.edited_baseline([early]))
+    found = place.setting.run([late], layers=[4], of=place.setting.edited_baseline_run([early]))
     both = run_with(place.lens, place.setting.tokens, [early, late], positions=(6, 0))
     assert_close(found.mass[0], both.mass[4])
     assert not torch.equal(found.mass[0], place.setting.run([late], layers=[4]).mass[0])

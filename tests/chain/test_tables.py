@@ -24,7 +24,7 @@ def two_keys():
     tokens = torch.randint(3, 300, (4, 20), generator=torch.Generator().manual_seed(0))
     batch = from_tensor(tokens, lengths=torch.tensor([20, 20, 20, 12]))
     aim = Location(sink_positions=(0, 3), sink_found=True, steps=(), outliers={})
-    panel = measure(lens, batch, plan=aim.plan(range(3)), config=CONFIG, own=OWN)
+    panel = measure(lens, batch, plan=aim.measuring_plan(range(3)), config=CONFIG, own=OWN)
     return lens, batch, replace(panel, location=aim)
 
 
@@ -104,7 +104,7 @@ def test_layers_have_one_row_each():
     assert (after["outlier_dimension"] == planted().outlier_dimension).all()
     assert (after["dominance_ratio"] > 25).all()
     assert (after["effective_rank"] < after["effective_rank_without"]).all()
-    states = planted_evidence().panel.states()
+    states = planted_evidence().panel.sink_states()
     assert table.loc[3, "norm"] == pytest.approx(float(states[4].norm(dim=-1).mean()), rel=1e-5)
 
 

@@ -40,4 +40,4 @@ def test_a_page_says_why_a_causal_table_is_empty(monkeypatch, effects, is_sink, 
     run = SimpleNamespace(need=lambda name, columns: tables[name], optional=lambda name, columns: tables[name])
     monkeypatch.setattr(pages, "find_story", lambda of: SimpleNamespace(is_sink=is_sink))
     with pytest.raises(RunError, match=said):
-        pages.causal_table(run, "mediation", [])
+        pages.read_intervention_table(run, "mediation", [])

@@ -11,10 +11,10 @@ from ...edits.isolation import isolate
 from ...measures.variance import decay_exponent
 from ...stats import Interval
 from ..amplification import best_factor
-from ..evidence import Evidence, Statistic, deviation_at_other_positions, not_asked_statistic, why_too_short
+from ..evidence import Evidence, Statistic, not_asked_statistic, s2_ratio_at_other_positions, why_too_short
 from ..readings import OTHERS_FROM
 from ..setting import FrozenQuantity, Segment, Setting
-from .link import Freeze, Intervention, Link, Trial, make_removal
+from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
 _RESAMPLES_OF_SLOPE = 200
 _MOST_LAYERS = 16
@@ -41,7 +41,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     at, median = s1[panel.positions == panel.location.sink_position], s1[others].nanmedian()
     over_samples = Interval(estimate=float(at / median), low=math.nan, high=math.nan, n=std.shape[1])
-    nulls = {"other_positions": deviation_at_other_positions(std, panel)}
+    nulls = {"other_positions": s2_ratio_at_other_positions(std, panel)}
     return [
         Statistic(name="s2_ratio", interval=ratio, nulls=nulls, note=why_too_short(panel), layers=feeding),
         _position_decay_statistic(std.nanmean(0), evidence, rng),
@@ -61,7 +61,7 @@ def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Ge
         curve[after] = torch.from_numpy(rows.mean(axis=0)).float()
         return float(decay_exponent(curve))
 
-    found = evidence.interval(std[:, later], generator=rng, statistic=slope, most=_RESAMPLES_OF_SLOPE)
+    found = evidence.interval(std[:, later], generator=rng, statistic=slope, most_resamples=_RESAMPLES_OF_SLOPE)
     law = {"uniform_law": -0.5}
     return Statistic(name="s2_decay_exponent", interval=found, references=law, layers=panel.feeding_layers)
 
@@ -83,7 +83,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     site = setting.lens.family.aggregated
     layers = setting.layers_having(site, range(max(1, min(setting.sink_layers)))) or setting.feeding_layers
     values = setting.freeze_site(site, layers=layers, position=setting.sink_position)
-    found.append(make_removal(values, setting=setting, name="aggregated values, mean ablated", is_primary=False))
+    found.append(make_mean_ablation(values, setting=setting, name="aggregated values, mean ablated", is_primary=False))
     for centre in usable_centres(setting.lens) if len(trial.curve) else ():
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:

@@ -49,8 +49,8 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
     def cosine(view: LayerView) -> Tensor:
         """Cosine of each key with what the dimensions alone would make."""
-        weights, dims = one.weights(view.layer), dimensions[view.layer]
-        constants, gain = one.constants(view.layer), _key_norm_gain(lens, view.layer)
+        weights, dims = one.layer_weights(view.layer), dimensions[view.layer]
+        constants, gain = one.layer_constants(view.layer), _key_norm_gain(lens, view.layer)
         x, k = view["attn_in"].float() - constants.read, (_keys_before_norm(lens, view) - constants.k) * gain
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = others(view)
@@ -60,7 +60,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
     def cancelled(view: LayerView) -> Tensor:
         """Cosine of what the dimensions write with minus the key's bias, and the norm of the key over others'."""
-        weights, constants = one.weights(view.layer), one.constants(view.layer)
+        weights, constants = one.layer_weights(view.layer), one.layer_constants(view.layer)
         given = weights.keys(view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer])
         against = torch.cosine_similarity(given, -constants.k.expand_as(given), dim=-1)
         norms = _keys_before_norm(lens, view).norm(dim=-1)
@@ -68,7 +68,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         return torch.stack([against, ratio], dim=-1)
 
     def split(view: LayerView) -> Tensor:
-        weights, constants = one.weights(view.layer), one.constants(view.layer)
+        weights, constants = one.layer_weights(view.layer), one.layer_constants(view.layer)
         x, k = view["attn_in"][:, key].float() - constants.read, _keys_before_norm(lens, view)[:, key]
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
         drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
@@ -85,10 +85,11 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     if not layers:
         return []
     found = [Reading(name="key_cosine", sites=("attn_in", "k"), function=cosine, layers=layers)]
-    biased = frozenset(layer for layer in layers if bool(one.constants(layer).k.any()))
+    biased = frozenset(layer for layer in layers if bool(one.layer_constants(layer).k.any()))
     if biased:
         found.append(Reading(name="key_bias", sites=("attn_in", "k"), function=cancelled, layers=biased))
-    if key == 0 or not has_rotary_keys(lens):
+    rotates_keys = any(getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim"))
+    if key == 0 or not rotates_keys:
         sites = ("attn_in", "k", "rotated_q", "rotated_k")
         found.append(Reading(name="logit_split", sites=sites, function=split, layers=layers))
     return found
@@ -100,11 +101,6 @@ def _keys_before_norm(lens: LensModel, view: LayerView) -> Float[Tensor, "batch 
         return view["k"].float()
     weights = attention_weights(lens, layer=view.layer)
     return weights.keys(view["attn_in"].float()) + weights.b_k.float()
-
-
-def has_rotary_keys(lens: LensModel) -> bool:
-    """Check whether keys are rotated by position."""
-    return any(getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim"))
 
 
 def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
@@ -173,7 +169,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     entering = {layer: list(dims) for layer, dims in found.items() if dims}
     if not entering:
         return []
-    baseline = setting.tensors("attn_in", layers=tuple(entering))
+    baseline = setting.baseline_tensors("attn_in", layers=tuple(entering))
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in baseline.items()}
     weights = {layer: attention_weights(lens, layer=layer) for layer in entering}
 

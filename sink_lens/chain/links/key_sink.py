@@ -16,7 +16,7 @@ from ...measures.reductions import mean_where
 from ..config import TraceConfig
 from ..evidence import Evidence, Statistic, undefined_statistic
 from ..readings import MeasuringPass, control_positions, later_queries
-from .link import Intervention, Link, Trial, make_removal
+from .link import Intervention, Link, Trial, make_mean_ablation
 
 _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_positions")}
 """Reading -> what it holds on its last axis."""
@@ -100,7 +100,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     """Make the intervention that mean ablates the sink's key; the controls do it to keys at other positions."""
     setting = trial.setting
     kept = setting.freeze_site("k", layers=setting.lens.key_layers(setting.sink_layers), position=setting.sink_position)
-    return [make_removal(kept, setting=setting, name="mean ablation of the key")]
+    return [make_mean_ablation(kept, setting=setting, name="mean ablation of the key")]
 
 
 KEY_SINK = Link(

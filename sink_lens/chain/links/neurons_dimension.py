@@ -15,14 +15,14 @@ from ..evidence import (
     Evidence,
     Statistic,
     largest_control,
-    no_neurons_statistic,
     ratio_of_means,
     undefined_statistic,
+    undefined_without_growth_step,
     weakest_statistic,
 )
 from ..neurons import LayerSplit, super_neurons
 from ..setting import WHOLE, Edits, FrozenQuantity, Segment, Setting, draw_other_indices
-from .link import Freeze, Intervention, Link, Trial, make_removal
+from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
 _MOST_DIRECTIONS = 32
 _LEAST_CHANGED = 0.05
@@ -37,12 +37,12 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     The ratio is read after the first growth step; without a step, in the layer where it is largest.
     """
     panel, location, name = evidence.panel, evidence.panel.location, "contribution_share"
-    nothing = no_neurons_statistic(evidence, name)
+    nothing = undefined_without_growth_step(evidence, name)
     if nothing is not None and nothing.absent:
         nothing = replace(nothing, no_source=not location.outliers)  # neither neurons nor a dimension
     elif nothing is None and not any(layer >= location.growth_layers[0] for layer in location.outliers):
         nothing = undefined_statistic(name, "no dimension dominates after a growth step", absent=True)
-    dominance = torch.stack([dominance_ratio(state) for state in panel.states()[1:]])
+    dominance = torch.stack([dominance_ratio(state) for state in panel.sink_states()[1:]])
     layer = location.steps[0].last_layer if location.steps else int(dominance.mean(1).argmax())
     statistics = _compute_share_statistics(evidence, rng) if nothing is None else [nothing]
     after = Statistic(
@@ -56,13 +56,13 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Return the share that super neurons write of each growth step's change of its dimension, the lowest first."""
     panel = evidence.panel
-    generator = evidence.generator()
+    generator = evidence.make_generator()
     by_step = []
     for number, step in enumerate(panel.location.steps):
         splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
         change = torch.stack([split.change for split in splits]).sum(0)
         # Steps of the random-init baseline are given, and grow in nothing.
-        standing = panel.rescale_to_last_layer(panel.states())[step.last_layer + 1][:, step.dimension]
+        standing = panel.rescale_to_last_layer(panel.sink_states())[step.last_layer + 1][:, step.dimension]
         grows = step.ratio_after >= evidence.config.growth_factor**0.5 * step.ratio_before
         if grows and float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
             note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
@@ -114,7 +114,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         found.append(Intervention(name=name, edits=entries(chosen), controls=tuple(map(entries, controls)), **at_sink))
     if by_layer:
         kept = setting.freeze_units("resid_post", by_layer, position=setting.sink_position, generator=generator)
-        removed = make_removal(kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False)
+        removed = make_mean_ablation(kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False)
         later = tuple(layer for layer in setting.sink_layers if layer > min(by_layer))
         found.append(replace(removed, reads=later or setting.sink_layers))
     return [*found, *span_interventions(setting, generator=generator)]
@@ -152,7 +152,10 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
         return []
     until = {layer: torch.cat([one for at, one in written.items() if at <= layer]) for layer in layers}
     spans = {layer: torch.linalg.qr(columns.T.double())[0].float() for layer, columns in until.items()}
-    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in setting.tensors("resid_post", layers=layers).items()}
+    means = {
+        layer: setting.mean_ordinary(x)[0, 0]
+        for layer, x in setting.baseline_tensors("resid_post", layers=layers).items()
+    }
 
     def removed(x: Tensor, span: Tensor, layer: int) -> Tensor:
         """The stream without its part in a span beyond the mean."""
@@ -188,7 +191,7 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
             found.setdefault(part.layer, []).append((column if norm is None else column * norm.gain.cpu())[None])
         elif part.kind == "embedding" or part.kind in WHOLE:
             site, layer = (WHOLE[part.kind], part.layer) if part.kind in WHOLE else ("resid_pre", 0)
-            whole = setting.tensors(site, layers=[layer])[layer].float().cpu()
+            whole = setting.baseline_tensors(site, layers=[layer])[layer].float().cpu()
             over = whole[:, setting.sink_position].mean(0) - setting.mean_ordinary(whole)[0, 0]
             found.setdefault(part.layer, []).append(over[None])
     return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}

@@ -13,13 +13,13 @@ from ..evidence import (
     Evidence,
     Statistic,
     largest_control,
-    no_neurons_statistic,
     undefined_statistic,
+    undefined_without_growth_step,
     weakest_statistic,
 )
 from ..neurons import super_neurons
 from ..setting import FrozenQuantity, Segment, Setting, draw_other_indices
-from .link import Freeze, Intervention, Link, Trial, make_removal
+from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
 _LARGEST_RATIO = 1e6
 _SILENT = 0.01
@@ -34,10 +34,10 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     neuron that is silent at the sink of these sequences is left out.
     """
     panel = evidence.panel
-    nothing = no_neurons_statistic(evidence, "spike_ratio")
+    nothing = undefined_without_growth_step(evidence, "spike_ratio")
     if nothing is not None:
         return [nothing]
-    generator, draws = evidence.generator(), evidence.config.controls
+    generator, draws = evidence.make_generator(), evidence.config.controls
     index = panel.sink_positions.index(panel.location.sink_position)
     by_step = []
     for number, step in enumerate(panel.location.steps):
@@ -80,7 +80,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         return []
     added = f" and {plural(setting.n_added, 'other maker')}" if setting.n_added else ""
     name = f"mean ablation of {plural(kept.size - setting.n_added, 'super neuron')}{added}"
-    return [make_removal(kept, setting=setting, name=name)]
+    return [make_mean_ablation(kept, setting=setting, name=name)]
 
 
 def _freeze_neurons(

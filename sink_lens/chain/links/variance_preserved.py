@@ -15,14 +15,14 @@ from ...stats import Interval
 from ..evidence import (
     Evidence,
     Statistic,
-    deviation_at_other_positions,
     not_asked_statistic,
+    s2_ratio_at_other_positions,
     undefined_statistic,
     why_too_short,
 )
 from ..locate import feeding_layers
 from ..readings import MeasuringPass, control_positions, evenly_spaced
-from .link import Intervention, Link, Trial, make_removal
+from .link import Intervention, Link, Trial, make_mean_ablation
 
 _RESAMPLES_OF_TAU = 100
 _TAU_DIMENSIONS = 64
@@ -38,7 +38,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     def z_at(view: LayerView) -> Tensor:
         return view["z"][:, positions].flatten(2).float().masked_fill(~view.valid[:, positions, None], math.nan)
 
-    layers = frozenset(_layers_before_growth(one.plan.layers, one.lens))
+    layers = frozenset(_last_feeding_layers(one.plan.layers, one.lens))
     return [Reading(name="z_at", sites=("z",), function=z_at, layers=layers)]
 
 
@@ -48,7 +48,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     Tau is high if W_O reads most from the inputs that vary over sequences at the sink; undefined if the sink is BOS.
     """
     lens, panel = evidence.lens, evidence.panel
-    feeding = _layers_before_growth(panel.location.growth_layers, lens)
+    feeding = _last_feeding_layers(panel.location.growth_layers, lens)
     if not feeding:
         return [not_asked_statistic("s2_ratio_after_w_o")]
     some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
@@ -73,7 +73,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
         return [after, undefined_statistic("kendall_tau", note)]
     estimate, low, high = tau(at_sink, None), math.nan, math.nan
     if len(at_sink) >= _FEWEST_FOR_TAU:  # of fewer, many a draw holds next to nothing but copies of one
-        options = {"statistic": lambda rows: tau(torch.from_numpy(rows), some), "most": _RESAMPLES_OF_TAU}
+        options = {"statistic": lambda rows: tau(torch.from_numpy(rows), some), "most_resamples": _RESAMPLES_OF_TAU}
         drawn = evidence.interval(at_sink, generator=rng, **options)
         # The interval is drawn on a sample of output dimensions; it is moved to the estimate on all of them.
         low, high = (bound + estimate - drawn.estimate for bound in (drawn.low, drawn.high))
@@ -83,7 +83,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     return [after, Statistic(name="kendall_tau", interval=found, references=references, layers=tuple(feeding))]
 
 
-def _layers_before_growth(growth: tuple[int, ...], lens: LensModel) -> tuple[int, ...]:
+def _last_feeding_layers(growth: tuple[int, ...], lens: LensModel) -> tuple[int, ...]:
     """Return the last two layers with attention up to the first of ``growth``; without growth, ``feeding_layers``."""
     feeding = feeding_layers(growth, attention=lens.attention_layers)
     return feeding[-2:] if growth else feeding
@@ -97,13 +97,13 @@ def _written_variance_statistic(evidence: Evidence, rng: np.random.Generator) ->
     """
     panel, growth = evidence.panel, evidence.panel.location.growth_layers
     ratio = panel.std_ratio("attn_out")
-    layers = list(_layers_before_growth(growth, evidence.lens) if growth else panel.attention_layers)
+    layers = list(_last_feeding_layers(growth, evidence.lens) if growth else panel.attention_layers)
     strongest = layers[int(ratio[layers].nanmean(1).nan_to_num(0.0).argmax())]
     found = evidence.interval(ratio[strongest], generator=rng)
     if not growth:
         weakest = layers[int(ratio[layers].nanmean(1).nan_to_num(math.inf).argmin())]
         found = replace(found, low=min(found.low, evidence.interval(ratio[weakest], generator=rng).low))
-    nulls = {"other_positions": deviation_at_other_positions(panel["std:attn_out"][[strongest]], panel)}
+    nulls = {"other_positions": s2_ratio_at_other_positions(panel["std:attn_out"][[strongest]], panel)}
     return Statistic(
         name="s2_ratio_after_w_o", interval=found, nulls=nulls, note=why_too_short(panel), layers=(strongest,)
     )
@@ -116,7 +116,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         return []
     layers = setting.layers_having("attn_out", range(max(1, min(setting.sink_layers)))) or setting.feeding_layers
     written = setting.freeze_site("attn_out", layers=layers, position=setting.sink_position)
-    return [make_removal(written, setting=setting, name="mean ablation of attn_out")]
+    return [make_mean_ablation(written, setting=setting, name="mean ablation of attn_out")]
 
 
 VARIANCE_PRESERVED = Link(

@@ -117,7 +117,7 @@ def _dimensions_text(tables: Tables) -> str:
     return f"dimension {names[0]}" if len(names) == 1 else f"{len(names)} outlier dimensions"
 
 
-def cancels_bias(tables: Tables) -> bool:
+def dimensions_cancel_bias(tables: Tables) -> bool:
     """Check whether the outlier dimensions point against the keys' bias, and leave the sink's key short."""
     rows = statistics_by_name(tables, "dimension_key")
     if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
@@ -127,7 +127,7 @@ def cancels_bias(tables: Tables) -> bool:
 
 def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
     """Say that the outlier dimensions cancel the bias of the keys at the sink; None if the tables do not show it."""
-    if not cancels_bias(tables):
+    if not dimensions_cancel_bias(tables):
         return None
     rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
     return Phrase(key="cancels bias", text="The dimensions cancel the keys' bias", rows=rows)
@@ -163,7 +163,7 @@ def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
             f"the dimensions' part of the key makes {percent(own['share'])} of the sink, everything else in it "
             f"{percent(effects[ALL_BUT]['share'])}"
         )
-    if cancels_bias(tables):
+    if dimensions_cancel_bias(tables):
         of = statistics_by_name(tables, "dimension_key")
         said.append(
             f"the dimensions cancel the keys' bias (cosine {of['bias_cancelled']['value']:.2f}): the sink's key is the "

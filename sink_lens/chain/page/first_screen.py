@@ -10,9 +10,9 @@ from sink_lens.chain.page.story import (
     chain_steps,
     headline_numbers,
     link_rows,
-    links_sentence,
     named_links,
     title,
+    verdict_counts_text,
 )
 from sink_lens.records import Run
 from sink_lens.report.explorer import template_environment
@@ -61,7 +61,7 @@ def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
     return template.render(
         links=links,
         chain=chain_steps(named_links(run), verdicts),
-        traced=links_sentence(verdicts),
+        traced=verdict_counts_text(verdicts),
         signs=VERDICTS,
         questions={name_in_words(name): text for name, text in QUESTIONS.items()},
         error_rates=ERROR_RATES,

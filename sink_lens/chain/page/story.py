@@ -118,7 +118,7 @@ def headline(story: Story) -> list[str]:
     return sentences
 
 
-def ablation_sample(run: Run) -> str:
+def ablation_sample_text(run: Run) -> str:
     """Name the sequences on which the ablation of the makers was measured: those that chose the makers, or others."""
     summary = run.optional("summary", columns=["quantity", "value"])
     values = {} if summary is None else dict(zip(summary["quantity"], summary["value"], strict=True))
@@ -170,7 +170,7 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     return found
 
 
-def links_sentence(verdicts: dict[str, str]) -> str:
+def verdict_counts_text(verdicts: dict[str, str]) -> str:
     """Return a sentence that counts the links by verdict; ``verdicts`` is link -> verdict."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
@@ -257,7 +257,7 @@ class LinkRow:
     answers: tuple[tuple[str, str], ...] = ()
     """Question and answer, on the primary statistic; empty in runs that did not ask them."""
     remarks: tuple[str, ...] = ()
-    """Sentences of ``findings.remarks``, on the primary statistic."""
+    """Sentences of ``findings.link_remarks``, on the primary statistic."""
 
 
 def recorded_setting(run: Run, name: str) -> Any:
@@ -392,7 +392,7 @@ def link_rows(run: Run) -> list[LinkRow]:
     shown = []
     for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)]):
         own = [row for row in rows if row["link"] == name]
-        remarks = tuple(f"{capitalise(one)}." for one in findings.remarks(frames, name))
+        remarks = tuple(f"{capitalise(one)}." for one in findings.link_remarks(frames, name))
         shown += _rows_of_link(name, own, link=known.get(name), effects=effects, remarks=remarks)
     return shown
 
@@ -406,7 +406,7 @@ def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
     table = table.loc[table["is_primary"].eq(True)]
     return {
         str(row["link"]): {
-            "intervention": edit_name(row["edit"]),
+            "intervention": format_edit_name(row["edit"]),
             "intervention_share": percent(row["share"]),
             "intervention_interval": interval_text(row["ci_low"], row["ci_high"], shown=percent),
             "control_share": _percent_or_empty(row["control_share"]),
@@ -417,7 +417,7 @@ def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
     }
 
 
-def edit_name(edit: object) -> str:
+def format_edit_name(edit: object) -> str:
     """Return the name of an edit as a page shows it, with × before a factor."""
     return re.sub(r" x (?=[\d.])", "\u00a0×\u00a0", safe_line(edit))
 

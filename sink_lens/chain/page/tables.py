@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sink_lens.chain.page.story import ablation_sample, edit_name, find_story, link_rows, named_links
+from sink_lens.chain.page.story import ablation_sample_text, find_story, format_edit_name, link_rows, named_links
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Listed, PageTable, intervals, largest_first, more_note, page_table, table_maker
@@ -15,7 +15,7 @@ from sink_lens.schema import ALL_STEPS
 from sink_lens.text import capitalise, label_parts, name_in_words, percent, signed_change
 
 
-def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
+def read_intervention_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
     """Return the table ``name`` of a run's interventions; a RunError if it lacks rows or any of ``columns``."""
     table = run.need(name, columns=columns)
     if len(table):
@@ -31,7 +31,7 @@ def causal_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
 def _path_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the measured paths, the largest share first."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
-    table = causal_table(run, "paths", columns)
+    table = read_intervention_table(run, "paths", columns)
     steps = {*table["read_step"]} - {ALL_STEPS}
     step = table["target_step"].where(table["target"] != "sink", table["source_step"])
     read = step.where(step.isin([*steps]), ALL_STEPS)
@@ -67,13 +67,15 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
 
 def _effect_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the interventions on the links, with their controls."""
-    table = causal_table(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
+    table = read_intervention_table(
+        run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"]
+    )
     titles = {link.name: link.words for link in named_links(run)}
     shown = table.assign(
         link=[titles.get(name, name_in_words(str(name))) for name in table["link"]],
         interval=intervals(table, shown=percent),
         share=[percent(share) for share in table["share"]],
-        edit=[edit_name(edit) for edit in table["edit"]],
+        edit=[format_edit_name(edit) for edit in table["edit"]],
     )
     if "control_largest" in table.columns:
         shown["control_largest"] = [percent(share) for share in table["control_largest"]]
@@ -125,8 +127,9 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
         return "No set of parts that write to the sink position removes half of it.", page_table(shown, heads)
     see = (
         "Everything that writes to the sink position in any layer was ranked by its effect on the "
-        f"{table['target'].iloc[0]}, and sets were ablated together on {ablation_sample(run)}: small sets that remove "
-        "half and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
+        f"{table['target'].iloc[0]}, and sets were ablated together on {ablation_sample_text(run)}: small sets that "
+        "remove half and four fifths, all makers, and the super neurons by contribution. The ranking is in "
+        "makers.parquet."
     )
     summary = run.optional("summary", columns=["quantity", "value"])
     if summary is not None:
@@ -155,7 +158,7 @@ def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
 
 def _placement_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of attention by kind of token and position."""
-    table = causal_table(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
+    table = read_intervention_table(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
         is_sink=np.where(table["is_sink"].eq(True), "yes", "no"),

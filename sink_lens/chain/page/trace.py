@@ -16,7 +16,7 @@ from sink_lens.chain.page.story import (
     recorded_setting,
     title,
 )
-from sink_lens.chain.page.tables import TABLES, causal_table, has_interventions
+from sink_lens.chain.page.tables import TABLES, has_interventions, read_intervention_table
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Page, largest_first, paper_figure, whole_table
@@ -256,7 +256,7 @@ _FIGURES = (
 def _amplification_figure(run: Run) -> tuple[str, Figure]:
     """Return the caption and the figure of the attention that amplified variance adds."""
     columns = ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
-    table = figures.add_change_columns(causal_table(run, "amplification", columns))
+    table = figures.add_change_columns(read_intervention_table(run, "amplification", columns))
     first = table.iloc[0]
     best = table.loc[table["centre"] != "none"].sort_values("change", ascending=False, kind="stable").iloc[0]
     layers = str(first["read_layers"])
@@ -286,7 +286,7 @@ def _mediation_figure(run: Run) -> tuple[str, Figure]:
         "surviving_share",
         "control_surviving_share",
     ]
-    table = causal_table(run, "mediation", columns)
+    table = read_intervention_table(run, "mediation", columns)
     most = table.loc[table["frozen"] != "z"].groupby("frozen", sort=False)["surviving_share"].max()
     leaving = [str(name) for name, share in most.items() if share > ANOTHER_PATH]
     see = (

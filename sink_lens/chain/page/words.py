@@ -2,8 +2,8 @@
 
 The headline is made from plain sentences: where the sink is, what it is bound to, what carries it, and what plays no
 part, in at most 45 words. Each has a key and the rows that support it; ``tests/headlines.md`` lists them with what must
-hold for each. `remarks` says of one link what keeps it undecided, where a statistic and an intervention disagree, or a
-control does as much.
+hold for each. `link_remarks` says of one link what keeps it undecided, where a statistic and an intervention disagree,
+or a control does as much.
 """
 
 import math
@@ -68,7 +68,7 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
     values = _summary_values(tables)
     if "strongest_position" in values:
         share = percent(float(values["strongest_rate"]))
-        text = f"Position {_int_of(values['strongest_position'])} comes nearest, with one in {share} of heads"
+        text = f"Position {_int_from_text(values['strongest_position'])} comes nearest, with one in {share} of heads"
         found.append(Phrase(key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)))
     if "mixer_layers" in values:
         text = f"What mixers keep of a token, in layers {values['mixer_layers']}, has no key and was not asked"
@@ -91,12 +91,12 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
     share = "" if some else f" ({percent(rate)} of heads)"
     found = [Phrase(key="sink", text=f"{text}{share}", rows=rows)]
     if some:
-        count, whole = (_int_of(values[name]) for name in ("sequences_with_sink", "sequences_asked"))
+        count, whole = (_int_from_text(values[name]) for name in ("sequences_with_sink", "sequences_asked"))
         few = ", too few to test" if count < FEWEST else ""
         text = f"It is in {count} of {whole} sequences, in {percent(rate)} of their heads{few}"
         found.append(Phrase(key="some", text=text, rows=("summary: sequences_with_sink, sink_rate",)))
     if "other_sink_positions" in values and "aligned_position" not in values:  # else they are of cut sequences
-        rest = [str(_int_of(one)) for one in str(values["other_sink_positions"]).split(",")]
+        rest = [str(_int_from_text(one)) for one in str(values["other_sink_positions"]).split(",")]
         text = f"So {'are positions' if len(rest) > 1 else 'is position'} {join_and(rest, most=4)}"
         if "other_sink_rate" in values:  # not in runs of before
             most = "at most " if len(rest) > 1 else ""
@@ -104,7 +104,7 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
         text += ", not studied here"
         found.append(Phrase(key="others", text=text, rows=("summary: other_sink_positions, other_sink_rate",)))
     if "sequences_elsewhere" in values:
-        count = plural(_int_of(values["sequences_elsewhere"]), "sequence")
+        count = plural(_int_from_text(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
         have = "has" if count.startswith("1 ") else "have"
         found.append(Phrase(key="elsewhere", text=f"{capitalise(count)} {have} it elsewhere", rows=rows))
@@ -192,7 +192,7 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
     return found
 
 
-def remarks(tables: Tables, link: str) -> list[str]:
+def link_remarks(tables: Tables, link: str) -> list[str]:
     """Return remarks on a link: why it is undecided, if statistic and intervention disagree, if controls do as much."""
     answers, effects = answers_by_link(tables).get(link), tables.get("effects")
     if answers and answers["present"] == "not asked":
@@ -273,7 +273,7 @@ def is_beyond_chance(row: Mapping[Any, Any]) -> bool:
     return float(row["ci_low"]) > max(0.0, most)
 
 
-def _int_of(value: object) -> int:
+def _int_from_text(value: object) -> int:
     """Convert the text of a whole number, such as ``3`` or ``3.0``, to an int."""
     return int(float(str(value)))
 

@@ -11,7 +11,7 @@ FREEZES = {link.freeze.name: link.freeze for link in LINKS if link.freeze is not
 
 
 def frozen(name, setting, position):
-    return FREEZES[name].make(setting, setting.segments[0], position, setting.generator())
+    return FREEZES[name].make(setting, setting.segments[0], position, setting.make_generator())
 
 
 @pytest.mark.parametrize("seed", [0, 1])

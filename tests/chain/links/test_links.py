@@ -79,7 +79,7 @@ def test_neurons_that_are_silent_elsewhere_give_a_large_finite_ratio(family):
     # ReLU neurons are often exactly 0, so that ratios of single sequences are infinite or undefined
     lens, forced = lens_of(family), ((1, 1),)
     aim = scout(lens, random_batch(), config=CONFIG, position=0, forced=forced)
-    panel = measure(lens, random_batch(), plan=aim.plan(range(3)), own=OWN, config=CONFIG, forced=forced)
+    panel = measure(lens, random_batch(), plan=aim.measuring_plan(range(3)), own=OWN, config=CONFIG, forced=forced)
     values = {name: dict(by_layer) for name, by_layer in panel.streamed.values.items()}
     values["neurons_elsewhere"][1] = torch.zeros_like(values["neurons_elsewhere"][1])
     panel = replace(panel, streamed=replace(panel.streamed, values=values))
@@ -98,7 +98,7 @@ def test_zeroed_weights_are_zeroed_at_every_position(family):
     location = scout_and_measure(lens, tokens, config=config).location
     (maker,) = (Maker(kind="neuron", layer=one.layer, unit=one.index) for one in zoo.truth.makers)
     setting = add_makers(make_setting(lens, tokens, location=location, config=config), [maker])
-    trial = Trial(setting=setting, generator=setting.generator(), means=None, curve=None)
+    trial = Trial(setting=setting, generator=setting.make_generator(), means=None, curve=None)
     entries = NEURONS_DIMENSION.interventions(trial)[0]
 
     def mass(edits):
