@@ -18,7 +18,7 @@ from sink_lens.models.bundled import read_header
 from sink_lens.models.header import axis_sizes
 from sink_lens.models.load import load
 from sink_lens.studies.config import CardConfig, IsolateConfig
-from sink_lens.studies.passes import passes as of_study
+from sink_lens.studies.passes import count_passes as of_study
 
 
 def shown(cost):

@@ -80,10 +80,10 @@ class ContractionConfig(SurveyConfig):
 
     def __post_init__(self) -> None:
         SurveyConfig.__post_init__(self)  # with slots, super() finds no class
-        check_length(self.length)
+        check_contraction_length(self.length)
 
 
-def check_length(length: int) -> None:
+def check_contraction_length(length: int) -> None:
     """Raise InputError for sequences of under 10 tokens, which are too short to measure contraction."""
     if length < 10:
         raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
@@ -134,7 +134,7 @@ class FingerprintConfig(ModelsConfig):
         for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
             if not low < getattr(self, name) < high:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")
-        check_size(sequences=self.sequences, length=self.length)
+        check_number_and_length(sequences=self.sequences, length=self.length)
         if self.coordinates is not None and self.coordinates < FEWEST_SHARED:
             raise InputError(f"{self.coordinates} coordinates per model; need at least {FEWEST_SHARED}")
         for name in ("draws", "relabellings"):
@@ -164,7 +164,7 @@ MOST = 100_000_000
 """Sequences above which nobody waits for the end."""
 
 
-def check_size(*, sequences: int, length: int) -> None:
+def check_number_and_length(*, sequences: int, length: int) -> None:
     """Raise InputError for fewer than 50 or over 100 million sequences, or for sequences without a token."""
     if sequences < FEWEST:
         raise InputError(
@@ -177,7 +177,7 @@ def check_size(*, sequences: int, length: int) -> None:
         raise InputError(f"the length is {length}; need one token or more. Ask for more")
 
 
-def check_models(config: SurveyConfig | FingerprintConfig) -> None:
+def check_model_is_named(config: SurveyConfig | FingerprintConfig) -> None:
     """Raise InputError if a configuration names no model."""
     if not (config.models or config.untrained):
         raise InputError(NOTHING if isinstance(config, SurveyConfig) else f"no model was given; {TWO}")

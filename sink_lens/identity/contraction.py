@@ -30,7 +30,7 @@ from ..models.packed import unpacked_weight
 from ..progress import tqdm
 from ..records import Finding
 from ..schema import SINK_THRESHOLD
-from .config import check_length
+from .config import check_contraction_length
 from .cosine_sums import CosineSums, Place, PredictionCounts, jackknife_interval
 from .models_to_measure import RandomSequences
 from .preference import wilson_interval
@@ -86,7 +86,7 @@ def contraction(
     """
     lens = as_lens(lens)
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
-    check_length(length)
+    check_contraction_length(length)
     draws.check(lens)
     check_plain_layers(lens)
     sums = CosineSums(lens.n_layers, sequences=sequences, length=length)

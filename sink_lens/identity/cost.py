@@ -22,7 +22,7 @@ _FLOPS = 2e11
 """The most that a dry run times."""
 
 
-def cost(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
+def dry_run_output(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
     """Yield the output of ``--dry-run``: an estimate of size, tokens, time and memory for each variant in ``config``.
 
     One forward pass over a few sequences of each variant's first model is timed. Memory is that of this process after

@@ -24,7 +24,7 @@ from ..models.packed import unpacked_weight
 from ..models.private_apis import NAME_OF_CONFIG
 from ..models.running import prepare_pass
 from ..progress import tqdm
-from .config import InputKind, check_size
+from .config import InputKind, check_number_and_length
 
 _CHUNK = 50
 _TOKENS_A_FORWARD = 4096
@@ -136,7 +136,7 @@ def shared_inputs(
         InputError: too few sequences, a length over a model's context, models with different tokenizers, without a
             common token id or (for embeddings) with different widths.
     """
-    check_size(sequences=sequences, length=length)
+    check_number_and_length(sequences=sequences, length=length)
     for name, one in known.items():
         if one.context is not None and length > one.context:
             raise InputError(f"the length is {length} tokens; {name} takes at most {one.context}: use a shorter length")

@@ -16,7 +16,7 @@ from ..models.lens import LensModel
 from ..models.load import find_device, load
 from ..records import RUN_FILE, read_run
 from ..records.checkpoints import checkpoint_folders
-from .config import NOTHING, check_size
+from .config import NOTHING, check_number_and_length
 from .untrained_models import UntrainedConfig, untrained
 
 CHUNK = 64
@@ -108,7 +108,7 @@ class RandomSequences:
 
     def check(self, lens: LensModel) -> None:
         """Raise InputError if the model cannot read these sequences, or if there are too few or too many of them."""
-        check_size(sequences=self.sequences, length=self.length)
+        check_number_and_length(sequences=self.sequences, length=self.length)
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:

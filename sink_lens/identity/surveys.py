@@ -86,7 +86,7 @@ def survey(
     try:
         writer = create_run(folder, kind=kind, config=asked, provenance=provenance, **how)
     except UndrawnError as error:
-        return _read_and_draw(error.folder)
+        return _finish_survey(error.folder)
     with writer:
         grown = SurveyTables(writer, tables=_TABLES[kind])
         failed: SinkLensError | None = None
@@ -111,11 +111,11 @@ def survey(
         writer.write_csv("variants", variant_table(whole["summary"].loc[no_checkpoints]))
         if kind == "contraction":
             writer.write_csv("agreement", _agreement_rows(whole["models"]["model"].tolist(), grown.tensors))
-    return _read_and_draw(writer.folder)
+    return _finish_survey(writer.folder)
 
 
-def _read_and_draw(folder: Path) -> Result:
-    """Return the result that a finished survey's folder holds, and draw its page there."""
+def _finish_survey(folder: Path) -> Result:
+    """Draw the page of the finished survey in ``folder``, and return the survey's result."""
     run = read_run(folder)
     display.draw_page(folder)
     errors = run.tables["models"]["error"].tolist()
@@ -129,7 +129,7 @@ def _random_sequences(config: SurveyConfig) -> RandomSequences:
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
-    """List the untrained models that ``config`` names, each followed by its copies with one switched part."""
+    """List the untrained models that ``config`` names, each followed by its copies in which one setting is switched."""
     bases = [read_untrained(text) for text in config.untrained]
     return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
 

@@ -37,7 +37,7 @@ from .card_pair import compare_models
 from .config import CardConfig
 from .observed import SITES_READ, ObservedModel
 from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate
-from .study import Measured, Study, resolve_inputs, short_name, write_study
+from .study import Measured, Study, resolve_inputs, short_model_name, write_study
 
 _SUBLAYERS = (
     ("attention", "attn_out"),
@@ -119,7 +119,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
         "schema": CARD_SCHEMA,
         "sink_lens": version("sink-lens"),
         "model": {
-            "name": short_name(lens.name),
+            "name": short_model_name(lens.name),
             "family": lens.family.architecture,
             "weights_sha256": weights_hash(lens),
             "dtype": str(lens.dtype).removeprefix("torch."),
@@ -160,22 +160,22 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
             }
             for step in seen.location.steps
         ],
-        "writers": seen.writers,
+        "writers": seen.outlier_writers,
         "super_weights": seen.super_weights[:_MOST_LISTED],
         "largest_activations": _largest_activation_rows(seen),
         "loss": {name: _loss_with_change(samples, seen) for name, samples in losses.items()},
         "chain": chain or {"asked": False},
     }
-    found = round_digits(found)
+    found = _round_floats(found)
     return {"schema": found.pop("schema"), "sentence": card_sentence(found)} | found
 
 
-def round_digits(value: Any, n: int = 4) -> Any:
+def _round_floats(value: Any, n: int = 4) -> Any:
     """Round all floats in nested mappings and lists to ``n`` significant digits; nan and infinities become None."""
     if isinstance(value, Mapping):
-        return {str(name): round_digits(one, n) for name, one in value.items()}
+        return {str(name): _round_floats(one, n) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [round_digits(one, n) for one in value]
+        return [_round_floats(one, n) for one in value]
     if isinstance(value, float):
         return float(f"{value:.{n}g}") if math.isfinite(value) else None
     return value
@@ -219,14 +219,14 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
         return {"needed": None, "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer"}
     in_front = {"in_front": count_bos_in_front(tokenizer)}
     if seen.tokens.bos:
-        with_bos, without = seen.token_losses[:, 1:], measure_token_losses(seen.lens, seen.tokens.without_bos())
+        with_bos, without = seen.token_losses[:, 1:], _measure_token_losses(seen.lens, seen.tokens.without_bos())
     else:
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
             return in_front | {
                 "needed": None,
                 "why": "the sequences fill the model's context; BOS does not fit in front",
             }
-        with_bos, without = measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:], seen.token_losses
+        with_bos, without = _measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:], seen.token_losses
     more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
     return in_front | {
@@ -238,7 +238,7 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
     }
 
 
-def measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
+def _measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
     """Return the loss of each token after the first, in nats, from one forward pass."""
     return stream(lens, batch, [r.token_loss_reading(lens)]).stacked("token_loss")[0]
 
@@ -248,7 +248,7 @@ def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
     rows = []
     for dimension in seen.outlier_dimensions:
         layers = [layer for layer, dims in seen.location.outliers.items() if dimension in dims]
-        values = seen.states[1:, :, dimension].mean(1)
+        values = seen.sink_states[1:, :, dimension].mean(1)
         top = int(values.abs().argmax())
         rows.append(
             {
@@ -305,7 +305,9 @@ def read_chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
     if run.kind != "trace":
         raise InputError(f"{folder} holds a run of {run.kind}; need one of trace")
     if run.provenance.get("weights_sha256") != weights_hash(lens):
-        raise InputError(f"the trace in {folder} is of other weights than {short_name(lens.name)}; need one of these")
+        raise InputError(
+            f"the trace in {folder} is of other weights than {short_model_name(lens.name)}; need one of these"
+        )
     table = read_links(run, columns=["link", "verdict"]).drop_duplicates("link")
     makers = run.optional("makers", columns=["kind", "layer", "unit", "is_maker", "removed_alone"])
     made = [] if makers is None else makers.loc[makers["is_maker"].astype(bool)].to_dict("records")
@@ -356,7 +358,7 @@ def card_sentence(found: Mapping[str, Any]) -> str:
     return "; ".join(parts) + "."
 
 
-def terminal_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the card (``found``) as rows (name, text), which the terminal and the Markdown table show."""
     sink, rate = found["sink"], found["sink"]["rate"]
     rated = f"{as_text(rate['value'])} {bounds(rate['low'], rate['high'])}".strip()
@@ -427,7 +429,7 @@ def _cache_text(cache: Mapping[str, Any]) -> str:
 def card_markdown(found: Mapping[str, Any]) -> str:
     """Return the card (``found``) as a Markdown section for a model card: sentence, table, conditions and notes."""
     on = found["measured_on"]
-    lines = [f"| {name} | {_markdown_cell(value)} |" for name, value in terminal_rows(found)]
+    lines = [f"| {name} | {_markdown_cell(value)} |" for name, value in card_text_rows(found)]
     bos = "with BOS" if on["begins_with_bos"] else "without BOS"
     made = (
         f"Measured with sink_lens {found['sink_lens']} ({found['schema']}) in {found['model']['dtype']} on "

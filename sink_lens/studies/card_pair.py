@@ -29,7 +29,7 @@ from .bos_check import count_bos_in_front
 from .config import CardConfig
 from .observed import ObservedModel
 from .quantities import COMPARED, sink_positions, writing_neurons
-from .study import Measured, Study, short_name, write_study
+from .study import Measured, Study, short_model_name, write_study
 
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _UNREAD = (NAME_OF_CONFIG, "architectures", "dtype", "quantization_config", "transformers_version", "use_cache")
@@ -56,14 +56,14 @@ def compare_models(
         second = load(config.others[0], device=config.device, dtype=config.dtype)
     else:
         second = as_lens(other)
-    _refuse_unlike(lens, second)
+    _refuse_unlike_models(lens, second)
     how = {"thresholds": Thresholds(threshold=config.threshold), "seed": config.seed, "batch_size": config.batch_size}
     a, b = (ObservedModel(one, sequences, **how) for one in (lens, second))
     changes = [*_number_rows(a, b), *_list_rows(a, b), *_setting_rows(lens, second)]
-    names = (short_name(lens.name), short_name(second.name))
+    names = (short_model_name(lens.name), short_model_name(second.name))
     names = names if names[0] != names[1] else (names[0], "the second model")
     tensors = _changed_weights(lens, second)
-    decision = _make_decision(changes, tensors, names=names, config=config, n=len(a.token_losses))
+    decision = _make_json_answer(changes, tensors, names=names, config=config, n=len(a.token_losses))
     columns = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
     summary = pd.DataFrame([{name: decision[name] for name in columns}])
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
@@ -71,13 +71,13 @@ def compare_models(
     return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite)
 
 
-def _refuse_unlike(first: LensModel, second: LensModel) -> None:
+def _refuse_unlike_models(first: LensModel, second: LensModel) -> None:
     """Refuse two models of different shapes or dtypes."""
     for name in _WEIGHT_SIZES:
         mine, its = (getattr(one.config, name, None) for one in (first, second))
         if mine != its and not (name == "vocab_size" and its is not None and mine is not None):
             raise InputError(
-                f"{short_name(first.name)} has {name} {mine} and {short_name(second.name)} {its}; "
+                f"{short_model_name(first.name)} has {name} {mine} and {short_model_name(second.name)} {its}; "
                 "need two models of one shape. Give the folders of their cards for a table"
             )
     if first.dtype != second.dtype:
@@ -177,7 +177,7 @@ def _changed_weights(first: LensModel, second: LensModel) -> pd.DataFrame:
     return table.head(20).reset_index(drop=True)
 
 
-def _make_decision(
+def _make_json_answer(
     changes: Sequence[Mapping[str, Any]],
     tensors: pd.DataFrame,
     *,
@@ -199,10 +199,10 @@ def _make_decision(
         "n": n,
         "changes": [row["quantity"] for row in changes if row["changed"]],
     }
-    return {"sentence": _decision_sentence(found, changes, tensors)} | found
+    return {"sentence": _change_sentences(found, changes, tensors)} | found
 
 
-def _decision_sentence(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
+def _change_sentences(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
     """Return the decision ``found`` in two sentences: the loss change, and what changed in ``changes``, ``tensors``."""
     others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):

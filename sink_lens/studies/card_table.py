@@ -15,7 +15,7 @@ from ..errors import InputError, RunError
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
 from ..text import as_text, interval_text, json_value, safe_line
-from .card import card, terminal_rows
+from .card import card, card_text_rows
 from .config import CardConfig, is_run_folder
 from .study import Study
 
@@ -65,7 +65,7 @@ def cards(
     """
     asked = make_config(CardConfig, config, fields)
     rows = make_table_rows(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
-    return full_table(rows, choose_columns(rows, columns or asked.columns))
+    return unrounded_table(rows, choose_columns(rows, columns or asked.columns))
 
 
 def make_table_rows(
@@ -86,16 +86,16 @@ def make_table_rows(
     rows = []
     for place, model in enumerate(models, start=1):
         if is_run_folder(model):
-            rows.append(read_run_row(read_run(str(model))))
+            rows.append(read_table_row(read_run(str(model))))
             continue
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
         folder = None if out is None else Path(out) / f"{place}-{PurePath(name).name}"
         made = card(model, config=one, tokens=tokens, out=folder, overwrite=overwrite, progress=progress)
-        rows.append(read_run_row(read_run(made.folder)))
+        rows.append(read_table_row(read_run(made.folder)))
     return rows
 
 
-def read_run_row(run: Run) -> Row:
+def read_table_row(run: Run) -> Row:
     """Return the row (column -> value) that a card's or a trace's run has in the table; both use the same column names.
 
     Raises:
@@ -189,7 +189,7 @@ def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     return [name for name in DEFAULT_COLUMNS if name in there]
 
 
-def full_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
+def unrounded_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     """Return the table of the rows with these columns, unrounded; interval ends are ``NAME_low`` and ``NAME_high``."""
     known = {*columns, *(name for row in rows for name in row)}
     names = [one for name in columns for one in (name, f"{name}_low", f"{name}_high") if one in known]
@@ -237,7 +237,7 @@ def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in terminal_rows(found.decision):
+    for name, text in card_text_rows(found.decision):
         table.add_row(name, text)
     yield table
     yield f"block for a model card: {found.folder / 'card.md'}"
@@ -254,7 +254,7 @@ def answer(found: Study | CardTable) -> Mapping[str, Any]:
     """Return the ``--json`` answer of a card, a comparison or a table."""
     if not isinstance(found, CardTable):
         return found.decision
-    return {"columns": found.columns, "rows": full_table(found.rows, found.columns)}
+    return {"columns": found.columns, "rows": unrounded_table(found.rows, found.columns)}
 
 
 def failed(found: Study | CardTable) -> bool:

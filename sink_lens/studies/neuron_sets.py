@@ -182,7 +182,7 @@ def _ablation_rows(setting: Setting, found: NeuronSet, *, rng: np.random.Generat
             for unit in draw_other_indices(units, n=setting.lens.n_neurons(layer), generator=generator)
         ]
         yield row("random, same layers", drawn, loss=False, **usual)
-    for draw in _draw_same_ranks(setting, found, generator):
+    for draw in _draw_sets_of_equal_ranks(setting, found, generator):
         yield row("random, same ranks outside", draw, loss=False, **usual)
 
 
@@ -240,7 +240,7 @@ def _ablation_edits(
     )
 
 
-def _draw_same_ranks(setting: Setting, found: NeuronSet, generator: torch.Generator) -> Iterator[list[Neuron]]:
+def _draw_sets_of_equal_ranks(setting: Setting, found: NeuronSet, generator: torch.Generator) -> Iterator[list[Neuron]]:
     """Draw sets like ``found``: for each neuron that of equal rank in a random layer outside all growth steps."""
     (step,) = found.segment.steps
     assert step is not None

@@ -176,7 +176,7 @@ class ObservedModel:
         return torch.stack(layers)[:, :, 0].float()
 
     @cached_property
-    def states(self) -> Float[Tensor, "layer batch d_model"]:
+    def sink_states(self) -> Float[Tensor, "layer batch d_model"]:
         """The residual stream at the sink position (0 without a sink): before layer 0, then after each layer."""
         return self.states_at(self.location.sink_position)
 
@@ -223,12 +223,12 @@ class ObservedModel:
         for layer, dims in self.location.outliers.items():
             if layer >= 0:  # the embedding is no layer
                 at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
-                value = over.mean_of(self.states[layer + 1][:, None, list(dims)])
+                value = over.mean_of(self.sink_states[layer + 1][:, None, list(dims)])
                 edits.append(freeze("resid_post", {layer: value}, **at) if to_mean else zero("resid_post", **at))
         return self.loss_with_edits(edits)
 
     @cached_property
-    def writers(self) -> list[dict[str, Any]]:
+    def outlier_writers(self) -> list[dict[str, Any]]:
         """The parts that write the outlier dimension in each layer of a growth step, with their shares.
 
         One row per layer of a step: layer, dimension, change, each sublayer's share of it, and ``neurons``: [neuron,
@@ -242,7 +242,7 @@ class ObservedModel:
         for step in self.location.steps if self.outlier_dimensions else ():
             for layer in step.layers:
                 by = lens.scale(layer)
-                change = float((self.states[layer + 1] - by * self.states[layer])[:, step.dimension].mean())
+                change = float((self.sink_states[layer + 1] - by * self.sink_states[layer])[:, step.dimension].mean())
                 row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}
                 sites = lens.added_sites(layer)
                 neurons = lens.family_of_layer(layer).mlp_post_norm is None and "neurons" in sites_of(lens.family)

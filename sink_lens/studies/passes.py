@@ -19,13 +19,13 @@ _CLEAN = 4
 StudyConfig = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | QuantiseConfig
 
 
-def passes(config: StudyConfig, sizes: Sizes) -> Passes:
+def count_passes(config: StudyConfig, sizes: Sizes) -> Passes:
     """Count the forward passes that a study of a model of these sizes makes over its sequences, at most.
 
     Raises:
         InputError: the sequences are longer than the model allows.
     """
-    counted = study_passes(config, sizes, forwards=_count_forwards(config))
+    counted = passes_of_forwards(config, sizes, forwards=_count_forwards(config))
     if isinstance(config, CardConfig):
         facts = {} if config.is_comparison else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
         return replace(counted, bound="about", facts=facts, others=config.others)
@@ -39,16 +39,16 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
         InputError: every row of the table is that of a run.
     """
     if not config.makes_table():
-        yield estimate(config, passes)
+        yield estimate(config, count_passes)
         return
     models = [name for name in (config.model, *config.others) if not is_run_folder(name)]
     if not models:
         raise InputError("--dry-run was given and every row is that of a run; need a model to measure")
     for name in models:
-        yield estimate(replace(config, model=name, others=()), passes)
+        yield estimate(replace(config, model=name, others=()), count_passes)
 
 
-def study_passes(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes:
+def passes_of_forwards(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes:
     """Return the passes of a run from its number of forward passes, which are all over the same sequences.
 
     Args:

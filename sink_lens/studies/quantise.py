@@ -131,7 +131,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
                     kept = FullPrecision(tokens=tokens, channels=channels or {})
                     rows.append(half.condition_row("random", run(kept), **given, draw=draw))
     marked = torch.cat([sinks["choose"], sinks["judge"]])
-    decision = _make_decision(lens, config, rows, chosen if costly else None, largest=largest, sinks=marked)
+    decision = _make_json_answer(lens, config, rows, chosen if costly else None, largest=largest, sinks=marked)
     sequence, position = np.nonzero(marked.numpy())
     ids = batch.tokens.cpu().numpy()[sequence, position]
     frames = {
@@ -307,7 +307,7 @@ _NOT_IN_TABLE = ("model", "goal", "cache", "weights", "kept_channels", "notes")
 """Fields of the decision that the table ``summary`` lacks."""
 
 
-def _make_decision(
+def _make_json_answer(
     lens: LensModel,
     config: QuantiseConfig,
     rows: Sequence[Mapping[str, Any]],
@@ -350,10 +350,10 @@ def _make_decision(
         found["sink_tokens"] = float(sinks.sum(1).double().mean()) if kept["sink_tokens"] else 0.0
         found["channels"] = kept["channels"]
         found["kept_channels"] = largest_channels(largest[kept["sink_tokens"]], kept["channels"])
-    return found | {"sentence": _decision_sentence(found)}
+    return found | {"sentence": _advice_sentence(found)}
 
 
-def _decision_sentence(found: Mapping[str, Any]) -> str:
+def _advice_sentence(found: Mapping[str, Any]) -> str:
     """Say the decision in words: what to keep, what the format costs, and how much of the cost keeping saves."""
     cost = (
         f"{found['format']} {loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} "

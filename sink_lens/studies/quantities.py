@@ -78,4 +78,4 @@ def writing_neurons(seen: ObservedModel) -> list[tuple[int, int]]:
     """
     if seen.lens.family.down is None or seen.lens.family.mlp_post_norm is not None:
         return []
-    return sorted((row["layer"], neuron) for row in seen.writers for neuron, _ in row["neurons"])
+    return sorted((row["layer"], neuron) for row in seen.outlier_writers for neuron, _ in row["neurons"])

@@ -37,7 +37,7 @@ C = TypeVar("C", bound=ReadConfig)
 C_contra = TypeVar("C_contra", bound=ReadConfig, contravariant=True)
 
 
-def short_name(name: str) -> str:
+def short_model_name(name: str) -> str:
     """Return the last part of a model's name if the name is a path, else the whole name."""
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 

@@ -17,7 +17,7 @@ _NO_WORDS = ("sink_lens.records", "sink_lens.text", "sink_lens.report", "sink_le
 """Modules whose functions word no finding."""
 SENTENCES = {
     "circuit": ("sink_lens.circuits.tasks:Task.sentence", "sink_lens.circuits.given:Comparison.sentences"),
-    "quantise": ("sink_lens.studies.quantise:_decision_sentence",),
+    "quantise": ("sink_lens.studies.quantise:_advice_sentence",),
     "card": ("sink_lens.studies.card:card_sentence",),
     "compare": ("sink_lens.training.compare:compare",),
     "tokens": ("sink_lens.studies.tokens.run:_threshold_rows",),

@@ -167,8 +167,8 @@ def test_the_writers_of_a_card_share_what_a_layer_adds():
     seen = ObservedModel(lens, from_tensor(tokens()))
     step = GrowthStep(first_layer=0, last_layer=3, ratio_before=1.0, ratio_after=2.0, dimension=5)
     seen.__dict__["location"] = replace(seen.location, steps=(step,), outliers={3: (5,)})
-    assert [row["layer"] for row in seen.writers] == [0, 1, 2, 3]
-    for row in seen.writers:
+    assert [row["layer"] for row in seen.outlier_writers] == [0, 1, 2, 3]
+    for row in seen.outlier_writers:
         assert sum(row[site] for site in ("attn_out", "mlp_out", "per_layer_out")) == pytest.approx(1.0, abs=1e-4)
 
 

@@ -24,7 +24,7 @@ from sink_lens.models.families import family_of
 from sink_lens.models.load import load, random_init, wrap
 from sink_lens.models.sites import sites_of
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
-from sink_lens.studies.card import card, terminal_rows
+from sink_lens.studies.card import card, card_text_rows
 from sink_lens.studies.interventions import ablate, amplify, isolate
 from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.grid import EditGrid, Grid
@@ -192,7 +192,7 @@ def test_a_card_of_a_hybrid_names_what_writes_and_where_nothing_attends(name, fa
     assert [one for one, _ in row["neurons"]] == ([] if maker.kind == "mixer" else [maker.index])
     assert found.decision["sink"]["positions"] == [0]
     assert found.decision["sink"]["first_layer"] == zoo.truth.locked[0]
-    assert ("the mixer (" in str(terminal_rows(found.decision))) == (maker.kind == "mixer")
+    assert ("the mixer (" in str(card_text_rows(found.decision))) == (maker.kind == "mixer")
     found.report()
 
 

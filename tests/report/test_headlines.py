@@ -105,7 +105,7 @@ def diff(*, within=True, changed=True, tensors=(), low=0.4):
     change = {"change": 0.5, "change_low": 0.4, "change_high": 0.6, "first": 3.0, "second": 3.5, "unit": "nats"}
     changes = [change | {"quantity": name, "changed": changed} for name in ("loss", "sink_rate")]
     found = {"first": "ONE", "second": "OTHER", "within_bound": within, "most_loss": 0.01}
-    row = {"sentence": card_pair._decision_sentence(found, changes, pd.DataFrame(tensors)), "loss_change_nats": 0.5}
+    row = {"sentence": card_pair._change_sentences(found, changes, pd.DataFrame(tensors)), "loss_change_nats": 0.5}
     row |= {"loss_change_low": low, "loss_change_high": 0.6}
     return page("diff", config={"others": ["OTHER"]}, summary=[row])
 
@@ -117,7 +117,7 @@ def quantised(**change):
         "closed_high": 0.9, "sink_tokens": 1.0, "channels": 4, "left_nats": 0.1, "left_low": 0.05, "left_high": 0.2,
         "goal": 0.9,
     } | change  # fmt: skip
-    return normalised(quantise._decision_sentence(found))
+    return normalised(quantise._advice_sentence(found))
 
 
 def patch(*, effects=(-9.0, -8.9, 1.0), config=None, by="layer", way=0.9, **tables):

@@ -15,7 +15,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.studies import card
-from sink_lens.studies.card_table import read_run_row
+from sink_lens.studies.card_table import read_table_row
 from sink_lens.studies.observed import ObservedModel
 
 model_card = import_module("sink_lens.studies.card")
@@ -42,7 +42,7 @@ def test_a_card_has_what_was_planted(study):
     assert found["sink"]["positions"] == [0]
     assert [row["id"] for row in found["sink"]["tokens"]] == [truth.bos_id]
     assert found["cache"] == {"keep": [0], "sink_tokens": 4, "sink_tokens_kept": 4}
-    assert ("A KV cache must keep", "position 0 (4 of 4 sink tokens)") in model_card.terminal_rows(found)
+    assert ("A KV cache must keep", "position 0 (4 of 4 sink tokens)") in model_card.card_text_rows(found)
     assert found["sink"]["rate"]["value"] == pytest.approx(0.4)
     (outlier,), weight = found["outlier_dimensions"], found["super_weights"][0]
     assert (outlier["dimension"], outlier["layers"]) == (truth.outlier_dimension, f"{truth.layer}-4")
@@ -107,7 +107,7 @@ def test_every_family_has_a_card(family, tmp_path):
     made = card(lens, out=tmp_path / "card", **SIZE)
     assert list(made.decision) == FIELDS
     assert len(made.tables["layers"]) == lens.n_layers
-    assert read_run_row(read_run(tmp_path / "card"))["loss"] == made.decision["loss"]["clean"]["value"]
+    assert read_table_row(read_run(tmp_path / "card"))["loss"] == made.decision["loss"]["clean"]["value"]
 
 
 def test_the_expert_that_writes_an_outlier_is_found():
@@ -128,7 +128,7 @@ def test_the_expert_that_writes_an_outlier_is_found():
         mlp.experts.down_proj[..., 7] = 0
         mlp.experts.down_proj[0, :, 7] = 30.0
     lens = wrap(model, tokenizer=tokenizer)
-    (row,) = ObservedModel(lens, tokens).writers
+    (row,) = ObservedModel(lens, tokens).outlier_writers
     assert (row["layer"], row["dimension"]) == (1, 7)
     assert [expert for expert, _ in row["experts"]] == [0]
     assert sum(share for _, share in row["experts"]) == pytest.approx(row["mlp_out"], abs=0.01)
@@ -149,7 +149,9 @@ def test_what_granite_multiplies_by_is_in_the_shares_of_neurons():
             mlp.gate_proj.weight[neuron, read] = mlp.up_proj.weight[neuron, read] = 5
             mlp.down_proj.weight[written, neuron] = 20
     tokens = from_text(bundled_text(), tokenizer, sequences=4, length=16)
-    (row,) = [one for one in ObservedModel(wrap(model, tokenizer=tokenizer), tokens).writers if one["layer"] == 1]
+    (row,) = [
+        one for one in ObservedModel(wrap(model, tokenizer=tokenizer), tokens).outlier_writers if one["layer"] == 1
+    ]
     assert row["dimension"] == written
     assert [neuron for neuron, _ in sorted(row["neurons"])] == list(range(5))
     assert [share for _, share in row["neurons"]] == pytest.approx([0.2] * 5, abs=0.01)

@@ -16,7 +16,7 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.html import page_content
 from sink_lens.studies import card
-from sink_lens.studies.card_pair import _change_text, _make_decision
+from sink_lens.studies.card_pair import _change_text, _make_json_answer
 from sink_lens.studies.config import CardConfig
 
 
@@ -162,7 +162,7 @@ def test_a_fine_tune_keeps_the_bound(base, tmp_path):
 def test_a_loss_that_is_no_number_is_not_within_its_bound():
     row = {"quantity": "loss", "unit": "nats", "first": 5.0, "changed": True}
     row |= dict.fromkeys(("second", "change", "change_low", "change_high"), math.nan)
-    found = _make_decision([row], pd.DataFrame(), names=("base", "tuned"), config=CardConfig(), n=4)
+    found = _make_json_answer([row], pd.DataFrame(), names=("base", "tuned"), config=CardConfig(), n=4)
     assert not found["within_bound"]
     assert "loss 5 → undefined" in found["sentence"]
 

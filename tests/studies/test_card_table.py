@@ -12,7 +12,7 @@ from sink_lens import cli
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import create_run, read_run
-from sink_lens.studies.card_table import cards, choose_columns, make_table_rows, read_run_row
+from sink_lens.studies.card_table import cards, choose_columns, make_table_rows, read_table_row
 from sink_lens.studies.config import CardConfig
 
 TRACE = Path(__file__).parents[1] / "browser" / "default_model"
@@ -91,11 +91,11 @@ def test_other_runs_damaged_cards_and_no_run_are_refused(tmp_path):
     with create_run(tmp_path / "p", kind="patch", config={}, provenance={}):
         pass
     with pytest.raises(RunError, match="holds a run of patch; need one of card or trace"):
-        read_run_row(read_run(tmp_path / "p"))
+        read_table_row(read_run(tmp_path / "p"))
     shutil.copytree(a_card(tmp_path / "a"), tmp_path / "b")
     (tmp_path / "b" / "card.json").write_text('{"sink": 3}')
     with pytest.raises(RunError, match=r"card\.json cannot be read"):
-        read_run_row(read_run(tmp_path / "b"))
+        read_table_row(read_run(tmp_path / "b"))
     with pytest.raises(InputError, match="no model was given"):
         make_table_rows([], CardConfig())
 

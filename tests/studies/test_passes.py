@@ -10,7 +10,7 @@ from sink_lens.estimate import Sizes
 from sink_lens.models.bundled import read_header
 from sink_lens.studies.card import card
 from sink_lens.studies.config import AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig
-from sink_lens.studies.passes import passes
+from sink_lens.studies.passes import count_passes
 from sink_lens.studies.quantise import quantise
 from sink_lens.studies.tokens.config import TokensConfig
 from sink_lens.studies.tokens.config import passes as passes_of_tokens
@@ -21,7 +21,7 @@ READ = {"tokens": "random", "sequences": 8, "length": 24, "device": "cpu"}
 
 
 def most_passes(config, folder):
-    count = passes_of_tokens if isinstance(config, TokensConfig) else passes
+    count = passes_of_tokens if isinstance(config, TokensConfig) else count_passes
     (part,) = count(config, Sizes(header=read_header(folder))).parts
     return part.count
 

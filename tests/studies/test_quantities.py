@@ -207,7 +207,7 @@ def test_the_largest_dimensions_begin_with_the_planted_one():
 def test_the_planted_sink_needs_its_key_column_and_its_neuron():
     assert measure("attention_without_key_columns", seen()).number < 0.3
     assert measure("attention_without_mlp", seen()).number < 0.3
-    assert [row["mlp_out"] for row in seen().writers] == pytest.approx([1], abs=1e-3)
+    assert [row["mlp_out"] for row in seen().outlier_writers] == pytest.approx([1], abs=1e-3)
     everything = measure("attention_without_key_columns", seen(), {"dimensions": [(D + 1) % 48]}).number
     assert everything > 0.8  # another column is not what the sink comes from
 

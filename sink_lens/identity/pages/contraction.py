@@ -14,17 +14,18 @@ from sink_lens.identity.pages.survey import (
     MOST_SAID,
     SUMMARY,
     VARIANTS_LISTED,
-    drawn_along_training,
-    drawn_over_seeds,
+    figure_along_training,
+    figure_over_seeds,
     find_mean_row,
     legend_name,
     line_styles,
     mean_text,
+    read_variants_and_models,
+    seeds_differ,
     shared_settings_sentence,
     shorten_model_names,
     unnamed_variants_sentence,
     variant_names,
-    variant_tables,
 )
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
@@ -37,7 +38,7 @@ _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
 
 def _layer_figure(run: Run) -> tuple[str, Figure]:
     """Return caption and figure: contraction between sequences and between positions, after each sublayer."""
-    layers = _keep_first_and_last(run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"]))
+    layers = _first_and_last_checkpoints(run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"]))
     see = (
         "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
         "Right: the same for two positions of one sequence. Two points per layer: after its attention and after "
@@ -61,7 +62,7 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
     return see, without_formulas(figure)
 
 
-def _keep_first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
+def _first_and_last_checkpoints(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep only the first and the last checkpoint of each training run, as two variants; keep all other models."""
     step = rows["step"].to_numpy(float)
     if np.isnan(step).all():
@@ -79,7 +80,7 @@ def _keep_first_and_last(rows: pd.DataFrame) -> pd.DataFrame:
 def _position_figure(run: Run) -> tuple[str, Figure]:
     """Return caption and figure: contraction between sequences by position, and norms relative to position 0."""
     table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
-    positions = _keep_first_and_last(table)
+    positions = _first_and_last_checkpoints(table)
     see = (
         "Left: how alike sequences are at each position after the last layer. Position 0 averages "
         "nothing; its difference to the last position is the positional discrepancy. Right: the norm of the states."
@@ -142,11 +143,6 @@ def relation_text(a: dict[Any, Any], b: dict[Any, Any]) -> str:
     return "one training, two steps" if a["variant"] == b["variant"] else "two variants, one seed"
 
 
-def seeds_differ(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
-    """Check whether two models have different seeds; False if one's seed is unknown."""
-    return bool(pd.notna(a["seed"]) and pd.notna(b["seed"]) and a["seed"] != b["seed"])
-
-
 _EXCESS = (
     ("inter_excess", "excess between sequences", False),
     ("inter_by_attention", "… gained at attention", False),
@@ -164,7 +160,7 @@ _BESIDE = (
 
 def _title(run: Run) -> str:
     """Return the page's title: how alike the models make different sequences."""
-    variants, summary = variant_tables(run)
+    variants, summary = read_variants_and_models(run)
     if not len(variants):
         rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("variant")
         return f"The contraction of {plural(len(rows), 'training')}, checkpoint by checkpoint"
@@ -182,7 +178,7 @@ def _title(run: Run) -> str:
 
 def _headline(run: Run) -> list[str]:
     """Return sentences for below the title: how cosines of states change, how directions of two seeds agree."""
-    variants, summary = variant_tables(run)
+    variants, summary = read_variants_and_models(run)
     names = variant_names(variants)
     sentences = shared_settings_sentence(names) if names else []
     for variant in names[:MOST_NAMED]:
@@ -251,7 +247,7 @@ CONTRACTION = Page(
     headline=_headline,
     figures=(
         Drawn(key="by-layer", title="Where do states become alike?", make=_layer_figure, data=whole_table("layers")),
-        drawn_over_seeds(
+        figure_over_seeds(
             "contraction-variants",
             title="What makes sequences alike?",
             see="Every dot is a seed, the bar the mean with its 95% interval. Attention's and MLPs' gains add up to "
@@ -270,7 +266,7 @@ CONTRACTION = Page(
             make=_agreement_figure,
             data=whole_table("agreement"),
         ),
-        drawn_along_training(
+        figure_along_training(
             "contraction-course",
             see="The contraction and its difference between positions, beside the sink measures of the same "
             "checkpoints.",

@@ -74,12 +74,15 @@ def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=6.4, height=tall)
-    (_draw_against_nulls if few else _draw_matrix)(figure, pairs, nulls, names=names)
+    if few:
+        _draw_against_nulls(figure, pairs, nulls)
+    else:
+        _draw_matrix(figure, pairs, names=names)
     return without_formulas(figure)
 
 
-def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """Draw each pair's ``tau_bar`` over bars of its nulls, mean ± 1.96 standard deviations; ``names`` is not used."""
+def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame) -> None:
+    """Draw each pair's ``tau_bar`` over bars of its nulls, mean ± 1.96 standard deviations."""
     axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
@@ -87,7 +90,7 @@ def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame
     for row in nulls.to_dict("records"):
         pair, kind = (row["a"], row["b"]), row["null"]
         if kind == kinds[0] and len(tau_of) > 1:
-            ticks.append(f"{_short_name(pair[0])} · {_short_name(pair[1])}")
+            ticks.append(f"{_shorten_at_front(pair[0])} · {_shorten_at_front(pair[1])}")
         line, reach = len(ticks), 1.96 * row["sd"]
         axes.hlines(line, row["mean"] - reach, row["mean"] + reach, color=COLOURS[kinds.index(kind)], linewidth=4)
         axes.plot([tau_of[pair]], [line], marker="|", color=INK, markersize=11, linestyle="none")
@@ -98,8 +101,8 @@ def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame
     axes.grid(visible=False, axis="y")
 
 
-def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """Draw tau_bar of every pair of models (``names``) as a heat map; a dot marks pairs called the same lineage."""
+def _draw_matrix(figure: Figure, pairs: pd.DataFrame, *, names: Sequence[str]) -> None:
+    """Draw ``tau_bar`` of every pair of models (``names``) as a heat map; a dot marks pairs of the same lineage."""
     axes = panel(figure, grid=False)
     table = np.full((len(names), len(names)), np.nan)
     at = {name: index for index, name in enumerate(names)}
@@ -111,12 +114,12 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, na
     top = max(0.05, float(np.nanmax(table))) if np.isfinite(table).any() else 0.05
     image = axes.imshow(table, cmap="viridis", vmin=0, vmax=top, interpolation="none")
     ticks = range(0, len(names), max(1, -(-len(names) // 30)))
-    axes.set_yticks(ticks, [_short_name(names[tick]) for tick in ticks], fontsize=FONT - 2.5)
+    axes.set_yticks(ticks, [_shorten_at_front(names[tick]) for tick in ticks], fontsize=FONT - 2.5)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=FONT - 2.5)
     add_colour_scale(figure, image, axes, label="mean tau (dot: same lineage)")
 
 
-def _short_name(name: str) -> str:
+def _shorten_at_front(name: str) -> str:
     """Return a model's name, cut at its beginning if it is too long for a figure."""
     text = safe_line(name)
     return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"

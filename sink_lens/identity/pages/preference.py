@@ -11,8 +11,8 @@ from sink_lens.identity.pages.survey import (
     MOST_NAMED,
     SUMMARY,
     VARIANTS_LISTED,
-    drawn_along_training,
-    drawn_over_seeds,
+    figure_along_training,
+    figure_over_seeds,
     legend_name,
     line_styles,
     shared_settings_sentence,
@@ -136,14 +136,14 @@ PREFERENCE = Page(
             make=_coverage_figure,
             data=whole_table("coverage"),
         ),
-        drawn_over_seeds(
+        figure_over_seeds(
             "preference-variants",
             title="How strongly?",
             see="Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: "
             "multinomial draws for the counts, shifted vocabularies for the probability.",
             measures=_PREFERRED,
         ),
-        drawn_along_training("preference-course", see="Preference along training.", measures=_PREFERRED),
+        figure_along_training("preference-course", see="Preference along training.", measures=_PREFERRED),
     ),
     tables=(Listed(key="tokens", title="Preferred tokens", make=_token_table), VARIANTS_LISTED),
 )

@@ -60,7 +60,7 @@ def seed_figure(run: Run, measures: Measures) -> Figure:
     Raises:
         RunError: there is nothing to draw.
     """
-    variants, summary = variant_tables(run)
+    variants, summary = read_variants_and_models(run)
     names = variant_names(variants)
     if not names:
         raise RunError("this figure needs models that are no checkpoints; there is none.")
@@ -139,7 +139,7 @@ def unnamed_variants_sentence(variants: Sequence[str]) -> list[str]:
     return [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
 
 
-def variant_tables(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read from a run the table of variants and the table of models (``summary``)."""
     return run.need("variants", columns=VARIANTS), run.need("summary", columns=SUMMARY)
 
@@ -205,13 +205,18 @@ def has_variants(run: Run) -> bool:
     return "variants" in run.tables and len(run.tables["variants"]) > 0
 
 
-def drawn_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> Drawn:
+def seeds_differ(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
+    """Check whether two models have different seeds; False if one's seed is unknown."""
+    return bool(pd.notna(a["seed"]) and pd.notna(b["seed"]) and a["seed"] != b["seed"])
+
+
+def figure_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> Drawn:
     """Make the figure ``key`` of ``measures`` over seeds, for runs that have variants; ``see`` is its caption."""
     data = partial(select_measures, measures=measures)
     return Drawn(key=key, title=title, make=lambda run: (see, seed_figure(run, measures)), data=data, when=has_variants)
 
 
-def drawn_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
+def figure_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
     """Make the figure ``key`` of ``measures`` by step, for runs that have checkpoints; ``see`` is its caption."""
     return Drawn(
         key=key,

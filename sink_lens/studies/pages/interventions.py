@@ -132,14 +132,14 @@ def amplification_sentences(summary: pd.DataFrame) -> list[str]:
     for centre in figures.CENTRES:
         part = summary.loc[summary["centre"] == centre]
         if len(part):
-            best = _strongest_row(part)
+            best = _row_with_most_attention(part)
             sentences.append(_edit_sentence(best))
             if centre == "none" and best["times"] >= NORM_ALONE:
                 sentences.append("So the norm alone raises the attention too, which arXiv 2605.06611 does not expect.")
     return sentences
 
 
-def _strongest_row(rows: pd.DataFrame) -> dict[Any, Any]:
+def _row_with_most_attention(rows: pd.DataFrame) -> dict[Any, Any]:
     """Return the row of ``summary`` with the most attention to the target position after the edit."""
     return rows.sort_values("target_mass", key=abs, ascending=False, kind="stable").to_dict("records")[0]
 
@@ -169,13 +169,13 @@ def _title(run: Run) -> str:
     if table is None or not len(table):
         return "A position isolated by the attention mask" if place is None else f"Position {place} amplified"
     if place is None:
-        row, others = _strongest_row(table), ""
+        row, others = _row_with_most_attention(table), ""
         if len(table) > 1:
             others = f"; of {len(table)}, one at a time, it then gets the most attention"
         what = f"{_edit_text(row)} (it attends to itself alone{others})"
     else:
         moved = table.loc[table["centre"].ne("none")]
-        row = _strongest_row(moved if len(moved) else table)
+        row = _row_with_most_attention(moved if len(moved) else table)
         what = f"Position {place} amplified, f{_edit_text(row)[1:]}"
     return (
         f"{what}: the sink is {safe_line(row['outcome'])}; attention there goes from "

@@ -63,6 +63,6 @@ def passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.Passes":
     Raises:
         InputError: sequences that the model cannot take.
     """
-    from ..passes import study_passes
+    from ..passes import passes_of_forwards
 
-    return study_passes(config, sizes, forwards=1)
+    return passes_of_forwards(config, sizes, forwards=1)
