@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, KernelError, SiteError
-from ..models.delegation import attention_component, delegate_attention, has_user_hooks, register_hooks, stop_pass_after
+from ..models.delegation import attention_component, delegate_attention, stop_pass_after
 from ..models.interfaced import use_attention, watch_attention_inputs
 from ..models.lens import LensModel
+from ..models.points import has_user_hooks, register_hooks
 from ..models.private_apis import kernel_of
 from ..models.running import check_unchanged, prepare_pass
 from ..models.sites import SITES, bridge_hook_name, read_site

@@ -30,7 +30,7 @@ from ..models.inputs import check_sequences, load_model, make_tokens
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect_garbage, free_bytes, store_parameters_on_disk, weight_bytes
-from ..models.running import exclusive_use, has_shared_views, note_addresses
+from ..models.running import exclusive_use
 from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_folder, read_run
@@ -432,7 +432,8 @@ def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Pat
     if too_large:
         said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
         _LOG.warning(said, size_text(free))
-    if not too_large or has_shared_views(lens):  # the bridge's parts of fused projections would keep the memory
+    records = lens.state.turns.noted  # of all lenses on the model
+    if not too_large or any(one.has_shared_views() for one in records):  # views in the bridge would keep the memory
         yield
         return
     with exclusive_use(lens):
@@ -440,7 +441,8 @@ def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Pat
             with store_parameters_on_disk(lens.plain, folder=folder):
                 yield
         finally:
-            note_addresses(lens)
+            for one in records:
+                one.note_addresses()
 
 
 def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:

@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.outcome import Outcome, join_outcomes
-from ..models.delegation import check_no_hooks
 from ..models.lens import LensModel
+from ..models.points import check_no_hooks
 from ..models.running import prepare_passes
 from .forward import Early
 from .needs import Needs

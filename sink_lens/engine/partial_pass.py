@@ -25,7 +25,6 @@ from ..edits.hooks import Act
 from ..models.delegation import (
     attention_component,
     delegate_attention,
-    register_hooks,
     replace_forward,
     start_passes_at,
     stop_pass_after,
@@ -33,6 +32,7 @@ from ..models.delegation import (
 from ..models.families import layer_of_keys
 from ..models.family import Family
 from ..models.lens import LensModel
+from ..models.points import register_hooks
 from ..models.running import forbid_nested_passes
 from ..models.sites import SITES, bridge_hook_name
 from .layout import Attending, Layout, attend_by_cell

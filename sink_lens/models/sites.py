@@ -39,6 +39,11 @@ class Address:
     """Number that the submodule's tensor is multiplied by to give the site's."""
 
 
+def _join_path(*parts: str | None) -> str:
+    """Join parts of a module's path with dots, and skip parts that are None or empty."""
+    return ".".join(part for part in parts if part)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """A named activation of a decoder layer."""
@@ -69,68 +74,61 @@ class Site:
         return 1 + self.parts.index("position")
 
     def address(self, family: Family) -> Address | None:
-        """Return where a family's plain model has this site; None if the family does not have the site."""
-        return _address_of(self.name, family)
+        """Return where a family's plain model has this site; None if no module has it."""
+        match self.name:
+            case "resid_pre" | "resid_post":
+                return Address(module="", side="input" if self.name == "resid_pre" else "output")
+            case "attn_in":
+                return Address(module=family.attention, side="input")
+            case "q_latent" | "kv_latent":
+                norm: str | None = getattr(family, self.name)
+                return None if norm is None else Address(module=_join_path(family.attention, norm), side="output")
+            case "q" | "k" | "v":
+                if family.kv_latent is not None:
+                    return Address(module=family.attention, side="inside", part=self.name)
+                path = _join_path(family.attention, getattr(family, self.name))
+                return Address(module=path, side="output", part="whole" if family.normed_qkv else self.name)
+            case "z_raw" if family.gated_q:
+                return None
+            case "z_raw" if family.head_out is not None:
+                part = "heads" if family.head_norm_flat else "whole"
+                return Address(module=_join_path(family.attention, family.head_out), side="input", part=part)
+            case "z" | "z_raw":
+                return Address(module=_join_path(family.attention, family.o), side="input", part="heads")
+            case "attn_out":
+                module = family.attn_post_norm or _join_path(family.attention, family.o if family.adds_inside else None)
+                return Address(module=module, side="output", scale=family.attn_multiplier)
+            case "mixer_out" if family.mixer is not None:
+                return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
+            case "mlp_in":
+                return Address(module=family.mlp or _join_path(family.up), side="input")
+            case "gate" | "up":
+                path = family.gate if self.name == "gate" else family.up
+                part = self.name if family.gate_up_fused else "whole"
+                return None if path is None else Address(module=_join_path(family.mlp, path), side="output", part=part)
+            case "neurons" if family.experts is not None:
+                return Address(module=_join_path(family.mlp, EXPERTS_HOOK), side="output")
+            case "neurons" if family.down is None:
+                return None
+            case "neurons":
+                return Address(module=_join_path(family.mlp, family.down), side="input")
+            case "down_out":  # of all experts together, the MLP's
+                return Address(module=_join_path(family.mlp, family.down), side="output")
+            case "mlp_out":
+                module = family.mlp_post_norm or family.mlp or _join_path(family.down)
+                if family.adds_inside:
+                    module = _join_path(family.mlp, family.down)
+                scale = 1.0 if family.mlp_multiplies else family.mlp_multiplier
+                return Address(module=module, side="output", scale=scale)
+            case "per_layer_out" if family.per_layer is not None:
+                return Address(module=family.per_layer, side="output")
+            case "final":
+                return Address(module=family.final_norm, side="output")
+        return None
 
     def hook_name(self, layer: int) -> str:
         """Return the usual name of this site's hook point in one layer; ``bridge_hook_name`` has a family's own."""
         return self.bridge.format(layer=layer)
-
-
-def _join_path(*parts: str | None) -> str:
-    """Join parts of a module's path with dots, and skip parts that are None or empty."""
-    return ".".join(part for part in parts if part)
-
-
-def _address_of(site: str, family: Family) -> Address | None:
-    """Return where a family's plain model has a site; None if no module has the site."""
-    match site:
-        case "resid_pre" | "resid_post":
-            return Address(module="", side="input" if site == "resid_pre" else "output")
-        case "attn_in":
-            return Address(module=family.attention, side="input")
-        case "q_latent" | "kv_latent":
-            norm: str | None = getattr(family, site)
-            return None if norm is None else Address(module=_join_path(family.attention, norm), side="output")
-        case "q" | "k" | "v":
-            if family.kv_latent is not None:
-                return Address(module=family.attention, side="inside", part=site)
-            path = _join_path(family.attention, getattr(family, site))
-            return Address(module=path, side="output", part="whole" if family.normed_qkv else site)
-        case "z_raw" if family.gated_q:
-            return None
-        case "z_raw" if family.head_out is not None:
-            part = "heads" if family.head_norm_flat else "whole"
-            return Address(module=_join_path(family.attention, family.head_out), side="input", part=part)
-        case "z" | "z_raw":
-            return Address(module=_join_path(family.attention, family.o), side="input", part="heads")
-        case "attn_out":
-            module = family.attn_post_norm or _join_path(family.attention, family.o if family.adds_inside else None)
-            return Address(module=module, side="output", scale=family.attn_multiplier)
-        case "mixer_out" if family.mixer is not None:
-            return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
-        case "mlp_in":
-            return Address(module=family.mlp or _join_path(family.up), side="input")
-        case "gate" | "up":
-            path = family.gate if site == "gate" else family.up
-            part = site if family.gate_up_fused else "whole"
-            return None if path is None else Address(module=_join_path(family.mlp, path), side="output", part=part)
-        case "neurons" if family.experts is not None:
-            return Address(module=_join_path(family.mlp, EXPERTS_HOOK), side="output")
-        case "neurons":
-            return None if family.down is None else Address(module=_join_path(family.mlp, family.down), side="input")
-        case "down_out":  # of all experts together, the MLP's
-            return Address(module=_join_path(family.mlp, family.down), side="output")
-        case "mlp_out":
-            module = family.mlp_post_norm or family.mlp or _join_path(family.down)
-            if family.adds_inside:
-                module = _join_path(family.mlp, family.down)
-            return Address(module=module, side="output", scale=1.0 if family.mlp_multiplies else family.mlp_multiplier)
-        case "per_layer_out" if family.per_layer is not None:
-            return Address(module=family.per_layer, side="output")
-        case "final":
-            return Address(module=family.final_norm, side="output")
-    return None
 
 
 _STREAM, _SQUARE, _NEURONS = "batch position d_model", "batch head query key", "batch position d_mlp"

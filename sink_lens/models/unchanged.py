@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from operator import is_
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -335,23 +335,3 @@ class LensState:
     unchanged: ModelRecord
     alone: Lock = field(default_factory=Lock)
     """Held by each pass over these modules; a copy for a thread of the engine has its own."""
-
-
-_TURNS: WeakKeyDictionary[nn.Module, ModelLock] = WeakKeyDictionary()
-_NEW = Lock()
-
-
-def state_of(unchanged: ModelRecord, *modules: nn.Module) -> LensState:
-    """Make the state of a new lens from ``unchanged``, its record, and the lock of the model that has these modules."""
-    turns = lock_of(*modules)
-    turns.noted.add(unchanged)
-    return LensState(turns=turns, unchanged=unchanged)
-
-
-def lock_of(*modules: nn.Module) -> ModelLock:
-    """Return the lock that all lenses on one model share; any of the model's modules finds it."""
-    with _NEW:
-        found = next((_TURNS[one] for one in modules if one in _TURNS), None) or ModelLock()
-        for one in modules:
-            _TURNS[one] = found
-    return found

@@ -16,7 +16,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from . import adapters, checks, experts, interfaced, points
+from . import adapters, bridge_adapters, checks, experts, interfaced, points
 from .families import TEXT_PART
 from .family import Family
 from .headnorm import adapter as headnorm
@@ -32,8 +32,8 @@ from .private_apis import (
     set_attention,
     source_of_config,
 )
-from .running import take_turn_to_wrap
-from .unchanged import LensState, ModelRecord, name_in_plain_model, state_of
+from .running import new_state, take_turn_to_wrap
+from .unchanged import LensState, ModelRecord, name_in_plain_model
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
@@ -125,14 +125,14 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
     copied: Sequence[tuple[str, torch.Tensor]] = ()
     fused_by_head = family.qkv_layout == "interleaved" or family.architecture == "FalconForCausalLM"
-    if fused_by_head and not isinstance(model.adapter, interfaced.SHARED):
+    if fused_by_head and not isinstance(model.adapter, bridge_adapters.SHARED):
         notes += (_BRIDGE_COPIES,)
         copied = [(name, one) for name, one in plain.named_parameters() if f".{family.q}." in name]
     checks.check_bridge_logits(model, plain=plain)
     return LensModel(
         bridge=model,
         plain=plain,
-        state=state_of(ModelRecord(plain, bridge=model, copied=copied), model, plain.base_model),
+        state=new_state(ModelRecord(plain, bridge=model, copied=copied), model, plain.base_model),
         tokenizer=model.tokenizer if tokenizer is None else tokenizer,
         family=family,
         name=name or model.cfg.model_name,
@@ -200,9 +200,9 @@ def _record_state(
     """Record the plain model, its bridge and, if adapters were ``merged``, the user's own model; return the state."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
     if merged is None:
-        return state_of(ModelRecord(plain, bridge=bridge), *parts)
+        return new_state(ModelRecord(plain, bridge=bridge), *parts)
     noted = ModelRecord(plain, bridge=bridge, source=merged.source, copied=merged.copied, states=merged.states)
-    return state_of(noted, merged.source.base_model, *parts)
+    return new_state(noted, merged.source.base_model, *parts)
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
@@ -230,7 +230,7 @@ def _build_bridge(
     with _reloadable_tokenizer(tokenizer) as own, torch.random.fork_rng(devices=[]):
         bridge = build_bridge_from_module(
             model,
-            interfaced.register_adapter(family.architecture),
+            bridge_adapters.register_adapter(family.architecture),
             hf_config=model.config,
             tokenizer=own,
             model_name=name,

@@ -4,7 +4,7 @@ import torch
 from lenses import tokens
 
 from analyses.tiny_families import tiny
-from sink_lens.models.interfaced import FusedRowsLinear, SharedNeoxAdapter
+from sink_lens.models.bridge_adapters import FusedRowsLinear, SharedNeoxAdapter
 from sink_lens.models.load import wrap
 
 

@@ -1,0 +1,107 @@
+"""Adapters by which TransformerLens builds a bridge, where its own would copy weights or lack a hook point."""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+from transformer_lens.model_bridge.generalized_components import RMSNormalizationBridge
+from transformer_lens.model_bridge.supported_architectures import (
+    BitNetArchitectureAdapter,
+    BloomArchitectureAdapter,
+    FalconArchitectureAdapter,
+    NeoxArchitectureAdapter,
+    PhiMoEArchitectureAdapter,
+)
+
+
+class FusedRowsLinear(nn.Module):
+    """A linear layer whose weight is some rows of a fused projection, such as its rows for the keys.
+
+    TransformerLens copies the query, key and value parts, and a later change of the weights (a training step, an edit)
+    would never reach the bridge.
+    """
+
+    def __init__(self, fused: nn.Linear, *, rows: slice | Int[Tensor, " row"]) -> None:
+        super().__init__()
+        self.rows = rows
+        self._fused = (fused,)  # in a tuple: it is a submodule of the attention already, and stays one only there
+
+    @property
+    def weight(self) -> Float[Tensor, "value d_model"]:
+        """The rows of the fused projection's weight; gradients flow back to it."""
+        return self._fused[0].weight[self.rows]
+
+    @property
+    def bias(self) -> Float[Tensor, " value"] | None:
+        """The entries of the fused projection's bias for these rows; None if it has no bias."""
+        bias = self._fused[0].bias
+        return None if bias is None else bias[self.rows]
+
+    def forward(self, x: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position value"]:
+        """Project ``x`` with these rows; all heads are side by side in the output."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class _SharedInterleavedAdapter:
+    """Mixin for adapters of a fused projection whose rows are query, key and value of each head in turn."""
+
+    cfg: Any
+
+    def split_qkv_matrix(self, original_attention_component: Any) -> Any:
+        """Return layers for queries, keys and values, which share the weights of an attention's fused projection."""
+        fused = original_attention_component.query_key_value
+        numbers = torch.arange(fused.out_features, device=fused.weight.device)
+        parts = rearrange(numbers, "(head part d_head) -> part (head d_head)", part=3, head=self.cfg.n_heads)
+        return tuple(FusedRowsLinear(fused, rows=rows) for rows in parts)
+
+
+class SharedNeoxAdapter(_SharedInterleavedAdapter, NeoxArchitectureAdapter):
+    """The stock GPT-NeoX adapter, except that the parts of the fused projection are shared instead of copied."""
+
+
+class SharedBloomAdapter(_SharedInterleavedAdapter, BloomArchitectureAdapter):
+    """The stock BLOOM adapter, except that the parts of the fused projection are shared instead of copied."""
+
+
+class HookedBitNetAdapter(BitNetArchitectureAdapter):
+    """The stock BitNet adapter, with hooks around the norm of the aggregated values."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        norm = RMSNormalizationBridge(name="attn_sub_norm", config=self.cfg)
+        self.component_mapping["blocks"].submodules["attn"].submodules["attn_sub_norm"] = norm  # type: ignore[index]
+
+
+class SharedFalconAdapter(FalconArchitectureAdapter):
+    """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
+
+    def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
+        """Return layers for queries, keys and values, which share the weights of an attention's fused projection."""
+        fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
+        ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
+        return tuple(FusedRowsLinear(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))
+
+
+SHARED = (SharedNeoxAdapter, SharedBloomAdapter, SharedFalconAdapter)
+"""The adapters whose query, key and value weights are the model's own."""
+
+_ADAPTERS = {
+    "GPTNeoXForCausalLM": SharedNeoxAdapter,
+    "FalconForCausalLM": SharedFalconAdapter,
+    "BloomForCausalLM": SharedBloomAdapter,
+    "BitNetForCausalLM": HookedBitNetAdapter,
+    "PhimoeForCausalLM": PhiMoEArchitectureAdapter,
+}
+"""Architecture -> the adapter that is used in place of TransformerLens's, which may know none by this name."""
+
+
+def register_adapter(architecture: str) -> str:
+    """Register this library's adapter for an architecture, if it has one; return the name that finds the adapter."""
+    if architecture not in _ADAPTERS:
+        return architecture
+    name = f"SinkLens{architecture}"
+    ArchitectureAdapterFactory.register_adapter(name, _ADAPTERS[architecture])  # a second call changes nothing
+    return name
