@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..activations.forward import check_tokens
 from ..chain.config import ReadConfig, TraceConfig
-from ..chain.inputs import provenance
+from ..chain.inputs import trace_provenance
 from ..chain.measure import scout
 from ..chain.setting import check_interior_position, make_setting, why_no_interventions
 from ..configuration import make_config
@@ -222,7 +222,7 @@ def write_study(
     frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
     folder = Path(out) if out is not None else default_folder(lens.name)
     if isinstance(config, TraceConfig):
-        record = provenance(lens, batch, config=config, kernel=found.kernel)
+        record = trace_provenance(lens, batch, config=config, kernel=found.kernel)
     else:
         seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
         record = describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds}
