@@ -72,9 +72,8 @@ def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Itera
                 stack.enter_context(replace_forward(fused, split))
             output = wrapped.get_submodule(family.o)
             if not isinstance(output, GeneralizedComponent):
-                stack.enter_context(
-                    replace_forward(output, partial(_project_between_hooks, output.forward, component=component.o))
-                )
+                project = partial(_project_between_hooks, output.forward, component=component.o)
+                stack.enter_context(replace_forward(output, project))
         yield model
 
 
