@@ -17,14 +17,7 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch, Tokens, as_batch, check_positions
 from ..errors import InputError, SiteError
-from ..models.lens import (
-    LensModel,
-    check_layers,
-    check_layers_have,
-    layers_from_zero,
-    layers_with_sites,
-    missing_sites_text,
-)
+from ..models.lens import LensModel, check_layers, check_layers_have, layers_from_zero, missing_sites_text
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, return_freed_memory
 from ..models.private_apis import kernel_of
@@ -140,7 +133,7 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(layers_with_sites(names, lens) if layers is None else layers_from_zero(layers, lens.n_layers)))
+    chosen = sorted(set(lens.layers_with(*names) if layers is None else layers_from_zero(layers, lens.n_layers)))
     check_layers(chosen, lens)
     for name in names:
         check_layers_have(lens, chosen, site=name)
@@ -279,7 +272,7 @@ def _names_to_read(lens: LensModel, readings: Sequence[Reading]) -> dict[int, fr
             wanted.setdefault(lens.n_layers, set()).add("final")
             continue
         check_layers(reading.layers or (), lens)
-        for layer in layers_with_sites(reading.sites, lens):
+        for layer in lens.layers_with(*reading.sites):
             if reading.reads_layer(layer):
                 wanted.setdefault(layer, set()).update(reading.sites)
     return {layer: frozenset(names) for layer, names in sorted(wanted.items())}

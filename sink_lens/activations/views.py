@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..errors import InputError, ModelError, SiteError, note_user_function
 from ..measures.attention import row_shares
-from ..models.lens import LensModel, layers_with_sites
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook_name, site_of
@@ -113,7 +113,7 @@ class Reading:
             )
         layers = [lens.n_layers]
         if all(SITES[site].per_layer for site in sites.values()):
-            layers = [layer for layer in layers_with_sites(sites.values(), lens) if self.reads_layer(layer)]
+            layers = [layer for layer in lens.layers_with(*sites.values()) if self.reads_layer(layer)]
         seen: dict[str, Tensor] = {}
         hooks: list[tuple[str, Callable[..., None]]] = []
         if tokens is None:

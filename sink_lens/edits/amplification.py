@@ -16,7 +16,7 @@ from ..activations.record import Reading, stream
 from ..activations.views import LayerView
 from ..data.tokens import random_tokens
 from ..errors import InputError
-from ..measures.reductions import expand_kv
+from ..measures.heads import expand_kv
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..schema import CENTRES, FACTORS, Centre

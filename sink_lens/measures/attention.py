@@ -50,7 +50,7 @@ def sink_score(
     Reference: Gu et al., arXiv 2410.10781, alpha_k (self included).
     """
     check_position(key, n_positions=column.shape[2])
-    counted = queries_from(valid, start=key, end=_first_query_beyond_reach(key, reach))
+    counted = queries_from(valid, start=key, end=None if reach is None else key + reach)
     fewest = min_queries if reach is None else min(min_queries, reach)
     score = mean_where(column, where=counted[:, None], dim=-1)
     return score.masked_fill((counted.sum(-1) < fewest)[:, None], math.nan)
@@ -91,7 +91,7 @@ def sink_mass(
     Reference: arXiv 2605.06611 (the induced sink score, before its mean over sequences and heads).
     """
     check_position(key, n_positions=column.shape[2])
-    later = queries_from(valid, start=key + 1, end=_first_query_beyond_reach(key, reach))
+    later = queries_from(valid, start=key + 1, end=None if reach is None else key + reach)
     return mean_where(column, where=later[:, None], dim=-1)
 
 
@@ -119,15 +119,15 @@ def uniform_mass(
     check_position(key, n_positions=valid.shape[1])
     seen = torch.arange(1, valid.shape[1] + 1, device=valid.device).clamp(min=1, max=reach).double()
     shared = (1.0 if row_sum is None else row_sum) / seen
-    later = queries_from(valid, start=key + 1, end=_first_query_beyond_reach(key, reach))
+    later = queries_from(valid, start=key + 1, end=None if reach is None else key + reach)
     return mean_where(shared.expand(valid.shape), where=later, dim=-1)
 
 
 def can_tell_sinks(reach: int | None, *, threshold: float) -> bool:
-    """Check whether a window of ``reach`` positions (None: no window) can tell a sink by a score over ``threshold``.
+    """Check whether a score above ``threshold`` means a sink in a layer whose queries see ``reach`` positions.
 
-    The first key of a window is seen by queries that see few others: under uniform attention its score is the mean of
-    1, 1/2, ..., 1/reach, which passes 0.3 in windows shorter than 10.
+    It always does if ``reach`` is None: no window. With a window the first key has, under uniform attention, the mean
+    of 1, 1/2, ..., 1/reach as its score, which passes 0.3 without a sink in windows shorter than 10.
     """
     return reach is None or sum(1 / seen for seen in range(1, reach + 1)) / reach < threshold
 
@@ -135,8 +135,8 @@ def can_tell_sinks(reach: int | None, *, threshold: float) -> bool:
 def fewest_queries(*, threshold: float, reach: int | None = None) -> float:
     """Return how many queries must see a key before its sink score can be compared with the threshold.
 
-    A late key has few queries after it, and a head that only looks at its own token and the one before would pass
-    there: 8 are needed, and 2 / threshold. A window that is shorter than that must be full.
+    The number is 8, or 2 / threshold if that is more, since at a late key with fewer queries a head that looks only at
+    its own token and the one before would pass. In a shorter window it is ``reach``.
 
     Args:
         threshold: sink score above which a key is called a sink.
@@ -154,11 +154,6 @@ def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batc
     """
     rows = widen(rows)
     return rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
-
-
-def _first_query_beyond_reach(key: int, reach: int | None) -> int | None:
-    """Return the first query whose window of ``reach`` positions no longer has the key; None without a window."""
-    return None if reach is None else key + reach
 
 
 def entropy(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:

@@ -1,4 +1,4 @@
-"""Dominance of a few residual dimensions at a token.
+"""Dominance of a few residual dimensions at a token, and entries and tokens that are far larger than others.
 
 Every ratio is computed within one layer. A maximum over layers taken before the median would hide an outlier that
 exists in one layer only.
@@ -84,6 +84,32 @@ def massive_activations(
     """
     magnitude = widen(h).abs()
     return (magnitude > absolute) & (magnitude >= relative * _median_magnitude(magnitude)[:, None])
+
+
+def residual_outliers(
+    h: Float[Tensor, "batch position d_model"], *, valid: Bool[Tensor, "batch position"], factor: float = 20.0
+) -> Bool[Tensor, "batch position d_model"]:
+    """Mark entries over `factor` times their token's median magnitude; False at padding.
+
+    Reference: arXiv 2601.22966 (residual sinks: dimensions that are large on most tokens; their threshold is theirs,
+    this one is ours).
+    """
+    magnitude = widen(h).abs()
+    return (magnitude > factor * magnitude.median(-1, keepdim=True).values) & valid[..., None]
+
+
+def token_kurtosis(h: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position"]:
+    """Excess kurtosis of each token's dimensions: 0 for Gaussian ones, d_model - 5 + 1/(d_model - 1) at most.
+
+    The fourth central moment over the squared variance, minus 3, without bias correction. nan for a constant token.
+
+    Reference: arXiv 2506.19697, which reports it as the outlier measure of training.
+    """
+    wide = widen(h)
+    centred = wide - wide.mean(-1, keepdim=True)
+    # Divide by the largest entry first: the fourth power of a massive activation would overflow, a small one underflow.
+    squares = (centred / centred.abs().amax(-1, keepdim=True)).square()
+    return squares.square().mean(-1) / squares.mean(-1).square() - 3
 
 
 def massive_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:

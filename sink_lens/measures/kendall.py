@@ -36,7 +36,7 @@ def tau_b(
     found = np.empty(len(rows))
 
     def fill(part: slice) -> None:
-        (order, plain), (order_by, plain_by) = _sorting_orders(rows[part]), _sorting_orders(by[part])
+        (order, plain), (order_by, plain_by) = _sort_orders_and_untied(rows[part]), _sort_orders_and_untied(by[part])
         found[part] = _tau_without_ties(np.take_along_axis(_ranks(order_by), order, -1))
         if (tied := ~(plain & plain_by)).any():
             found[part][tied] = _tau_with_ties(rows[part][tied], by[part][tied])
@@ -51,7 +51,7 @@ def tau_b_matrix(
     """Kendall's tau-b of each row of `x` with every row of `y`; each row is sorted only once. See `tau_b`."""
     x, y = widen(x), widen(y)
     rows, others = _to_numpy(x), _to_numpy(y)
-    (order, plain), (order_others, plain_others) = _sorting_orders(rows), _sorting_orders(others)
+    (order, plain), (order_others, plain_others) = _sort_orders_and_untied(rows), _sort_orders_and_untied(others)
     ranks, found = _ranks(order), np.empty((len(rows), len(others)))
 
     def fill(part: slice) -> None:
@@ -70,7 +70,7 @@ def _to_numpy(x: Tensor) -> np.ndarray:
 
 
 def _run_in_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> None:
-    """Call ``work`` with slices of the rows of an array of this shape, in threads; NumPy's sort does not block them."""
+    """Call ``work`` with slices that together are all rows of an array of this shape, several at once in threads."""
     n_rows, n_values = shape
     size = max(1, _VALUES_AT_ONCE // n_values)
     chunks = [slice(start, start + size) for start in range(0, n_rows, size)]
@@ -83,8 +83,8 @@ def _run_in_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> Non
         list(pool.map(work, chunks))
 
 
-def _sorting_orders(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the permutation that sorts each row, and True for rows whose values all differ and are not nan."""
+def _sort_orders_and_untied(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the permutation that sorts each row, and a mask of the rows whose values all differ and are not nan."""
     order = rows.argsort(-1)
     ascending = np.take_along_axis(rows, order, -1)
     return order, np.asarray((ascending[:, 1:] > ascending[:, :-1]).all(-1))
@@ -98,10 +98,10 @@ def _ranks(order: np.ndarray) -> np.ndarray:
 
 
 def _tau_without_ties(permutations: np.ndarray) -> np.ndarray:
-    """Return Kendall's tau of each row of ``permutations``: one variable's ranks, in the order of the other."""
+    """Return Kendall's tau of two variables, from the ranks of one in ascending order of the other, for each row."""
     n_values = permutations.shape[1]
     pairs = n_values * (n_values - 1) // 2
-    return _tau_of_counts(pairs - 2 * _count_inversions(permutations), pairs, pairs)
+    return _tau_from_counts(pairs - 2 * _count_inversions(permutations), pairs, pairs)
 
 
 def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
@@ -114,24 +114,24 @@ def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
     by_x = x.argsort(-1, kind="stable")  # a pair tied in x is none either
     x_changes, changes = x[:, 1:] != x[:, :-1], reference[:, 1:] != reference[:, :-1]
     ascending = np.take_along_axis(x, by_x, -1)
-    ties_x, ties_reference = _tied_pairs(ascending[:, 1:] != ascending[:, :-1]), _tied_pairs(changes)
-    concordant_or_not = pairs - ties_x - ties_reference + _tied_pairs(x_changes | changes)
+    ties_x, ties_reference = _count_tied_pairs(ascending[:, 1:] != ascending[:, :-1]), _count_tied_pairs(changes)
+    concordant_or_not = pairs - ties_x - ties_reference + _count_tied_pairs(x_changes | changes)
     difference = concordant_or_not - 2 * _count_inversions(_ranks(by_x))
-    found = _tau_of_counts(difference, pairs - ties_x, pairs - ties_reference)
+    found = _tau_from_counts(difference, pairs - ties_x, pairs - ties_reference)
     found[np.isnan(x).any(-1) | np.isnan(reference).any(-1)] = np.nan
     return found
 
 
-def _tau_of_counts(difference: np.ndarray, pairs_x: np.ndarray | int, pairs_reference: np.ndarray | int) -> np.ndarray:
-    """Return tau-b from pair counts: ``difference`` is concordant minus discordant, the others are untied pairs.
+def _tau_from_counts(difference: np.ndarray, pairs_x: np.ndarray | int, pairs_y: np.ndarray | int) -> np.ndarray:
+    """Return tau-b of each row, given its numbers of pairs: concordant minus discordant, and untied in each variable.
 
     nan if no pair is untied. The roots divide one after the other, since the product of two counts can overflow.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.clip(difference / np.sqrt(pairs_x) / np.sqrt(pairs_reference), -1, 1)
+        return np.clip(difference / np.sqrt(pairs_x) / np.sqrt(pairs_y), -1, 1)
 
 
-def _tied_pairs(changes: np.ndarray) -> np.ndarray:
+def _count_tied_pairs(changes: np.ndarray) -> np.ndarray:
     """Count the tied pairs in each sorted row; ``changes`` is True where a value differs from the one before."""
     place = np.arange(1, changes.shape[1] + 1)
     run_start = np.maximum.accumulate(np.where(changes, place, 0), axis=-1)
@@ -140,7 +140,7 @@ def _tied_pairs(changes: np.ndarray) -> np.ndarray:
 
 
 def _count_inversions(permutations: np.ndarray) -> np.ndarray:
-    """Count in each row of ranks (``permutations``) the pairs of places i < j with the larger rank at i."""
+    """Count the inversions in each row of ranks: pairs of places i < j with the larger rank at i."""
     n_rows, n_values = permutations.shape
     size = max(_BLOCK, 1 << (n_values - 1).bit_length())
     entries = np.empty((n_rows, size), np.int32)

@@ -10,13 +10,14 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sink_lens.measures.reductions import check_position, expand_kv, mean_where, queries_from, widen
+from sink_lens.measures.heads import expand_kv
+from sink_lens.measures.reductions import check_position, mean_where, queries_from, widen
 
 
 def qk_alignment(
     w_q: Float[Tensor, "head d_head d_model"], *, w_k_column: Float[Tensor, "kv_head d_head"]
 ) -> Float[Tensor, " head"]:
-    """|cosine| of the direction that a head's queries share most with the key of the dominant dimension.
+    """|cosine| between the direction that a head's queries have most in common and the key of the dominant dimension.
 
     It is |<u_1, k / |k|>|, in [0, 1]; a random key gives about 1 / sqrt(d_head). nan for a key or a W_Q of zeros.
 
@@ -47,7 +48,7 @@ def positive_share(
     key: int,
     reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
-    """Share of the later queries that see `key` whose product with its key vector is positive.
+    """Share of queries whose product with the key vector of `key` is positive, among the later queries that see it.
 
     In [0, 1]: 1 if every product is positive, 1/2 by chance. nan if no real query follows.
 
@@ -59,7 +60,7 @@ def positive_share(
         reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
 
     Raises:
-        InputError: `key` is outside the sequence, or the heads do not divide.
+        InputError: `key` is outside the sequence, or the key-value heads do not divide the query heads evenly.
 
     Reference: arXiv 2605.06611.
     """

@@ -70,7 +70,7 @@ def contribution_share(
 
 
 def super_neurons(shares: Float[Tensor, " neuron"], *, share: float = 0.05) -> Bool[Tensor, " neuron"]:
-    """Mark the super neurons: those whose `contribution_share` (in `shares`) to the outlier dimension is >= `share`."""
+    """Mark the super neurons: those whose contribution share, given in `shares`, is at least `share`."""
     return shares >= share
 
 

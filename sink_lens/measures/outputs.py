@@ -11,16 +11,17 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sink_lens.measures.reductions import check_position, heads_per_kv_head, mean_where, widen
+from sink_lens.measures.heads import heads_per_kv_head
+from sink_lens.measures.reductions import check_position, mean_where, widen
 
 
 def value_norms(
     v: Float[Tensor, "batch position kv_head d_head"], *, factor: Float[Tensor, "head sample d_head"]
 ) -> Float[Tensor, "batch head position"]:
-    """Return the norm of what each head writes for a position's value v; ``factor`` is ``triangular_factor`` of W_O.
+    """Norm of what each head writes to the stream for each position's value; ``factor`` is ``triangular_factor(W_O)``.
 
     Raises:
-        InputError: the heads do not divide.
+        InputError: the number of query heads is not a multiple of the number of key-value heads.
     """
     n_kv_heads, v = v.shape[2], widen(v)
     group = heads_per_kv_head(factor.shape[0], n_kv_heads=n_kv_heads)

@@ -43,7 +43,7 @@ def effective_ranks(
     valid: Bool[Tensor, "*batch position"] | None = None,
     without: Sequence[Collection[int]],
 ) -> Float[Tensor, "*batch sample"]:
-    """Return ``effective_rank`` for each set of positions to leave out in ``without``, along a new last axis."""
+    """Return ``effective_rank`` for several sets of positions to leave out (``without``), along a new last axis."""
     n_positions, d_model = x.shape[-2:]
     for position in {position for some in without for position in some}:
         check_position(position, n_positions=n_positions)

@@ -1,6 +1,7 @@
-"""Reductions, in float32 or better, over the entries that a mask keeps; nan if it keeps none.
+"""Reductions over the entries that a mask keeps, in float32 or better, and the check and the mask of positions.
 
-Masked entries never matter, not even a nan or an infinity: they are replaced, not multiplied by 0.
+A reduction is nan if the mask keeps no entry. Masked entries never matter, not even a nan or an infinity: they are
+replaced, not multiplied by 0.
 """
 
 import math
@@ -67,26 +68,3 @@ def queries_from(
     index = torch.arange(valid.shape[1], device=valid.device)
     kept = valid & (index >= start)
     return kept if end is None else kept & (index < end)
-
-
-def expand_kv(x: Num[Tensor, "batch kv_head ..."], *, n_heads: int) -> Num[Tensor, "batch head ..."]:
-    """Repeat each key-value head for the query heads that share it (axis 1): query head h reads head h // group.
-
-    Raises:
-        InputError: the number of query heads is not a multiple of the number of key-value heads.
-    """
-    return x.repeat_interleave(heads_per_kv_head(n_heads, n_kv_heads=x.shape[1]), dim=1)
-
-
-def heads_per_kv_head(n_heads: int, *, n_kv_heads: int) -> int:
-    """Number of query heads that share a key-value head.
-
-    Raises:
-        InputError: the number of query heads is not a multiple of the number of key-value heads.
-    """
-    if n_heads % n_kv_heads != 0:
-        raise InputError(
-            f"{n_heads} query heads over {n_kv_heads} key-value heads; need a multiple. "
-            "Pass the tensors of one layer, heads unmerged."
-        )
-    return n_heads // n_kv_heads

@@ -51,7 +51,7 @@ class ScoreGap(NamedTuple):
 
 
 def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
-    """Return the query positions to sample from `first` to `length` - 1: all if at most 64, else 64 evenly spaced."""
+    """Return the query positions to sample from `first` to `length` - 1: all of them, or 64 evenly spaced if more."""
     if length - first <= SAMPLED_QUERIES:
         return torch.arange(first, length)
     return torch.linspace(first, length - 1, SAMPLED_QUERIES, dtype=torch.float32).round().long()
@@ -60,7 +60,10 @@ def sampled_queries(length: int, *, first: int = 0) -> Int[Tensor, " row"]:
 def earlier_keys(
     row_positions: Int[Tensor, " row"], *, n_keys: int, reach: int | None = None
 ) -> Bool[Tensor, "row key"]:
-    """Mark which of `n_keys` keys come before each row's query (`row_positions`), less than `reach` back if given."""
+    """Mark for the query of each row (`row_positions`) which of `n_keys` keys come before it.
+
+    With `reach`, only the keys less than `reach` positions back are marked.
+    """
     distance = row_positions[:, None] - torch.arange(n_keys, device=row_positions.device)
     earlier = distance > 0
     return earlier if reach is None else earlier & (distance < reach)
@@ -95,8 +98,8 @@ def share_score(
 
     A query's attention to a key counts as a multiple of the larger of two numbers: the fair share, and what the
     sequence's keys at a similar distance typically receive (the median over keys 1, 2, 3 to 4, 5 to 8, ... positions
-    back), so that attention to neighbours makes no sink. The score is the mean over the later queries and
-    ``PRIOR_QUERIES`` more at 1.
+    back), so that attention to neighbours makes no sink. The score is their mean over the later queries, and over
+    ``PRIOR_QUERIES`` more that are taken to give 1.
 
     0 or more; 1 is ordinary and is also the score of a token that no sampled query follows. A late token is judged by
     few queries, and the last one by none.
@@ -132,10 +135,10 @@ def ratios_to_median_norm(
 def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -> ScoreGap | None:
     """Find the gap between low and high scores: the lowest wide gap with a median of at least `least` above it.
 
-    A gap is a range from a score to at least `gap` times this score that is nearly empty: it may hold `STRAY_FRAC`
-    times as many tokens as lie above it. Of several gaps, the function takes the lowest one whose width (of the
-    logarithm) is at least half that of the widest. So a lower kind of sink counts, and a chance hole among ordinary
-    tokens does not. The threshold lies in the widest step between two scores of the gap.
+    A gap is a range from a score to at least `gap` times this score that is nearly empty: it holds at most `STRAY_FRAC`
+    times as many tokens as lie above it. There may be several gaps. The function takes the lowest one that is, on a
+    logarithmic scale, at least half as wide as the widest. So a lower kind of sink counts, and a chance hole among
+    ordinary tokens does not. The threshold lies in the widest step between two scores of the gap.
 
     Returns the gap with its threshold, or None if there is no gap. Scores of nan are left out.
 
@@ -151,15 +154,15 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
         raise InputError(f"found gap = {gap}; need a ratio above 1. {GAP} is the default.")
     ordered = scores[~scores.isnan()].double().sort().values
     ordered = ordered[ordered > 0]
-    if len(ordered) < 2 or _find_gap(ordered, gap, least=least) is None:
+    if len(ordered) < 2 or _lowest_gap_edges(ordered, gap, least=least) is None:
         return None
     known, missed = math.log(gap), max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0
     for _ in range(_BISECTIONS):  # the widest gap, between what is known to be there and what is not
         middle = (known + missed) / 2
-        there = _find_gap(ordered, math.exp(middle), least=least) is not None
+        there = _lowest_gap_edges(ordered, math.exp(middle), least=least) is not None
         known, missed = (middle, missed) if there else (known, middle)
     wide = (max(gap, math.exp(known / 2)), math.exp(known))  # the median above half the width may be lower
-    places = (_find_gap(ordered, one, least=least) for one in wide)
+    places = (_lowest_gap_edges(ordered, one, least=least) for one in wide)
     first, above = next(place for place in places if place is not None)
     around = ordered[first : above + 1]
     jump = int((around[1:] / around[:-1]).argmax())  # the widest step from one score to the next
@@ -175,7 +178,7 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
     )
 
 
-def _find_gap(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> tuple[int, int] | None:
+def _lowest_gap_edges(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> tuple[int, int] | None:
     """Return the indices of the edges of the lowest gap in ascending scores (see `score_gap`); None without a gap."""
     last = len(ordered) - 1
     after = torch.searchsorted(ordered, ordered, right=True)
@@ -185,29 +188,3 @@ def _find_gap(ordered: Float[Tensor, " sample"], gap: float, *, least: float) ->
     parts = (above > 0) & (within <= STRAY_FRAC * above) & (median >= least)
     place = int(parts.int().argmax())
     return (place, int(first_above[place])) if parts[place] else None
-
-
-def residual_outliers(
-    h: Float[Tensor, "batch position d_model"], *, valid: Bool[Tensor, "batch position"], factor: float = 20.0
-) -> Bool[Tensor, "batch position d_model"]:
-    """Mark entries over `factor` times their token's median magnitude; False at padding.
-
-    Reference: arXiv 2601.22966 (residual sinks: dimensions that are large on most tokens; their threshold is theirs,
-    this one is ours).
-    """
-    magnitude = widen(h).abs()
-    return (magnitude > factor * magnitude.median(-1, keepdim=True).values) & valid[..., None]
-
-
-def token_kurtosis(h: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position"]:
-    """Excess kurtosis of each token's dimensions: 0 for Gaussian ones, d_model - 5 + 1/(d_model - 1) at most.
-
-    The fourth central moment over the squared variance, minus 3, without bias correction. nan for a constant token.
-
-    Reference: arXiv 2506.19697, which reports it as the outlier measure of training.
-    """
-    wide = widen(h)
-    centred = wide - wide.mean(-1, keepdim=True)
-    # Divide by the largest entry first: the fourth power of a massive activation would overflow, a small one underflow.
-    squares = (centred / centred.abs().amax(-1, keepdim=True)).square()
-    return squares.square().mean(-1) / squares.mean(-1).square() - 3

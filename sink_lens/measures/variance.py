@@ -85,7 +85,7 @@ class Moments:
         return cls(count=count, mean=zeros, m2=zeros.clone())
 
     def update(self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]) -> None:
-        """Add the values `x` of a batch of sequences in place; padding (not `valid`) is left out."""
+        """Update the moments in place with the values `x` of more sequences; padding (not `valid`) is left out."""
         flat = widen(x.flatten(2) if x.ndim > 2 else x[..., None])
         added = valid.sum(0)
         whole = bool(valid.all())  # then no mask is needed, which takes most of the time here
@@ -154,10 +154,10 @@ def output_preservation(
     first_std: Float[Tensor, " value"],
     per_dimension: Int[Tensor, " dimension"] | None = None,
 ) -> Float[Tensor, " dimension"]:
-    """Kendall's tau-b of each output dimension's |W_O weights| with the inputs' standard deviation at the first token.
+    """Rank correlation of each output dimension's |W_O weights| with the inputs' standard deviation at the first token.
 
-    In [-1, 1]; high if W_O reads most from the inputs in which the first token varies most. nan if either side is
-    constant or has a nan. The paper reports a mean of 0.32 on Llama-2-7B.
+    It is Kendall's tau-b, in [-1, 1]; high if W_O reads most from the inputs in which the first token varies most. nan
+    if either side is constant or has a nan. The paper reports a mean of 0.32 on Llama-2-7B.
 
     Args:
         w_o: output projection, with one row per output dimension and heads concatenated in `value`.

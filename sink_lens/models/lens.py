@@ -177,8 +177,11 @@ class LensModel:
         """Return the numbers of the layers that have a submodule of this name."""
         return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, module, None) is not None)
 
-    def layers_with(self, site: str) -> tuple[int, ...]:
-        """Return the numbers of the layers that have the site (or observed activation) of this name."""
+    def layers_with(self, *sites: str) -> tuple[int, ...]:
+        """Return the numbers of the layers that have all the sites (or observed activations) of these names."""
+        return tuple(sorted(set(range(self.n_layers)).intersection(*map(self._layers_with_site, sites))))
+
+    def _layers_with_site(self, site: str) -> tuple[int, ...]:
         if site == "mixer_out":
             return self.mixer_layers
         if site == "per_layer_out" and self.family.per_layer is None:
@@ -310,11 +313,6 @@ def check_layers_have_attention(lens: LensModel, layers: Iterable[int], *, what:
 def layers_from_zero(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
     """Convert negative layer numbers, which count from the last of ``n_layers``, to numbers from 0; keep all others."""
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
-
-
-def layers_with_sites(names: Iterable[str], lens: LensModel) -> list[int]:
-    """Return the model's layers that have all of the sites ``names``."""
-    return sorted(set(range(lens.n_layers)).intersection(*map(lens.layers_with, names)))
 
 
 def check_layers(layers: Iterable[int], lens: LensModel) -> None:

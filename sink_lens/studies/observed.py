@@ -26,8 +26,9 @@ from ..edits.constructors import Edit, freeze, zero
 from ..edits.mean_ablation import Averaged
 from ..engine.forward import run_with
 from ..measures import attention
+from ..measures.dimensions import residual_outliers, token_kurtosis
 from ..measures.reductions import mean_where
-from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
+from ..measures.sink_tokens import sampled_queries
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of

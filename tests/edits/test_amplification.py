@@ -13,7 +13,7 @@ from sink_lens.edits.amplification import CENTRES, CentringMeans, amplify, centr
 from sink_lens.edits.constructors import At
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
-from sink_lens.measures.reductions import expand_kv
+from sink_lens.measures.heads import expand_kv
 from sink_lens.models.tiny import VOCAB_SIZE
 
 P = 5

@@ -9,7 +9,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
-from sink_lens.measures.reductions import expand_kv
+from sink_lens.measures.heads import expand_kv
 from sink_lens.models.tiny import VOCAB_SIZE
 
 P, LENGTH = 9, 16

@@ -14,6 +14,8 @@ from sink_lens.measures.dimensions import (
     massive_activations,
     massive_ratio,
     outlier_dimensions,
+    residual_outliers,
+    token_kurtosis,
 )
 
 
@@ -109,3 +111,19 @@ def test_growth_is_undefined_for_a_padded_key_or_a_short_sequence():
     assert found[0] == 1.0
     assert found[1].isnan()
     assert growth_ratio(torch.ones(2, 10), valid=valid, key=0)[1].isnan()
+
+
+def test_entries_over_the_median_by_hand():
+    # Median magnitude 1: 21 is over 20 times it, 20 is not. The last token is padding.
+    h = torch.tensor([[[1.0, -21.0, 1.0], [20.0, 1.0, -1.0], [1.0, 99.0, 1.0]]])
+    over = residual_outliers(h, valid=torch.tensor([[True, True, False]]))
+    assert over.tolist() == [[[False, True, False], [False, False, False], [False, False, False]]]
+
+
+def test_kurtosis_by_hand():
+    # One entry of n: variance (n - 1)/n^2, fourth moment (n - 1)(n^2 - 3n + 3)/n^5; for n = 4: 7/3 - 3. Two equal
+    # halves: 1 - 3. A million times as large in half precision: the same.
+    h = torch.tensor([[[1.0, 0, 0, 0], [1.0, -1.0, 1.0, -1.0]]])
+    assert token_kurtosis(h)[0].tolist() == pytest.approx([7 / 3 - 3, -2.0])
+    assert token_kurtosis(h.half() * 6e4)[0].tolist() == pytest.approx([7 / 3 - 3, -2.0])
+    assert token_kurtosis(torch.ones(1, 1, 4)).isnan().all()

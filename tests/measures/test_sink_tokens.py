@@ -12,11 +12,9 @@ from sink_lens.measures.sink_tokens import (
     earlier_keys,
     fair_shares,
     ratios_to_median_norm,
-    residual_outliers,
     sampled_queries,
     score_gap,
     share_score,
-    token_kurtosis,
 )
 
 
@@ -172,19 +170,3 @@ def test_the_lower_of_two_wide_gaps_decides():
     assert (gap.low, gap.high, gap.above) == (1.0, 5.0, 20)
     with pytest.raises(InputError, match=r"found gap = 1\.0; need a ratio above 1"):
         score_gap(torch.ones(3), least=2.0, gap=1.0)
-
-
-def test_entries_over_the_median_by_hand():
-    # Median magnitude 1: 21 is over 20 times it, 20 is not. The last token is padding.
-    h = torch.tensor([[[1.0, -21.0, 1.0], [20.0, 1.0, -1.0], [1.0, 99.0, 1.0]]])
-    over = residual_outliers(h, valid=torch.tensor([[True, True, False]]))
-    assert over.tolist() == [[[False, True, False], [False, False, False], [False, False, False]]]
-
-
-def test_kurtosis_by_hand():
-    # One entry of n: variance (n - 1)/n^2, fourth moment (n - 1)(n^2 - 3n + 3)/n^5; for n = 4: 7/3 - 3. Two equal
-    # halves: 1 - 3. A million times as large in half precision: the same.
-    h = torch.tensor([[[1.0, 0, 0, 0], [1.0, -1.0, 1.0, -1.0]]])
-    assert token_kurtosis(h)[0].tolist() == pytest.approx([7 / 3 - 3, -2.0])
-    assert token_kurtosis(h.half() * 6e4)[0].tolist() == pytest.approx([7 / 3 - 3, -2.0])
-    assert token_kurtosis(torch.ones(1, 1, 4)).isnan().all()

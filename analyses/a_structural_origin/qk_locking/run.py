@@ -6,8 +6,8 @@ import torch
 from analyses.claims import Measured, Work, certain, main
 from sink_lens import Reading, stream
 from sink_lens.errors import InputError
+from sink_lens.measures.heads import expand_kv
 from sink_lens.measures.locking import positive_share, qk_alignment
-from sink_lens.measures.reductions import expand_kv
 from sink_lens.models.weights import attention_weights
 from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, legend, panel, without_formulas
 

@@ -21,7 +21,7 @@ from ...activations.record import stream
 from ...activations.sink_mask import LEAST, Norms, Received, Rule, find_gap, gap_text
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, decode_tokens
-from ...measures import sink_tokens as measures
+from ...measures.dimensions import residual_outliers
 from ...measures.sink_tokens import ScoreGap
 from ...models.lens import LensModel
 from ...progress import tqdm
@@ -145,7 +145,7 @@ class _PassReadings:
         assert self.norms.largest is not None
         better = (ratio >= self.norms.largest)[..., None]  # the layer where the token is largest so far
         self.top = found if self.top is None else torch.where(better, found, self.top.to(found.device))
-        over = measures.residual_outliers(h, valid=view.valid, factor=self.config.dimension_factor)
+        over = residual_outliers(h, valid=view.valid, factor=self.config.dimension_factor)
         at = over.nonzero(as_tuple=True)
         magnitude = h.abs()
         median = magnitude.median(-1).values[at[:2]]
