@@ -80,7 +80,7 @@ def indices_by_axis(
 
 def part_identity(part: Part) -> str:
     """Return a text of a part's layers, positions, heads, ..., by which patches of one site are told apart."""
-    return json.dumps([part.layers, part.index])
+    return json.dumps([part.layers, part.indices_by_axis])
 
 
 def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
